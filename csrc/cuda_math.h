@@ -195,26 +195,33 @@ template <class A, class B> TILE_DEVICE auto maximum(A a, B b) -> decltype(a + b
   return maximum(static_cast<T>(a), static_cast<T>(b));
 }
 
-// Quotient rounded down, b != 0, and its remainder, which has the sign of b. Of floats as torch.floor_divide and
-// torch.remainder: from the exact remainder, since a / b may round up to an integer.
+// A divisor that no compiler takes for 0, by which C++ leaves a quotient undefined: 1 in the place of 0.
+template <class T> TILE_DEVICE T divisor(T b) { return b == T(0) ? T(1) : b; }
+
+// Quotient rounded down, and its remainder, which has the sign of b; a // 0 is a, and a % 0 is 0. Of floats as
+// torch.floor_divide and torch.remainder: from the exact remainder, since a / b may round up to an integer.
 template <class T> TILE_DEVICE T floordiv(T a, T b) {
   if constexpr (same<T, float> || same<T, double>) {
     T r = fmod(a, b), q = (a - r) / b;
     if (r != T(0) && (r < T(0)) != (b < T(0))) q -= T(1);
     T down = floor(q), nearest = q - down > T(0.5) ? down + T(1) : down;
     return b == T(0) ? a / b : q == T(0) ? copysign(T(0), a / b) : nearest;
-  } else if constexpr (is_signed<T>) return T(a / b - ((a % b != 0) & ((a < 0) != (b < 0))));
-  else return T(a / b);
+  } else if constexpr (is_signed<T>) {
+    const T d = divisor(b);
+    return T(a / d - ((a % d != 0) & ((a < 0) != (d < 0))));
+  } else {
+    return T(a / divisor(b));
+  }
 }
 template <class T> TILE_DEVICE T floormod(T a, T b) {
   if constexpr (same<T, float> || same<T, double>) {
     T r = fmod(a, b);
     return r != T(0) && (r < T(0)) != (b < T(0)) ? r + b : r;
   } else if constexpr (is_signed<T>) {
-    T r = T(a % b);
-    return T(r + (((r != 0) & ((r < 0) != (b < 0))) ? b : T(0)));
+    const T d = divisor(b), r = T(a % d);
+    return T(r + (((r != 0) & ((r < 0) != (d < 0))) ? d : T(0)));
   } else {
-    return T(a % b);
+    return T(a % divisor(b));
   }
 }
 

@@ -59,8 +59,6 @@ struct Arguments {
   int64_t form[kMostWords];
 };
 
-int watchers;  // while there are any, every call goes through Python, where it is seen
-
 // Whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all else that is read.
 bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
   if (kernel->is_negative != NULL && tensor.rank > 0 && tensor.rank <= kMostInline) {
@@ -231,7 +229,7 @@ PyObject* launch(PyObject* self, PyObject* const* objects, Py_ssize_t count) {
   Kernel* kernel = (Kernel*)PyCapsule_GetPointer(self, kName);
   if (kernel == NULL) return NULL;
   Arguments arguments;
-  if (watchers > 0 || !read(kernel, objects, count, &arguments) || meet(kernel, arguments))
+  if (!read(kernel, objects, count, &arguments) || meet(kernel, arguments))
     return in_python(kernel->held[kSlow], objects, count);
   Form* form = kernel->last;
   if (form == NULL || !is_form(form, arguments)) {
@@ -304,14 +302,6 @@ PyObject* sizes_of(PyObject*, PyObject* args) {
   return PyLong_FromVoidPtr(is_known ? (void*)tensor.shape : NULL);
 }
 
-// watch(by): more or fewer watchers.
-PyObject* watch(PyObject*, PyObject* args) {
-  int by;
-  if (!PyArg_ParseTuple(args, "i", &by)) return NULL;
-  watchers += by;
-  Py_RETURN_NONE;
-}
-
 // make(exchange, (slow, failed, is_neg, Tensor, Parameter), (functions of Driver, in its order),
 //      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter, low_bits, apart)
 // -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
@@ -362,7 +352,6 @@ PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, "A launch function and its kernel."},
     {"sizes_of", sizes_of, METH_VARARGS, "The address of a tensor's sizes."},
     {"remember", remember, METH_VARARGS, "Follow a plan for arguments of this form."},
-    {"watch", watch, METH_VARARGS, "Go through Python while there are watchers."},
     {NULL, NULL, 0, NULL},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_tile_launch", "Launches CUDA kernels.", -1, methods, NULL, NULL, NULL, NULL};

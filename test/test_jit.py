@@ -64,27 +64,6 @@ def test_many_kernels_side_by_side(caplog):
         scaled.par_compile([(5,)], num_workers=0)
 
 
-def test_kernels_used_are_noted():
-    with torch_tile.jit.kernels_used() as outer:
-        first = scaled(5)
-        with torch_tile.jit.kernels_used() as inner:
-            second = scaled(6)
-            scaled(6)
-        assert scaled(5) is first
-    scaled(7)
-    assert outer == [first, second] and inner == [second]
-
-
-def test_watchers_of_kernels_may_end_in_any_order():
-    plain = jit.JITFunction.compile
-    one, two = torch_tile.jit.kernels_used(), torch_tile.jit.kernels_used()
-    first, second = one.__enter__(), two.__enter__()
-    one.__exit__(None, None, None)
-    kernel = scaled(9)
-    two.__exit__(None, None, None)
-    assert first == [] and second == [kernel] and jit.JITFunction.compile is plain
-
-
 def test_tracing_and_building_by_hand():
     program, tensors = scaled.trace(5, factor=3)
     assert tensors == [] and scaled.build(program, "cpu")(torch.ones(5))[0] == 3

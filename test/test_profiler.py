@@ -189,3 +189,33 @@ def test_the_same_bits_each_time(two_results, monkeypatch):
     monkeypatch.setattr(two_results, "inputs", lambda: [torch.zeros(8)])  # 0.0 and -0.0 are equal, but not the same
     with pytest.raises(AssertionError, match="results of the same inputs differ"):
         two_results.assert_consistent(repeat=3)
+
+
+def test_sizes_known_at_run_time_by_name():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n, 3), "float32"), B: T.Tensor((2 * n,), "float32")):
+        with T.Kernel(n, threads=32) as i:
+            B[i] = A[i, 0] * 2.0
+
+    profiler = torch_tile.compile(main, out_idx=[-1], target="cpu").get_profiler()
+    assert profiler.do_bench(warmup=0, n_repeat=2, dynamic_symbolic_constraints={"n": 5}) > 0
+    assert [x.shape for x in profiler._get_inputs(True, {"n": 5})] == [(5, 3), (10,)]
+    with pytest.raises(LaunchError, match="has no compile-time shape"):
+        profiler.do_bench(dynamic_symbolic_constraints={"m": 5})
+
+
+def test_tilelangs_names_of_a_profilers_parts():
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.copy(A, B)
+
+    kernel = torch_tile.compile(main, out_idx=[-1], target="cpu")
+    profiler, a = kernel.get_profiler(), torch.randn(4)
+    assert profiler.func is kernel and profiler.result_idx == [1] and [p.name for p in profiler.params] == ["A", "B"]
+    assert torch.equal(profiler(a), a) and kernel.run_once().shape == (4,) and kernel.prim_func is kernel.program
+    calls = []
+    torch_tile.do_bench(lambda: calls.append(1), warmup=0, _n_warmup=2, _n_repeat=3, backend="wall", device=None)
+    assert len(calls) == 5

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import operator
+import random
+
+import numpy
 import pytest
 import torch
 
+from torch_tile import testing
 from torch_tile.testing import torch_assert_close
 
 
@@ -24,3 +29,34 @@ def test_nan():
         torch_assert_close(a, a.clone(), equal_nan=False)
     with pytest.raises(TypeError, match="equal_nann"):
         torch_assert_close(a, a.clone(), equal_nann=False)
+
+
+@pytest.mark.parametrize("found", [0, 75, 80, 90])
+def test_requirements_skip_what_the_machine_cannot_run(monkeypatch, found):
+    monkeypatch.setattr(testing, "detected", lambda: found)
+    for mode in ("ge", "gt", "le", "lt", "eq"):
+        made = getattr(testing, f"requires_cuda_compute_version_{mode}")(8)
+        assert made.holds() is (found > 0 and getattr(operator, mode)(found, 80)), mode
+        assert made.holds() is testing.requires_cuda_compute_version(8, 0, mode).holds()
+    assert testing.requires_cuda.holds() is (found != 0)
+    with pytest.raises(ValueError, match="mode is one of"):
+        testing.requires_cuda_compute_version(8, mode="about")
+
+
+def test_requirements_as_decorators():
+    def test():
+        pass
+
+    for decorate in (testing.requires_rocm, testing.requires_rocm(), testing.requires_package("no_such_package_here")):
+        marked = decorate(test)
+        assert marked is test and marked.pytestmark[-1].args == (True,) and marked.pytestmark[-1].kwargs["reason"]
+    assert testing.requires_package("torch")(test).pytestmark[-1].args == (False,)
+    assert testing.requires_llvm.marks()[0].args == (False,)
+
+
+def test_seeds():
+    drawn = []
+    for _ in range(2):
+        testing.set_random_seed(3)
+        drawn.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -132,10 +133,14 @@ def runs_on(compiled: int, found: int) -> bool:
     return compiled == found or (compiled < HOPPER and compiled // 10 == found // 10 and compiled < found)
 
 
+_around: ContextVar[tuple[Target, ...]] = ContextVar("targets", default=())
+
+
 @dataclass(frozen=True)
 class Target:
     """A machine to compile for: `kind` is "cpu" or "cuda"; `capability` is 80, 89, 90, 120, ... for CUDA.
 
+    In `with Target.of("cuda:sm_80"):` it is what target="auto" means.
     "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
     """
 
@@ -154,6 +159,8 @@ class Target:
             target = f"{target.get('kind', 'auto')}:{target.get('arch', '')}".rstrip(":")
         text = str(target).strip().lower()
         if text in ("", "auto"):
+            if (around := cls.current()) is not None:
+                return around
             found = detected()
             return cls("cuda", found) if found else cls("cpu")
         if text.split()[0] in CPU_SPELLINGS:
@@ -165,6 +172,19 @@ class Target:
             raise error("unsupported_on_target", None, what="code generation", target=text, fix=fix)
         fix = "give 'cpu', 'cuda', 'cuda:sm_90a' or 'auto'"
         raise error("bad_argument", None, op="Target", name="target", why=f"is {target!r}", fix=fix)
+
+    @classmethod
+    def current(cls) -> Target | None:
+        """The target of the `with` around, which "auto" means there."""
+        around = _around.get()
+        return around[-1] if around else None
+
+    def __enter__(self) -> Target:
+        _around.set((*_around.get(), self))
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        _around.set(_around.get()[:-1])
 
     @classmethod
     def of_device(cls, device: torch.device) -> Target:

@@ -14,9 +14,11 @@ import copy
 import inspect
 import logging
 import math
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -60,7 +62,8 @@ def compile_program(
     program: Program, out_idx: Sequence[int] = (), target: object = "auto", options: PassOptions | None = None
 ) -> JITKernel:
     """From a traced program to a kernel that can be called."""
-    build = Build(Target.of(target), options or PassOptions())
+    switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
+    build = Build(Target.of(target), replace(options or PassOptions(), **switches))
     return (compile_cuda if build.target.kind == "cuda" else compile_cpu)(program, out_idx, build)
 
 
@@ -332,6 +335,8 @@ class JITFunction:
         """
         if not self.is_lazy:
             return self._compile_eager(args, kwargs)
+        if self.target == "auto" and (around := Target.current()) is not None:
+            return self.on(around).compile(*args, **kwargs)
         quick = None if kwargs else exact_key(args)
         with contextlib.suppress(TypeError):  # an argument that cannot be hashed
             if quick in self.by_position:
@@ -386,35 +391,6 @@ class JITFunction:
             return self.kernels[key]
 
 
-_watchers: list[list[JITKernel]] = []
-_watchers_lock = threading.Lock()
-_compile_unwatched = JITFunction.compile
-
-
-def _compile_watched(self: JITFunction, *args: Any, **kwargs: Any) -> JITKernel:
-    kernel = _compile_unwatched(self, *args, **kwargs)
-    for used in _watchers:
-        if kernel not in used:
-            used.append(kernel)
-    return kernel
-
-
-@contextlib.contextmanager
-def kernels_used() -> Iterator[list[JITKernel]]:
-    """Every kernel of the lazy style that is asked for inside, by any thread, in the order of its first use."""
-    used: list[JITKernel] = []
-    with _watchers_lock:  # the method itself is exchanged, so that calls outside pay nothing
-        _watchers.append(used)
-        JITFunction.compile = _compile_watched  # type: ignore[method-assign]
-    try:
-        yield used
-    finally:
-        with _watchers_lock:
-            _watchers[:] = [other for other in _watchers if other is not used]
-            if not _watchers:
-                JITFunction.compile = _compile_unwatched  # type: ignore[method-assign]
-
-
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:
     several = isinstance(out_idx, Iterable) and not isinstance(out_idx, str)
     given: list[Any] = [] if out_idx is None else list(out_idx) if several else [out_idx]  # type: ignore[arg-type]
@@ -452,7 +428,7 @@ def _signature(function: FunctionType) -> inspect.Signature:
 def _returns_prim_func(function: FunctionType) -> bool:
     """Whether the source defines a @T.prim_func inside."""
     tree = source_tree(function)
-    return bool(kernels_in(tree)) or not _opens_kernel(tree)
+    return bool(kernels_in(tree)) or not (_opens_kernel(tree) or _declares_tensors(tree))
 
 
 def kernels_in(tree: ast.FunctionDef) -> list[str]:
@@ -463,6 +439,12 @@ def kernels_in(tree: ast.FunctionDef) -> list[str]:
 
 def _opens_kernel(tree: ast.FunctionDef) -> bool:
     return any("Kernel" in ast.dump(i.context_expr) for n in ast.walk(tree) if isinstance(n, ast.With) for i in n.items)
+
+
+def _declares_tensors(tree: ast.FunctionDef) -> bool:
+    """Whether a function annotates tensors, its parameters or in its body: it is a kernel, though it opens none."""
+    found = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation]
+    return any(re.search(r"\bT\.(Strided)?Tensor\b", ast.unparse(each)) for each in found)
 
 
 class _Decorator(ModuleType):

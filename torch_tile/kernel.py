@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,25 +20,7 @@ if TYPE_CHECKING:
     from torch_tile.runtime.nvrtc import Cubin, Resources
     from torch_tile.simulator.findings import Findings
 
-
-_thread = threading.local()
 _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
-
-
-def prepares_only() -> bool:
-    """Whether this thread is inside `only_preparing`."""
-    return bool(getattr(_thread, "only_prepares", False))
-
-
-@contextlib.contextmanager
-def only_preparing() -> Iterator[None]:
-    """In this thread, calls of kernels compile them, and launch those only that have been called before."""
-    before = prepares_only()
-    _thread.only_prepares = True
-    try:
-        yield
-    finally:
-        _thread.only_prepares = before
 
 
 class JITKernel:
@@ -74,8 +54,6 @@ class JITKernel:
         """The first call finds the shortest way for those that follow."""
         if named:
             self.launcher.binding.refuse_names(named)
-        if prepares_only():
-            return None
         result = self.launcher.begin(*args)
         self.run = self.launcher.begin
         return result
@@ -97,6 +75,15 @@ class JITKernel:
     def out_idx(self) -> list[int]:
         """Positions of the parameters that the kernel allocates."""
         return self.launcher.out_idx
+
+    @property
+    def prim_func(self) -> Program:
+        """TileLang's name of the traced kernel."""
+        return self.program
+
+    def run_once(self, func: Callable[..., Any] | None = None) -> Any:
+        """One run of the kernel, or of `func`, on inputs that the profiler makes."""
+        return self.get_profiler().run_once(func)
 
     @property
     def lowered(self) -> Program:

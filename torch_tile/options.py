@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch_tile.compiler.context import PassOptions
@@ -57,6 +58,11 @@ class PassConfigKey(metaclass=_Keys):
 
     Those that matter here: TL_ENABLE_FAST_MATH, TL_ENABLE_TF32 (products of float32 on tensor cores), TL_STRICT.
     """
+
+
+def switched_on(options: PassOptions) -> set[str]:
+    """The names of the switches that are on."""
+    return {each.name for each in fields(options) if getattr(options, each.name)}
 
 
 def check_key(op: str, key: str) -> None:

@@ -6,12 +6,15 @@ from __future__ import annotations
 import enum
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Var
+from torch_tile.ir.node import find
 
 if TYPE_CHECKING:
     import torch
@@ -47,16 +50,19 @@ class TensorSupplyType(enum.Enum):
 def do_bench(
     fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", backend: str = "auto",
     fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
-    dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None,
+    dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None, device: Any = None,
+    _n_warmup: int = 0, _n_repeat: int = 0,
 ) -> Any:  # fmt: skip
     """Milliseconds of one call of `fn`: calls for `warmup` ms, then samples for `rep` ms.
 
     `return_mode` is one of median, mean, min, max; with `quantiles` (between 0 and 1) a list has one number for each.
     `backend` is "event" (the GPU's own time, with its L2 cache flushed before each sample unless `fast_flush` is
     False), "wall" (until `fn` returns), or "auto": "event" once the process uses a GPU. `n_warmup` and `n_repeat` are
-    numbers of calls instead of times. `dynamic_symbolic_constraints` and `early_stop_baseline` are TileLang's, which
-    change no time. Raises ValueError for another mode or backend.
+    numbers of calls instead of times, also as `_n_warmup` and `_n_repeat`. `dynamic_symbolic_constraints`,
+    `early_stop_baseline` and `device` are TileLang's, which change no time. Raises ValueError for another mode or
+    backend.
     """
+    n_warmup, n_repeat = n_warmup or _n_warmup, n_repeat or _n_repeat
     if return_mode not in PICK:
         raise ValueError(f"return_mode is one of {', '.join(PICK)}, got {return_mode!r}")
     if backend not in BACKENDS:
@@ -121,11 +127,16 @@ def _by_events(
     return [first.elapsed_time(second) for first, second in pairs]
 
 
-def made_up(param: Any, supply: TensorSupplyType, device: str) -> torch.Tensor:
-    """A tensor for a parameter of a kernel; LaunchError if a size is known only at run time."""
+def made_up(
+    param: Any, supply: TensorSupplyType, device: str, sizes: Mapping[str, int] | None = None
+) -> torch.Tensor:  # fmt: skip
+    """A tensor for a parameter of a kernel; `sizes` has those known only at run time, by name.
+
+    Raises LaunchError if one is missing.
+    """
     import torch
 
-    shape = param.static_shape if isinstance(param, Buffer) else None
+    shape = _shape(param, sizes or {}) if isinstance(param, Buffer) else None
     if shape is None:
         what = "has no compile-time shape" if isinstance(param, Buffer) else "is a scalar"
         raise LaunchError(f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...)")
@@ -149,24 +160,63 @@ def made_up(param: Any, supply: TensorSupplyType, device: str) -> torch.Tensor:
     return torch.randn(shape, device=device).sub(1).to(to)
 
 
+def _shape(param: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The sizes of a buffer; None if one is not known."""
+    dims = {v: sizes[v.name] for size in param.shape for v in find(size, Var) if v.name in sizes}
+    try:
+        return tuple(int(evaluate(size, dims)) for size in param.shape)
+    except KeyError:
+        return None
+
+
 class Profiler:
     """Runs a kernel on inputs of its own making."""
 
     def __init__(self, kernel: JITKernel, supply: TensorSupplyType):
         self.kernel, self.supply = kernel, supply
 
-    def inputs(self) -> list[Any]:
-        """Fresh arguments; LaunchError if a size is known only at run time."""
-        return [made_up(p, self.supply, self.kernel.launcher.kind) for p in self.kernel.launcher.given]
+    def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:
+        """Fresh arguments; LaunchError if a size is known only at run time and is not among `sizes`."""
+        return [made_up(p, self.supply, self.kernel.launcher.kind, sizes) for p in self.kernel.launcher.given]
+
+    @property
+    def func(self) -> JITKernel:
+        """The kernel."""
+        return self.kernel
+
+    @property
+    def params(self) -> list[Any]:
+        """Buffers and scalars of the kernel's signature."""
+        return list(self.kernel.params)
+
+    @property
+    def result_idx(self) -> list[int]:
+        """Positions of the parameters that the kernel allocates."""
+        return self.kernel.out_idx
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the kernel."""
+        return self.kernel(*args)
+
+    def _get_inputs(
+        self, with_output: bool = False, dynamic_symbolic_constraints: Mapping[str, int] | None = None
+    ) -> list[Any]:
+        """TileLang's name of `inputs`; `with_output` makes tensors of all parameters."""
+        wanted = self.kernel.params if with_output else self.kernel.launcher.given
+        return [made_up(p, self.supply, self.kernel.launcher.kind, dynamic_symbolic_constraints) for p in wanted]
 
     def do_bench(
         self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
         input_tensors: Sequence[Any] | None = None, return_mode: str = "median", backend: str | None = None,
         fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
-        dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None,
+        dynamic_symbolic_constraints: Mapping[str, int] | None = None, early_stop_baseline: Any = None,
+        device: Any = None,
     ) -> Any:  # fmt: skip
-        """Milliseconds of one run of the kernel, or of `func` on the same inputs; the rest is as for do_bench."""
-        args = list(input_tensors) if input_tensors is not None else self.inputs()
+        """Milliseconds of one run of the kernel, or of `func` on the same inputs; the rest is as for do_bench.
+
+        `dynamic_symbolic_constraints` has sizes known only at run time, by name: {"m": 1024}.
+        """
+        args = list(input_tensors) if input_tensors is not None else self.inputs(dynamic_symbolic_constraints)
         run = func or self.kernel
         backend = backend or ("event" if self.kernel.launcher.kind == "cuda" else "wall")
         return do_bench(

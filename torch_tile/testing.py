@@ -1,23 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison helpers of TileLang's `testing` module."""
+"""Helpers for tests of kernels, by the names of TileLang's `testing` module.
+
+`requires_...` skip tests by pytest where the machine lacks something. Each may be written with or without `()`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib.util
+import inspect
+import operator
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch_tile.hardware import detected
 
 if TYPE_CHECKING:
     import torch
+
+_COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt, "eq": operator.eq}
 
 
 def torch_assert_close(
     actual: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-2, atol: float = 1e-2,
     max_mismatched_ratio: float = 0.001, verbose: bool = False, equal_nan: bool = True,
+    check_device: bool = True, check_dtype: bool = True, check_layout: bool = True, check_stride: bool = False,
+    base_name: str = "LHS", ref_name: str = "RHS",
 ) -> bool:  # fmt: skip
     """True if at most a share of the elements differs; AssertionError otherwise.
 
-    NaN equals NaN if `equal_nan`. Devices and dtypes may differ. `verbose` is TileLang's, without effect.
+    NaN equals NaN if `equal_nan`. Devices and dtypes may differ. `verbose`, the checks and the names are TileLang's,
+    without effect.
     """
     from torch_tile.profiler import compare
 
     compare(actual, expected, atol, rtol, max_mismatched_ratio, equal_nan)
     return True
+
+
+def set_random_seed(seed: int = 42) -> None:
+    """Seed the generators of Python, NumPy and torch."""
+    import random
+
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)  # of all devices
+
+
+def main() -> None:
+    """Run the tests of the calling file by pytest, and end the process with its result."""
+    import pytest
+
+    sys.exit(pytest.main([inspect.getsourcefile(sys._getframe(1)) or "."]))
+
+
+class Requirement:
+    """A decorator for tests and classes of tests: they are skipped where `holds()` is False."""
+
+    def __init__(self, reason: str, holds: Callable[[], bool]):
+        self.reason, self.holds = reason, holds
+
+    def __call__(self, function: Any = None) -> Any:
+        """`function`, marked; the decorator itself without one."""
+        if function is None:
+            return self
+        for mark in self.marks():
+            function = mark(function)
+        return function
+
+    def marks(self) -> list[Any]:
+        """The marks of pytest, for pytest.param(..., marks=...)."""
+        import pytest
+
+        return [pytest.mark.skipif(not self.holds(), reason=self.reason)]
+
+
+def requires_package(*packages: str) -> Requirement:
+    """Skip where one of the packages cannot be imported."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return Requirement(f"needs {', '.join(missing)}", lambda: not missing)
+
+
+def requires_cuda_compute_version(major_version: int, minor_version: int = 0, mode: str = "ge") -> Requirement:
+    """Skip unless there is a GPU whose compute capability compares so: `mode` is ge, gt, le, lt or eq.
+
+    Raises ValueError for another mode.
+    """
+    if mode not in _COMPARE:
+        raise ValueError(f"mode is one of {', '.join(_COMPARE)}, got {mode!r}")
+    wanted = 10 * major_version + minor_version
+
+    def holds() -> bool:
+        return detected() != 0 and bool(_COMPARE[mode](detected(), wanted))
+
+    return Requirement(f"needs a GPU of compute capability {mode} {major_version}.{minor_version}", holds)
+
+
+def requires_cuda_compute_version_ge(major_version: int, minor_version: int = 0) -> Requirement:
+    """Skip unless the GPU's compute capability is at least this."""
+    return requires_cuda_compute_version(major_version, minor_version, "ge")
+
+
+def requires_cuda_compute_version_gt(major_version: int, minor_version: int = 0) -> Requirement:
+    """Skip unless the GPU's compute capability is greater."""
+    return requires_cuda_compute_version(major_version, minor_version, "gt")
+
+
+def requires_cuda_compute_version_le(major_version: int, minor_version: int = 0) -> Requirement:
+    """Skip unless the GPU's compute capability is at most this."""
+    return requires_cuda_compute_version(major_version, minor_version, "le")
+
+
+def requires_cuda_compute_version_lt(major_version: int, minor_version: int = 0) -> Requirement:
+    """Skip unless the GPU's compute capability is less."""
+    return requires_cuda_compute_version(major_version, minor_version, "lt")
+
+
+def requires_cuda_compute_version_eq(major_version: int, minor_version: int = 0) -> Requirement:
+    """Skip unless the GPU's compute capability is this."""
+    return requires_cuda_compute_version(major_version, minor_version, "eq")
+
+
+requires_cuda = Requirement("needs an NVIDIA GPU", lambda: detected() != 0)
+requires_llvm = Requirement("", lambda: True)  # the target "llvm" is the CPU
+requires_rocm = Requirement("ROCm is no target here", lambda: False)
+requires_cdna = Requirement("CDNA GPUs are no target here", lambda: False)
+requires_cuda_or_cdna = Requirement("needs an NVIDIA GPU", lambda: detected() != 0)
+requires_gfx950 = Requirement("gfx950 is no target here", lambda: False)
+requires_metal = Requirement("Metal is no target here", lambda: False)
+requires_ascend = Requirement("Ascend is no target here", lambda: False)

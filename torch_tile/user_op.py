@@ -138,7 +138,7 @@ def _fake(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> An
     }
     device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device(kernel.target.kind))
     made = [
-        torch.empty([size_of(s, values, b.name) for s in b.shape], dtype=b.dtype.as_torch(), device=device)
+        torch.empty([size_of(s, values, b.name) for s in b.shape], dtype=b.torch_dtype(), device=device)
         for b in returned
     ]
     return None if not made else made[0] if len(made) == 1 else tuple(made)

@@ -6,7 +6,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.autotuner import AutotunedFunction, set_autotune_inputs
+from torch_tile.autotuner import AutotunedFunction, get_autotune_inputs, set_autotune_inputs
 from torch_tile.diagnostics.errors import TileError
 
 BLOCKS = [{"block": 32}, {"block": 64}]
@@ -89,6 +89,9 @@ def test_inputs_of_the_caller(lazy, clock):
     function = tuned(lazy, ref_prog=lambda x: seen.append(x[0].item()) or 2 * x)
     with set_autotune_inputs(torch.full((96,), 5.0)):
         function(96)
+        (given,) = get_autotune_inputs()
+        assert given[0] == 5.0
+    assert get_autotune_inputs() is None
     with set_autotune_inputs([torch.full((64,), 6.0)]):
         function(64)
     assert set(seen) == {5.0, 6.0}

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from torch_tile.autotuner import autotune
+from torch_tile.autotuner import AutoTuner, autotune
 from torch_tile.autotuner.cost_model import Estimate
 from torch_tile.autotuner.result import AutotuneResult, Candidate, Settings, Try, from_json, reason, to_json, variant
 from torch_tile.diagnostics.errors import TileError, error
@@ -69,3 +69,9 @@ def test_misspelt_settings_are_refused():
     with pytest.raises(TileError, match="give one of warmup"):
         Settings().changed("AutoTuner", {"zzz": 1})
     assert Settings().changed("autotune", {"warmup": 3}) == Settings(warmup=3)
+
+
+def test_tilelangs_names(lazy):
+    result = AutoTuner.from_kernel(lazy.function, [{"block": 16}]).set_compile_args(out_idx=[-1], target="cpu")
+    found = result.run(args=(64,), early_stop=False, enable_grouped_compile=True, benchmark_multi_gpu=False)
+    assert found.func is found.kernel and found.libcode == found.kernel.get_kernel_source()

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.compiler.binding import Binding, scalar
 from torch_tile.diagnostics.errors import LaunchError
@@ -78,3 +79,34 @@ def test_scalars():
         with pytest.raises(LaunchError, match="`a`"):
             scalar(number, bad)
     assert scalar(Var("f", to_dtype("float32"), "param"), True) == 1.0
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_none_for_a_tensor_that_nothing_uses(with_bias, way):
+    n, m = T.dynamic("n, m")
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((n, 32), "float32"), bias: T.Tensor((m,), "float32"), mask: T.Tensor((n, 32), "int4"),
+        B: T.Tensor((n, 32), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(n, threads=32) as bx:
+            for i in T.Parallel(32):
+                B[bx, i] = A[bx, i]
+                if with_bias:
+                    B[bx, i] += bias[i]
+
+    a, b = torch.randn(5, 32), torch.zeros(5, 32)
+    bias = torch.randn(32) if with_bias else None
+    way(kernel, a, bias, None, b)
+    assert torch.equal(b, a + bias if with_bias else a)
+
+
+def test_none_for_a_tensor_that_is_used():
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.copy(A, B)
+
+    with pytest.raises(LaunchError, match="`A` must be a tensor, got NoneType"):
+        torch_tile.compile(kernel, target="cpu")(None, torch.zeros(32))

@@ -84,3 +84,26 @@ def test_internal_errors_ask_to_be_reported():
     text = str(InternalError("lost", Span("a.py", 3, 3, 4, 5)))
     assert "lost (while compiling a.py:3:5)" in text and "bug in torch_tile" in text and "TORCH_TILE_DUMP" in text
     assert not issubclass(InternalError, TileError)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kinds"),
+    [
+        (lambda a: T.fill(a, 1, valu=2), {TypeError, ValueError}),
+        (lambda a: T.fill(), {TypeError, ValueError}),
+        (lambda a: T.fill(a, "x"), {ValueError}),
+        (lambda a: T.alloc_shared((-1,)), {ValueError}),
+        (lambda a: T.no_such_name, {AttributeError, ValueError}),
+    ],
+)
+def test_which_of_pythons_errors_they_are(wrong, kinds):
+    """TileLang raises ValueError for mistakes in kernels, and Python TypeError for unknown arguments."""
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                wrong(A)
+
+    assert {kind for kind in (TypeError, AttributeError, ValueError) if isinstance(caught.value, kind)} == kinds
+    assert caught.value.diagnostics and caught.value.span is not None

@@ -154,7 +154,7 @@ def divergent_hazard():
 
     program = kernel.program
     index = Var("thread", role="thread")
-    (block,) = Substitute({id(program.params[1]): index})(program).kernels
+    (block,) = Substitute({program.params[1]: index})(program).kernels
     made = replace(program, params=program.params[:1], kernels=(replace(block, thread=index),))
     insert_barriers(made, Build(Target.of("cuda:sm_90a")))
 

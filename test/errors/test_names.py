@@ -187,6 +187,16 @@ def bad_break():
                 A[i] = 1.0
 
 
+def break_of_nest():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1) as _:
+            for i, j in T.grid(2, n):
+                if n == i:
+                    break  # here
+                A[i + j] = 1.0
+
+
 def bad_continue():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
@@ -268,6 +278,7 @@ CASES = {
     bad_return: ("bad_return", "T.prim_func"),
     return_in_region: ("return_in_region", "return"),
     bad_break: ("bad_break", "break"),
+    break_of_nest: ("break_of_nest", "break"),
     bad_continue: ("bad_break", "continue"),
 }
 

@@ -115,7 +115,7 @@ def bad_slice():
     @T.prim_func
     def kernel(A: T.Tensor((8, 4), "float32")):
         with T.Kernel(1) as _:
-            T.clear(A[0:8:2, :])  # here
+            T.clear(A[0:8:-2, :])  # here
 
 
 def empty_slice():
@@ -215,6 +215,14 @@ def bad_layout_text():
             T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")  # here
 
 
+def narrow_type():
+    @T.prim_func
+    def kernel(A: T.Tensor((16,), "float4_e2m1fn")):
+        with T.Kernel(1) as _:
+            tile, total = T.alloc_fragment((16,), A.dtype), T.alloc_fragment((1,), A.dtype)
+            T.reduce_sum(tile, total)  # here
+
+
 CASES = {
     bad_dtype: ("bad_dtype", 'T.alloc_fragment((4,), "float17")'),
     bad_dtype_of_cast: ("bad_dtype", 'T.cast(A[1], "complex64")'),
@@ -231,7 +239,7 @@ CASES = {
     bad_threads: ("bad_shape", "T.Kernel(1, threads=0)"),
     wrong_rank: ("wrong_rank", "A[0, 1, 2]"),
     bad_index: ("bad_index", "A[A[1, 1], 2]"),
-    bad_slice: ("bad_slice", "A[0:8:2, :]"),
+    bad_slice: ("bad_slice", "A[0:8:-2, :]"),
     empty_slice: ("bad_slice", "A[5:2, :]"),
     region_as_value: ("region_as_value", "A[0, 0]"),
     region_in_arithmetic: ("region_as_value", "2.0 * A"),
@@ -245,6 +253,7 @@ CASES = {
     bad_layout: ("bad_layout", "T.annotate_layout({tile: lambda i, j: i + j})"),
     bad_layout_text: ("bad_layout", 'T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")'),
     bad_argument_step: ("bad_argument", "T.serial(0, 8, 0)"),
+    narrow_type: ("narrow_type", "T.reduce_sum(tile, total)"),
 }
 
 

@@ -169,7 +169,7 @@ def lowered(program):
 
 def findings_of(flat):
     tensors = [torch.randn(4 * THREADS) for _ in flat.params]
-    return run_threads(flat, {id(p): t for p, t in zip(flat.params, tensors, strict=True)}, {})
+    return run_threads(flat, dict(zip(flat.params, tensors, strict=True)), {})
 
 
 @pytest.mark.slow

@@ -7,9 +7,12 @@ import weakref
 import pytest
 from hypothesis import given, strategies as st
 
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const
 from torch_tile.ir.idmap import IdMap, IdSet, mentions
+from torch_tile.ir.node import symbols
+from torch_tile.ir.polynomial import structure
 
 NODES = [const(1, dt.int32) for _ in range(3)] + [Var("i", dt.int32, "loop") for _ in range(3)]
 CHOSEN = st.lists(st.integers(0, len(NODES) - 1))
@@ -47,14 +50,36 @@ def test_sets(one, other):
     assert numbers(a) == (x | y) - {0}
 
 
-def test_equal_expressions_are_different_keys():
+@pytest.mark.parametrize("made", [dict, IdMap])
+def test_equal_expressions_are_different_keys(made):
     one, two = const(1, dt.int32), const(1, dt.int32)
-    found = IdMap([(one, "one")])
+    found = made([(one, "one")])
     assert two not in found and found[one] == "one"
     with pytest.raises(KeyError):
         found[two]
     with pytest.raises(KeyError):
         del found[two]
+
+
+def test_nodes_are_keys_without_being_compared():
+    """`==` builds an expression, whose truth is an error: sets and dictionaries never ask for it."""
+    made = [Var("i", dt.int32, "loop") for _ in range(5000)]
+    pairs = {(var, n): n for n, var in enumerate(made)}
+    assert len(set(made)) == 5000 and all(pairs[var, n] == n for n, var in enumerate(made))
+    assert symbols(made[0] + made[1]) == {made[0], made[1]} and symbols(made[0]) != symbols(made[1])
+    with pytest.raises(TileError):
+        made[0] in made[1:]  # noqa: B015
+
+
+def test_keys_of_equal_structure():
+    i, j = (Var("i", dt.int32, "loop") for _ in range(2))
+    assert structure(i * 2 + 1) == structure(i * 2 + 1) != structure(j * 2 + 1)
+    gone = structure(Var("k", dt.int32, "loop") + 1)  # which no later variable may have
+    assert all(structure(Var("k", dt.int32, "loop") + 1) != gone for _ in range(100))
+
+
+def test_values_that_are_equal():
+    assert [IdMap([(1, "one")]).get(key) for key in (1, 1.0, True)] == ["one", None, None]
 
 
 def test_keys_live_as_long_as_the_map():

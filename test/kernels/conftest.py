@@ -11,8 +11,9 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
-from torch_tile.kernels import kernels
+from torch_tile.kernels import FAMILIES, kernels
 from torch_tile.kernels.common import Machine
+from torch_tile.kernels.epilogue.functions import FUNCTIONS
 from torch_tile.kernels.epilogue.program import ARITY
 from torch_tile.simulator.tile.interpreter import evaluate
 from torch_tile.tools.emulate import emulate
@@ -82,10 +83,6 @@ def problems(seed):
     return Problems(seed)
 
 
-FAMILIES = (
-    "attention", "attention_backward", "dequant_gemm", "gemm", "grouped_gemm", "k_grouped_gemm", "mla_decode",
-    "mla_schedule", "norm", "fused_norm", "softmax",
-)  # fmt: skip
 GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
 
 
@@ -172,7 +169,7 @@ def one_function():
     def make(name, seed):
         g = torch.Generator().manual_seed(seed)
         values = [torch.randn((5, 7), generator=g, dtype=torch.float64) for _ in range(3)]
-        if name in ("log", "sqrt", "rsqrt", "pow"):
+        if FUNCTIONS[name].singular:
             values = [v.abs() + 0.1 for v in values]
         if name in ("eq", "ne", "where"):
             values[:2] = [(v > 0).double() for v in values[:2]]

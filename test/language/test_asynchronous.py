@@ -415,6 +415,24 @@ def test_values_are_those_of_a_product_at_once():
         torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-3)
 
 
+def test_barriers_by_keyword():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            ready = T.alloc_barrier(64)
+            T.barrier_arrive(mbarrier=ready[0])
+            T.barrier_wait(mbarrier=ready[0], parity=0)
+            T.mbarrier_arrive(mbarrier=ready[0])
+            T.mbarrier_wait_parity(mbarrier=ready[0], parity=1)
+            T.barrier_arrive(barrier_id=ready[0])
+            T.barrier_wait(barrier_id=ready[0], parity=0)
+            A[T.get_thread_binding()] = T.clamp(T.get_warp_idx(32), min_val=0, max_val=1)
+
+    a = torch.zeros(64, dtype=torch.int32)
+    findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a)
+    assert not findings and torch.equal(a, torch.arange(64).int() // 32)
+
+
 @pytest.mark.parametrize("rows, columns, dtype", [(1, 1024, "float32"), (4, 512, "float16"), (1, 384, "int8")])
 def test_rows_wider_than_a_box(rows, columns, dtype, seed):
     """By names of PTX and TileLang, some of which have nothing to do here."""

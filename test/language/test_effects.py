@@ -2,6 +2,7 @@
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.buffer import Region
@@ -23,6 +24,53 @@ def test_printing_takes_scalars_and_regions():
     found = [n for n in walk(kernel.program) if isinstance(n, Print)]
     assert [isinstance(n.value, Region) for n in found] == [True, True, False, False]
     assert [n.message for n in found] == ["", "column", "", ""]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_functions_ask_for_options_of_the_compiler(inside):
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        if not inside:
+            T.annotate_pass_configs({torch_tile.PassConfigKey.TL_ENABLE_FAST_MATH: True, "tl.disable_wgmma": True})
+        with T.Kernel(1):
+            if inside:
+                T.annotate_compile_flags(["-O3", "--use_fast_math"])
+                T.annotate_pass_configs({"tl.enable_tf32": True})
+            A[0] = T.exp(A[0])
+
+    wanted = {"fast_math", "tf32"} if inside else {"fast_math"}
+    assert set(kernel.program.switches) == wanted
+    again = torch_tile.compile(kernel, target="cuda:sm_80", pass_configs={"tl.enable_fast_math": False})
+    assert again.build.options.fast_math and again.build.options.tf32 is inside
+
+    @torch_tile.jit(target="cuda:sm_80")
+    def eager(A):
+        A: T.Tensor((4,), "float32")
+        T.annotate_compile_flags("--use_fast_math")
+        with T.Kernel(1):
+            A[0] = T.exp(A[0])
+
+    assert eager.compile().build.options.fast_math
+
+
+def test_switches_are_printed():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        T.annotate_pass_configs({"tl.enable_tf32": True, "tl.enable_fast_math": True})
+        with T.Kernel(1):
+            A[0] = 1.0
+
+    assert 'T.annotate_pass_configs({"tl.enable_fast_math": True, "tl.enable_tf32": True})' in kernel.script()
+
+
+@pytest.mark.parametrize("configs", [{"tl.enable_fast_maths": True}, {"nothing": 1}])
+def test_unknown_options(configs):
+    with pytest.raises(TileError, match="nobody knows"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                T.annotate_pass_configs(configs)
 
 
 def test_assertions_take_any_condition():

@@ -62,11 +62,9 @@ def test_random_layouts_come_back(seed):
 
 WRONG = [
     (lambda: T.Layout((8, 8), lambda i, j: i + j), "two elements at one place"),
-    (lambda: T.Layout((8, 8), lambda i, j: (i * 8 + j) * 5 % 64), "not made of digits"),
     (lambda: T.Layout((8,), lambda i: i - 1), "natural numbers"),
     (lambda: T.Layout((8,), lambda i: i / 2), "no integer"),
     (lambda: T.Fragment((8,), lambda i: (i % 4, 0)), "one register"),
-    (lambda: T.Fragment((8,), lambda i: (i, i)), "threads and registers"),
 ]
 
 
@@ -177,3 +175,51 @@ def test_threads_keep_to_what_is_asked():
     x, y = torch.randn(64, 64), torch.full((64, 64), float("nan"))
     assert not interpret(flat, kernel.program, (x, y), (), None).found
     assert torch.equal(y, 2 * x)
+
+
+PERMUTATIONS = [
+    lambda i, j: (i * 64 + j) * 5 % 4096,
+    lambda i, j: [i, (j + i * 5) % 64],
+    lambda i, j: [i, (7 * j + 3) % 61 if j < 61 else j],
+    T.Layout((64, 64), lambda i, j: 4095 - i * 64 - j),
+]
+
+
+@pytest.mark.parametrize("wanted", PERMUTATIONS)
+def test_a_layout_may_be_any_function(wanted, way):
+    x, y = torch.randn(64, 64), torch.full((64, 64), float("nan"))
+    way(kernel_with(wanted), x, y)
+    assert torch.equal(x, y)
+
+
+def test_a_fragment_may_be_any_function(way):
+    x, y = torch.randn(128), torch.full((128,), float("nan"))
+    way(kernel_with(lambda i: (i * 5 % 128, 0), (128,), "fragment"), x, y)
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [None, "[64:1m | 64:64m]", lambda i, j: (i * 64 + j) * 5 % 4096, lambda i, j: [j // 8, i, j % 8]],
+)
+def test_layouts_of_tensors_are_hints(wanted, way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            T.annotate_layout({A: wanted, B: T.Layout(B.shape, lambda i, j: i * 64 + j)})
+            T.copy(A, B)
+
+    x, y = torch.randn(64, 64), torch.zeros(64, 64)
+    way(kernel, x, y)
+    assert torch.equal(x, y)
+
+
+def test_functions_over_tensors_are_not_evaluated():
+    asked = []
+    T.Layout((8, 2048, 32, 64), lambda b, l, h, d: asked.append(b))
+    rows = T.dynamic("rows")
+    assert T.Layout((rows, 64), lambda i, j: asked.append(i)).shape[0] is rows
+    assert not asked
+    count = []
+    whole = T.Layout((1024, 512), lambda i, j: count.append(1) or i * 512 + j)
+    assert whole == row_major((1024, 512)) and len(count) < 100

@@ -69,13 +69,57 @@ def test_pipelines_keep_their_schedule():
     assert (second.stages, second.order, second.stage, repr(second.starts[0])) == (2, (1, 0), (0, 1), "1")
 
 
-def test_grids_are_python_loops():
+def test_grids_are_nested_loops_of_the_device():
     @T.macro
     def body(A, n):
-        for i, j in T.grid(2, 3):
-            A[i * 3 + j] = 1.0
+        for i, j in T.grid(48, n):
+            A[i * n + j] = 1.0
+        for i in T.grid(4):
+            A[i] = 1.0
 
-    assert loops(body) == []
+    outer, inner, single = loops(body)
+    assert all(loop.kind is LoopKind.SERIAL and len(loop.vars) == 1 for loop in (outer, inner, single))
+    assert [v.name for v in (*outer.vars, *inner.vars)] == ["i", "j"]
+    assert [repr(loop.stops[0]) for loop in (outer, inner, single)] == ["48", "n", "4"]
+
+
+@pytest.mark.parametrize("m", [0, 1, 5, 48])
+def test_grids_run(way, m):
+    @T.prim_func
+    def kernel(A: T.Tensor((48, 6), "int32"), m: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            for at in T.grid(m, 3, 2):
+                i, j, k = at
+                if i == 2:
+                    continue
+                A[i, j * 2 + k] = i * 100 + j * 10 + k
+
+    a = torch.full((48, 6), -1, dtype=torch.int32)
+    way(kernel, a, m)
+    want = torch.full((48, 6), -1, dtype=torch.int32)
+    for i in (i for i in range(m) if i != 2):
+        want[i] = i * 100 + torch.tensor([0, 1, 10, 11, 20, 21])
+    assert torch.equal(a, want)
+
+
+def test_a_grid_is_left_as_one_loop_or_not_at_all():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 4), "int32")):
+            with T.Kernel(1) as _:
+                for i, j in T.grid(4, 4):
+                    if A[i, j] > 0:
+                        break
+
+    assert caught.value.code == "break_of_nest"
+
+    @T.prim_func
+    def single(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1) as _:
+            for i in T.grid(4):
+                if A[i] > 0:
+                    break
 
 
 WRONG = {
@@ -86,7 +130,8 @@ WRONG = {
     "step zero": (lambda n: T.serial(0, 4, 0), "bad_argument"),
     "step of an expression": (lambda n: T.serial(0, 4, n), "bad_argument"),
     "half a stage": (lambda n: T.Pipelined(4, num_stages=1.5), "bad_argument"),
-    "a symbolic grid": (lambda n: T.grid(n, 2), "bad_loop_range"),
+    "a grid of nothing": (lambda n: T.grid(), "bad_argument"),
+    "a grid of a float": (lambda n: T.grid(n, 2.5), "bad_loop_range"),
 }
 
 

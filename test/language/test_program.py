@@ -489,3 +489,53 @@ def test_the_profiler_of_a_jitted_function():
         return B
 
     doubled.get_profiler(N=20).assert_allclose(lambda a: a * 2)
+
+
+def test_functions_without_a_kernel_are_one_block(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 6), "float32"), B: T.Tensor((8, 6), "float32"), n: T.int32):
+        total = T.alloc_var("float32", 0.0)
+        row = T.alloc_local((6,), "float32")
+        for i in range(8):
+            for j in T.Parallel(6):
+                B[i, j] = A[i, j] + 1.0
+        for i, j in T.grid(n, 6):
+            if i == 0:
+                row[j] = A[i, j]
+            if A[i, j] > 0:
+                total += A[i, j] * row[j]
+        B[0, 0] = total
+
+    (block,) = kernel.program.kernels
+    assert block.threads == (1,)
+    a, b = torch.randn(8, 6), torch.zeros(8, 6)
+    way(kernel, a, b, 5)
+    want = a + 1
+    want[0, 0] = (a[:5].clamp(min=0) * a[0]).sum()
+    torch.testing.assert_close(b, want)
+
+
+@pytest.mark.parametrize("body", [lambda A: T.alloc_shared((4,), "float32"), lambda A: T.clear(A), lambda A: None])
+def test_functions_without_a_kernel_have_no_tiles(body):
+    """What is for the threads of a block together asks for T.Kernel, whose grid and threads only the author knows."""
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            body(A)
+
+    assert caught.value.code == "not_in_kernel"
+
+
+def test_eager_functions_without_a_kernel():
+    @tilelang.jit
+    def doubled(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        B = T.empty((N,), "float32")
+        for i in T.serial(N):
+            B[i] = A[i] * 2.0
+        return B
+
+    a = torch.randn(9)
+    assert torch.equal(doubled(a), a * 2)

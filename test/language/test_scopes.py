@@ -129,7 +129,35 @@ def test_layouts_are_requests():
     assert caught.value.code == "bad_argument" and "keys are buffers" in str(caught.value)
 
 
-@pytest.mark.parametrize(("blocks", "threads"), [((), 1), ((1, 2, 3, 4), 1), ((1.5,), 1), ((1,), -1), ((1,), (1, 0))])
+def test_grids_of_one_size_and_of_none(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 32), "int32"), n: T.int32):
+        with T.Kernel(n, threads=32) as (row,):
+            for i in T.Parallel(32):
+                A[row, i] = row * 100 + i
+        with T.Kernel(threads=32):
+            A[0, 0] = 7
+        with T.Kernel(threads=64) as block:
+            A[1, 0] = block + T.get_block_extent(0)
+
+    (first, second, third) = kernel.program.kernels
+    assert first.blocks[0].name == "row" and [len(k.grid) for k in (first, second, third)] == [1, 1, 1]
+    a = torch.zeros(3, 32, dtype=torch.int32)
+    way(kernel, a, 3)
+    want = torch.arange(3)[:, None] * 100 + torch.arange(32)
+    want[0, 0], want[1, 0] = 7, 1
+    assert torch.equal(a, want.int())
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def wrong(A: T.Tensor((4,), "int32")):
+            with T.Kernel(2, 2) as (bx,):
+                A[bx] = 0
+
+    assert caught.value.code == "bad_argument"
+
+
+@pytest.mark.parametrize(("blocks", "threads"), [((1, 2, 3, 4), 1), ((1.5,), 1), ((1,), -1), ((1,), (1, 0))])
 def test_wrong_launches(blocks, threads):
     with pytest.raises(TileError) as caught:
 
@@ -406,13 +434,13 @@ def perhaps_too_many():
             T.reshape(A, (24,))[0] = 1  # here
 
 
-def of_a_tile():
+def of_a_part():
     @T.prim_func
     def kernel(A: T.Tensor((4, 6), "float32")):
         with T.Kernel(1):
             tile = T.alloc_fragment((4, 6), "float32")
-            flat = T.reshape(tile, (24,))  # here
-            T.copy(A, flat)
+            flat = T.reshape(tile[0:2, :], (12,))  # here
+            T.copy(A[0:2, :], flat)
 
 
 def of_strides():
@@ -420,13 +448,6 @@ def of_strides():
     def kernel(A: T.StridedTensor((4, 6), (8, 1), "float32")):
         with T.Kernel(1):
             T.reshape(A, (24,))[0] = 1  # here
-
-
-def of_another_type():
-    @T.prim_func
-    def kernel(A: T.Tensor((4, 6), "float32")):
-        with T.Kernel(1):
-            T.view(A, (24,), "int32")[0] = 1  # here
 
 
 def written_by_two_names():
@@ -455,9 +476,8 @@ def copied_by_two_names():
 MISTAKES = {
     too_many: "T.view(A, (25,))",
     perhaps_too_many: "T.reshape(A, (24,))",
-    of_a_tile: "T.reshape(tile, (24,))",
+    of_a_part: "T.reshape(tile[0:2, :], (12,))",
     of_strides: "T.reshape(A, (24,))",
-    of_another_type: 'T.view(A, (24,), "int32")',
     written_by_two_names: "flat[i]",
     copied_by_two_names: "T.atomic_add(flat[0:4], tile[0, :])",
 }

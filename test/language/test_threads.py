@@ -20,14 +20,14 @@ def test_thread_and_block_indices():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "int32"), n: T.int32):
         with T.Kernel(3, n, threads=(32, 4)) as (bx, by):
-            tx, ty = T.get_thread_bindings()
+            tx, ty, tz = T.get_thread_bindings()
             seen["extents"] = T.get_thread_extent(), T.get_thread_extents(), T.get_block_extent()
             seen["blocks"] = T.get_block_bindings() == (bx, by) and T.get_block_binding(1) is by
             seen["size"] = T.get_block_extent(1)
-            A[tx] = ty
+            A[tx] = ty + tz
 
     (block,) = kernel.program.kernels
-    assert seen["extents"] == (32, (32, 4), 3) and seen["blocks"] and seen["size"] is kernel.program.params[1]
+    assert seen["extents"] == (32, (32, 4, 1), 3) and seen["blocks"] and seen["size"] is kernel.program.params[1]
     assert "thread % 32" in repr(kernel) and "thread // 32" in repr(kernel)
     assert block.thread is not None and any(n is block.thread for n in walk(block.body))
 
@@ -54,7 +54,7 @@ def test_bindings_as_loops():
                         seen["extents"] = T.get_block_extents()
                         A[bx * 4 + ty, tx] = ty * 32 + tx
 
-    assert seen["row"] and seen["extents"] == (3, kernel.program.params[1])
+    assert seen["row"] and seen["extents"] == (3, kernel.program.params[1], 1)
     a = torch.zeros(12, 32, dtype=torch.int32)
     findings = tilelang.compile(kernel, target="cuda:sm_80").interpret(a, 1)
     assert not findings, findings.report()
@@ -112,7 +112,7 @@ def test_a_kernel_of_threads_is_for_gpus():
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: T.get_thread_binding(1),
+        lambda: T.get_thread_binding(3),
         lambda: T.get_block_binding(2),
         lambda: T.get_thread_extent(-1),
         lambda: T.sync_threads(0),
@@ -153,7 +153,7 @@ def test_threads_run_what_names_them():
     def reverse(A: T.Tensor((96,), "float32"), B: T.Tensor((96,), "float32")):
         with T.Kernel(1, threads=(32, 3)) as _:
             tile = T.alloc_shared((96,), "float32")
-            tx, ty = T.get_thread_bindings()
+            tx, ty, _ = T.get_thread_bindings()
             tile[ty * 32 + tx] = A[ty * 32 + tx]
             T.sync_threads()
             B[ty * 32 + tx] = tile[95 - ty * 32 - tx]

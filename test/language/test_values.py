@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.expr import Cast
@@ -195,3 +196,82 @@ def test_annotations_in_brackets():
     a, b = torch.randn(8), torch.empty(8)
     evaluate(kernel, a, b)
     assert torch.equal(a, b)
+
+
+def test_slices_by_names(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 64), "float32"), at: T.Tensor((4,), "int32"), B: T.Tensor((8, 64), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            tile = T.alloc_shared((2, 16), "float32")
+            row = bx * 2
+            for k in T.serial(4):
+                low = k * 16
+                high = low + 16
+                end = high
+                T.copy(A[row : row + 2, low:end], tile)
+                start = at[k]
+                stop = start + 16
+                T.copy(tile, B[row : row + 2, start:stop])
+
+    a, at, b = torch.randn(8, 64), torch.tensor([16, 0, 48, 32], dtype=torch.int32), torch.zeros(8, 64)
+    way(kernel, a, at, b)
+    assert torch.equal(b, torch.cat([a[:, k : k + 16] for k in (16, 0, 48, 32)], 1))
+
+
+def test_a_name_keeps_the_element_that_it_was_given():
+    @T.prim_func
+    def kernel(at: T.Tensor((1,), "int32"), A: T.Tensor((64,), "float32"), B: T.Tensor((16,), "float32")):
+        with T.Kernel(1):
+            low = at[0]
+            at[0] = 8
+            high = at[0] + 16
+            T.copy(A[low:high], B)
+
+    with pytest.raises(TileError, match="copy_shape"):
+        torch_tile.compile(kernel, target="cpu")
+
+
+def test_slices_with_steps(way):
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((9, 64), "float32"), B: T.Tensor((9, 32), "float16"), C: T.Tensor((9, 64), "float32"), n: T.int32
+    ):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((9, 64), "float32")
+            T.clear(tile)
+            T.copy(A[::2, 1:33:3], tile[0:5, 0:11])
+            T.copy(tile[0:5, 0:11], B[4:, 0:11])
+            C[::4, ::2] = 2.5
+            C[1, 1:64:2] = A[1, 0:32]
+            T.fill(C[8, 3::60], 7)
+            T.copy(A[2, 0], C[2, n : n + 30 : 10])
+
+    a, b, c = torch.randn(9, 64), torch.zeros(9, 32, dtype=torch.float16), torch.zeros(9, 64)
+    way(kernel, a, b, c, 5)
+    wanted_b, wanted_c = torch.zeros_like(b), torch.zeros_like(c)
+    wanted_b[4:, 0:11] = a[::2, 1:33:3].half()
+    wanted_c[::4, ::2] = 2.5
+    wanted_c[1, 1:64:2] = a[1, :32]
+    wanted_c[8, 3::60] = 7
+    wanted_c[2, 5:35:10] = a[2, :3]
+    assert torch.equal(b, wanted_b) and torch.equal(c, wanted_c)
+
+
+@pytest.mark.parametrize("operation", ["reduce", "step", "inside"])
+def test_what_takes_no_steps(operation):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((64,), "float32")):
+            with T.Kernel(1):
+                tile = T.alloc_fragment((64,), "float32")
+                total = T.alloc_fragment((1,), "float32")
+                T.copy(A, tile)
+                if operation == "reduce":
+                    T.reduce_sum(tile[0:64:2], total)
+                elif operation == "step":
+                    T.copy(A[0:64:-2], tile[0:32])
+                else:
+                    T.copy(A[0:32:2], A[1:17])
+
+    assert caught.value.code in ("bad_argument", "bad_slice")

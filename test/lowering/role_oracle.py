@@ -49,12 +49,12 @@ class Tables(Rewriter):
         self.names, self.loads, self.vars = names, loads, vars
 
     def visit_Var(self, var: Var) -> Expr:
-        value = self.names.get(id(var))
+        value = self.names.get(var)
         return var if value is None else const(value, var.dtype)
 
     def visit_Load(self, load: Load) -> Expr:
         if load.buffer.scope == "var":
-            return const(self.vars[id(load.buffer)], load.dtype)
+            return const(self.vars[load.buffer], load.dtype)
         at = tuple(int(evaluate(self(i), {})) for i in load.indices)
         value = self.loads(load.buffer.name, at) if load.buffer.scope == "global" else None
         return load if value is None else const(value, load.dtype)
@@ -106,7 +106,7 @@ class Run:
     def _alloc(self, one: Alloc) -> None:
         if one.buffer.scope == "barrier":
             for n in range(one.buffer.static_shape[0]):
-                self.barriers[id(one.buffer), n] = Barrier(one.buffer.arrivals, one.buffer.arrivals)
+                self.barriers[one.buffer, n] = Barrier(one.buffer.arrivals, one.buffer.arrivals)
 
 
 def done() -> bool:
@@ -140,15 +140,15 @@ class Walker:
         if isinstance(one, Let):
             self.record(one, names)
             try:
-                names[id(one.var)] = self.value(one.value, names)
+                names[one.var] = self.value(one.value, names)
             except ValueError:  # computed from a tile
-                names.pop(id(one.var), None)
+                names.pop(one.var, None)
         elif isinstance(one, Alloc):
             self.run._alloc(one)
             if one.init is not None:
-                self.vars[id(one.buffer)] = self.value(one.init, names)
+                self.vars[one.buffer] = self.value(one.init, names)
         elif isinstance(one, Store) and one.buffer.scope == "var":
-            self.vars[id(one.buffer)] = self.value(one.value, names)
+            self.vars[one.buffer] = self.value(one.value, names)
         elif isinstance(one, If):
             if any(n is self.thread for n in walk(one.condition)):
                 outer, self.active = self.active, self.those(one, names)
@@ -159,7 +159,7 @@ class Walker:
                 yield from self.block(one.then if self.value(one.condition, names) else one.otherwise, dict(names))
         elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
             for i in range(self.value(one.starts[0], names), self.value(one.stops[0], names), one.step):
-                yield from self.block(one.body, {**names, id(one.vars[0]): i})
+                yield from self.block(one.body, {**names, one.vars[0]: i})
         elif isinstance(one, Do):
             yield from self.call(one, names)
         elif isinstance(one, Copy) and (one.src.buffer.scope, one.dst.buffer.scope) == ("global", "shared"):
@@ -170,9 +170,9 @@ class Walker:
     def those(self, one: If, names: dict[int, int]) -> list[int]:
         """The threads for which a condition holds."""
         assert not one.otherwise.stmts
-        key = id(one), len(self.active)  # conditions are on the thread alone
+        key = one, len(self.active)  # conditions are on the thread alone
         if key not in self.chosen:
-            thread = id(self.thread)
+            thread = self.thread
             self.chosen[key] = [t for t in self.active if self.value(one.condition, {**names, thread: t})]
         return self.chosen[key]
 
@@ -183,7 +183,7 @@ class Walker:
         elif not args or not isinstance(args[0], Address) or args[0].buffer.scope != "barrier":
             self.record(one, names)
         else:
-            barrier = self.run.barriers[id(args[0].buffer), self.value(args[0].indices[0], names)]
+            barrier = self.run.barriers[args[0].buffer, self.value(args[0].indices[0], names)]
             if name == "mbarrier_wait":
                 parity = self.value(args[1], names)
                 yield lambda: barrier.phase % 2 != parity
@@ -193,7 +193,7 @@ class Walker:
 
     def place(self, region: Region, names: dict[int, int]) -> tuple[tuple[str, int], Box]:
         starts = tuple(self.value(s, names) for s in region.starts)
-        versioned = id(region.buffer) in self.run.tiles
+        versioned = region.buffer in self.run.tiles
         return (region.buffer.name, starts[0] if versioned else 0), starts[1:] if versioned else starts
 
     def load(self, one: Copy, names: dict[int, int]) -> None:
@@ -207,7 +207,7 @@ class Walker:
         size = one.dst.buffer.dtype.itemsize
         for extent in one.src.extents:
             size *= extent.value
-        barrier = self.run.barriers[id(one.barrier.buffer), self.value(one.barrier.indices[0], names)]
+        barrier = self.run.barriers[one.barrier.buffer, self.value(one.barrier.indices[0], names)]
         barrier.bytes += size
         phase = barrier.phase
         self.run.held[tile][inside] = TORN
@@ -232,7 +232,7 @@ class Walker:
             yield tile, frozenset(self.run.held[tile].items())
 
     def version(self, load: Load, names: dict[int, int]) -> int:
-        return self.value(load.indices[0], names) if id(load.buffer) in self.run.tiles else 0
+        return self.value(load.indices[0], names) if load.buffer in self.run.tiles else 0
 
     def record(self, one: Stmt, names: dict[int, int]) -> None:
         reads = list(self.reads(one, names))
@@ -257,7 +257,7 @@ class Walker:
 
 def tiles_of(kernel: Kernel) -> dict[int, Buffer]:
     """What bulk copies fill."""
-    return {id(n.dst.buffer): n.dst.buffer for n in walk(kernel) if isinstance(n, TmaCopy) and n.barrier is not None}
+    return {n.dst.buffer: n.dst.buffer for n in walk(kernel) if isinstance(n, TmaCopy) and n.barrier is not None}
 
 
 def same_reads(before: Kernel, after: Kernel, names: Callable[[Kernel], dict[int, int]], tables=None, seeds=range(8)):

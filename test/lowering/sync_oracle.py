@@ -35,7 +35,7 @@ class Run:
         place = 0
         for index, size in zip(indices, buffer.shape, strict=True):
             place = place * size.value + evaluate(index, env)
-        key = (id(buffer), place) if buffer.offset is None else buffer.offset + 4 * place
+        key = (buffer, place) if buffer.offset is None else buffer.offset + 4 * place
         seen = self.touched.setdefault(key, set())
         self.found |= any(t != thread and (w or writes) for t, w in seen)
         seen.add((thread, writes))

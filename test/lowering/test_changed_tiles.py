@@ -79,7 +79,7 @@ def test_threads_write_to_tiles_once_these_are_there(kernel) -> None:
     made = kernel()
     program = specialize_warps(made.program, Build(Target.of("cuda:sm_90a"), PassOptions()))
     for block in ((1, 2), (0, 1), (2, 0)):
-        names = lambda k, block=block: {id(v): n for v, n in zip(k.blocks, block, strict=True)}  # noqa: E731
+        names = lambda k, block=block: dict(zip(k.blocks, block, strict=True))  # noqa: E731
         same_reads(made.program.kernels[0], program.kernels[0], names, None, range(6))
     reading, _ = (s for s in program.kernels[0].body.stmts if isinstance(s, Role))
     assert not any(isinstance(n, Copy) and n.dst.buffer.scope == "shared" for n in walk(reading))

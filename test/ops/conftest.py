@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_tile.hardware import Target
-from torch_tile.kernels import common, kernels
+from torch_tile.kernels import FAMILIES, common, kernels
 from torch_tile.ops import eager
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
@@ -209,7 +209,31 @@ def softmax_samples(t: Maker) -> list[tuple]:
     return [(t(3, 7),), (t.strided(2, 3, 7), 1), (t(2, 3, 4), 0, wide), (t(),)]
 
 
+def cross_entropy_samples(t: Maker) -> list[tuple]:
+    def classes(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 7, shape, generator=t.generator)
+
+    some, weight = torch.where(classes(2, 3) < 3, -100, classes(2, 3)), t(7).detach().abs()
+    return [
+        (t(3, 7), classes(3)),
+        (t.strided(2, 3, 7), some, weight),
+        (t(2, 3, 7), some.int(), weight.float(), -100, 0.1, 1e-2),
+        (t(5, 7), classes(5), None, 3, 0.2, 0.5),
+        (t(7), classes()),
+    ]
+
+
+def cross_entropy_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for logits, target, *options in cross_entropy_samples(t):
+        loss, lse = (x.detach() for x in torch.ops.tile.cross_entropy(logits, target, *options))
+        made.append((torch.randn_like(loss).requires_grad_(t.requires_grad), logits, target, lse, *options))
+    return made
+
+
 SAMPLES = {
+    "cross_entropy": cross_entropy_samples,
+    "cross_entropy_backward": cross_entropy_backward_samples,
     "gemm": gemm_samples,
     "grouped_gemm": grouped_gemm_samples,
     "k_grouped_gemm": k_grouped_gemm_samples,
@@ -252,10 +276,7 @@ def gpu(monkeypatch):
     fake = install(monkeypatch)
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
-    for family in (
-        "attention", "attention_backward", "dequant_gemm", "fused_norm", "gemm", "grouped_gemm", "k_grouped_gemm",
-        "mla_decode", "mla_schedule", "norm", "softmax",
-    ):  # fmt: skip
+    for family in FAMILIES:
         monkeypatch.setattr(kernels(family), "machine_of", lambda x: machine)
     eager.forget()
     yield fake

@@ -6,7 +6,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import torch_tile  # noqa: F401
-from torch_tile.kernel import only_preparing
 from torch_tile.ops import eager
 from torch_tile.ops.eager import Eager
 from torch_tile.ops.registration import SCHEMAS
@@ -120,13 +119,3 @@ def test_only_launches_are_repeated(name, gpu, samples, monkeypatch):
             seen.append(([(r.function, list(r.grid)) for r in gpu.launches()], [x.stride() for x in results]))
         assert all(each == seen[0] for each in seen) and seen[0][0]
         assert len(long_ways) in ([1] if dense else [1, TURNS - 1])  # some tensors of other strides are copied first
-
-
-def test_what_is_only_prepared_is_not_met(gpu):
-    """Kernels compiled ahead are not launched, so a form of theirs is not known."""
-    op = torch.ops.tile.rms_norm.default
-    x = torch.randn(3, 24, dtype=torch.bfloat16)
-    with only_preparing():
-        for _ in range(TURNS):
-            op(x)
-    assert not [form for each in eager._ops for form in each.known]

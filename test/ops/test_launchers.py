@@ -15,7 +15,8 @@ from torch_tile.inductor.codegen.symbolic_launch import Form, Symbols, record
 from torch_tile.inductor.compat import no_caches
 from torch_tile.ops import launchers
 from torch_tile.ops.registry import OPERATORS
-from torch_tile.runtime.replay import LongWay, recording
+from torch_tile.runtime.launch_plan import LaunchPlan, planning
+from torch_tile.runtime.replay import LongWay
 
 BF16 = torch.bfloat16
 
@@ -146,6 +147,14 @@ CALLS = {
                                                       half(2, 3, 64))),
     "softmax": ("tt", lambda x, out: launchers.softmax(x, 1, torch.float32, out=out), lambda: (half(3, 20, 8),
                                                                                            torch.empty(3, 20, 8))),
+    "cross_entropy": (
+        "ttttt", lambda x, y, w, *out: launchers.cross_entropy(x, y, w, -1, 0.1, 1e-4, out=out),
+        lambda: (half(3, 5, 64), torch.ones(3, 5).long(), half(64), torch.empty(3, 5), torch.empty(3, 5)),
+    ),
+    "cross_entropy_backward": (
+        "ttttt", lambda g, x, y, lse, out: launchers.cross_entropy_backward(g, x, y, lse, None, out=out),
+        lambda: (torch.ones(3, 5), half(3, 5, 64), torch.ones(3, 5).int(), torch.ones(3, 5), half(3, 5, 64)),
+    ),
 }  # fmt: skip
 
 
@@ -185,10 +194,8 @@ def test_sites_replay(kinds, function, make, gpu):
         plain = lambda *tensors: function(*tensors, *number)  # noqa: E731
     else:
         plain = function
-    with recording(args) as record:
-        plain(*record.arguments)
-    assert not record.refusal
-    gpu.number("slots").value = min(16, *(len(each.arguments) for each in record.launches))
+    plan = planned(plain, args)
+    gpu.number("slots").value = min(16, *(len(entry.args) for entry in entries_of(plan)))
     wanted = asked(gpu, plain, args)
     for turn in range(4):
         assert asked(gpu, site, [*map(moved, args)] if turn == 3 else args) == wanted, turn
@@ -199,19 +206,32 @@ def test_sites_replay(kinds, function, make, gpu):
 def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
     args = list(make())
     number = args[-1:] if isinstance(args[-1], int) else []
-    with recording(args) as seen:
-        function(*seen.arguments)
+    plan = planned(lambda *tensors: function(*tensors, *number), [x for x in args if isinstance(x, torch.Tensor)])
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     forms = [Form(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
     recorded = record(lambda given: function(*given, *number), forms, Symbols(None))
-    launches = [entry for call in recorded.calls for entry in call.launcher.source.entries]
-    assert len(launches) == len(seen.launches) and "tile::run(plan" in embedded(recorded).body
+    assert entries_of(recorded.plan) == entries_of(plan) and "tile::run(plan" in embedded(recorded).body
+
+
+def planned(function, tensors):
+    """The plan of a call on tensors with memory."""
+    plan = LaunchPlan(x.detach() for x in tensors)
+    with planning(plan):
+        function(*plan.roots)
+    assert not plan.torch_calls
+    return plan
+
+
+def entries_of(plan):
+    """The entries of the cubins that a plan launches."""
+    return [entry for launch in plan.launches for entry in launch.kernel.launcher.source.entries]
 
 
 SIZES = {
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
-    "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3,
+    "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
+    "cross_entropy_backward": 5,
 }  # fmt: skip
 """Of a dimension of each call that may be known at run time only."""
 

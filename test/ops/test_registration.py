@@ -21,6 +21,8 @@ PRODUCTS = [
     *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
 ]
 LIKE_QUERY = ["attention", "attention_lse", "mla_decode", "mla_decode_lse"]  # in the memory order of the queries
+BACKWARDS = ["attention_backward", "cross_entropy_backward"]
+ANY_DTYPE = ["cross_entropy"]  # sums and results are in float32 whatever the logits' dtype
 INTEGERS = ["mla_schedule"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "fused_norm"]  # last argument
 
@@ -81,15 +83,15 @@ def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
                 torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance)
 
 
-# Of its arguments, attention_backward's out and lse are results of others; attention's second gradients check it.
-@pytest.mark.parametrize("name", sorted(set(OPS) - {"attention_backward", *INTEGERS}))
+# Arguments of a backward are results of the forward, whose second gradients check it.
+@pytest.mark.parametrize("name", sorted(set(OPS) - {*BACKWARDS, *INTEGERS}))
 def test_gradcheck(name, samples):
     for i, args in enumerate(samples(name, 7, torch.float64, requires_grad=True)):
         print("sample", i)
         if name in WITH_DTYPE:
             args = (*args[:-1], torch.float64)
         leaves, spec = torch.utils._pytree.tree_flatten(args)
-        where = [j for j, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        where = [j for j, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
 
         def call(*tensors, leaves=leaves, spec=spec, where=where):
             full = list(leaves)
@@ -129,8 +131,8 @@ def test_cpu_autocast_leaves_norms_alone_like_torch(name, samples):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(OPS) - {"attention_backward", *INTEGERS})
-)  # autograd runs the first, after autocast
+    "name", sorted(set(OPS) - {*BACKWARDS, *ANY_DTYPE, *INTEGERS})
+)  # autograd runs backwards, after autocast
 def test_cuda_autocast_is_registered(name):
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"tile::{name}", "AutocastCUDA")
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"tile::{name}", "AutocastCPU") == (name in PRODUCTS)
@@ -199,6 +201,11 @@ DYNAMIC = {
     ),
     "softmax": lambda t, n: (t(n, n + 1, 7), 1),
 }
+DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).long(), t(7).detach().abs(), -1)
+DYNAMIC["cross_entropy_backward"] = lambda t, n: (
+    *(t(n, n + 1), t(n, n + 1, 7), torch.ones(n, n + 1).int(), t(n, n + 1).detach()),
+    *(None, -1),
+)
 DYNAMIC["attention_backward"] = lambda t, n: (
     t(2, 4, n, 6),
     *(t(2, 4, n, 8), t(2, 2, n + 3, 8), t(2, 2, n + 3, 6)),

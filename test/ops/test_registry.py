@@ -9,17 +9,23 @@ from typing import Any, Generic, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_tile  # noqa: F401
+from torch_tile.hardware import Target
 from torch_tile.inductor.codegen import lowering
 from torch_tile.inductor.graph.nodes import arg, bind, named_args
 from torch_tile.inductor.select.roofline import cost_of
+from torch_tile.kernels.common import Machine
 from torch_tile.ops import checks, launchers, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS, register
 from torch_tile.ops.registry import OPERATORS, V, arguments_of, form, op_gradients
 from torch_tile.ops.sharding_rule import Rule
+from torch_tile.runtime.launch import form_of
+from torch_tile.runtime.launch_plan import has_memory, tensors_in
+from torch_tile.tools import library
 
 NAME = "scaled_product"
 
@@ -210,3 +216,36 @@ def test_every_operator_is_declared_whole(name):
     assert operator.form is None or operator.form.__doc__, "the documented form has no documentation"
     assert operator.form is not None or name == "fused_norm", "only what the backend makes is undocumented"
     assert operator.backward or operator.in_training or name == "mla_schedule"
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_a_call_launches_what_is_planned(name, samples, monkeypatch):
+    """In the same order, on tensors of the same form; and to plan it needs no memory and leaves the arguments alone."""
+    operator, seen = OPERATORS[name], []
+
+    def spy(self, function):
+        return lambda *choice: lambda *args: seen.append((function.on("cpu"), choice, [form_of(x) for x in args]))
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for given in samples(name, 5, dtype):
+            args = operator.args(*given)
+            before = [x.clone() for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
+            plan = operator.plan(args)
+            torch.testing.assert_close([x for x in tree_leaves(given) if isinstance(x, torch.Tensor)], before)
+            assert not any(has_memory(x) for x in plan.roots)
+            seen.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(Machine, "kernel", spy)
+                operator.run(args, operator.fake(args))
+            planned = [(x.function, x.choice, [form_of(arg) for arg in x.args]) for x in plan.launches]
+            assert planned == seen
+            assert all(plan.root(x) is not None for launch in plan.launches for x in tensors_in(launch.args))
+
+
+def test_plans_know_where_tensors_begin(samples):
+    """Of a tensor whose address is no multiple of 16 bytes, kernels load element by element."""
+    operator = OPERATORS["rms_norm"]
+    whole, machine = torch.randn(8 * 64 + 1, dtype=torch.bfloat16), library.machine_for(Target("cuda", 90))
+    aligned, shifted = (operator.plan(operator.args(whole[n:][: 8 * 64].view(8, 64)), machine) for n in (0, 1))
+    assert aligned.launches[0].choice != shifted.launches[0].choice
+    assert shifted.address(shifted.launches[0].args[0]) % 16 == (whole.data_ptr() + 2) % 16

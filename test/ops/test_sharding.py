@@ -76,6 +76,9 @@ def calls():
     yield "layer_norm", (t(4, 3, 8), None, t(8))
     yield "softmax", (t(4, 3, 6), 1)
     yield "softmax", (t(4, 6), -1, torch.float64)
+    classes = torch.tensor([[1, 7, -100], [0, 3, 2], [5, 5, 6], [-100, 1, 4]])
+    yield "cross_entropy", (t(4, 3, 8), classes)
+    yield "cross_entropy", (t(4, 3, 8), classes, t(8).detach().abs(), -100, 0.1, 0.01)
 
 
 def outputs(result):

@@ -93,7 +93,7 @@ class Builder:
     def run(self, *stmts, blocks=None):
         """Findings of the statements; tensors are changed in place."""
         program = self.program(*stmts)
-        tensors = {id(p): t for p, t in zip(self.params, self.tensors, strict=True)}
+        tensors = dict(zip(self.params, self.tensors, strict=True))
         return run_threads(program, tensors, {}, blocks)
 
     @staticmethod

@@ -43,7 +43,7 @@ def pipeline(b, steps, stages=2):
 def test_each_removal_is_reported(build, stages):
     b = build(64)
     program = b.program(*pipeline(b, 5, stages))
-    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    tensors = dict(zip(b.params, b.tensors, strict=True))
     assert not run_threads(program, tensors, {})
     x, y = b.tensors
     torch.testing.assert_close(y, x.view(5, 64).sum(0).flip(0))
@@ -71,7 +71,7 @@ def joined(b):
 def test_without_an_arrival_all_blocks_are_the_last(build):
     b = build(64, (3,))
     program = b.program(*joined(b))
-    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    tensors = dict(zip(b.params, b.tensors, strict=True))
     for _ in range(2):
         assert not run_threads(program, tensors, {})
         assert b.tensors[1].eq(3).all() and b.tensors[2].item() == 0

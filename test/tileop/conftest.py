@@ -102,7 +102,7 @@ class OnThreads:
         )  # fmt: skip
         program = Program("made", tuple(params), (kernel,), (), ())
         program = flatten(allocate_shared(simplify_program(guard_bounds(program)), self.ctx.build))
-        findings = run_threads(program, {id(p): x for p, x in zip(program.params, data, strict=True)}, sizes or {})
+        findings = run_threads(program, dict(zip(program.params, data, strict=True)), sizes or {})
         return [self._gathered(b, x) for b, x in zip(buffers, data, strict=True)], findings
 
     def _fragment(self, b: Buffer, x: torch.Tensor, before: list, after: list, data: list) -> Buffer:

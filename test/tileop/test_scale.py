@@ -107,7 +107,7 @@ def test_threads_multiply_what_has_to_be(changed):
     assert "vote_any" in repr(program)
     a, f, c = torch.randint(-4, 5, (64, 16)).half(), torch.ones(64), torch.full((64, 16), torch.nan)
     f[list(changed)] = 0.5
-    findings = run_threads(program, {id(p): x for p, x in zip(program.params, (a, f, c), strict=True)}, {})
+    findings = run_threads(program, dict(zip(program.params, (a, f, c), strict=True)), {})
     assert not findings
     product = a.float() @ a[:16].float()
     torch.testing.assert_close(c, product * f[:, None] + product)

@@ -37,6 +37,11 @@ def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
         _inputs.reset(token)
 
 
+def get_autotune_inputs() -> Sequence[Any] | None:
+    """The arguments of the `set_autotune_inputs` around; None without one."""
+    return _inputs.get()
+
+
 def autotune(
     function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str | int] = (), **settings: Any
 ) -> Any:

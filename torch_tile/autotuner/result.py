@@ -54,6 +54,16 @@ class AutotuneResult:
         """Milliseconds of the best configuration."""
         return self.tries[self.best].latency
 
+    @property
+    def libcode(self) -> str | None:
+        """The generated source of `kernel`."""
+        return None if self.kernel is None else self.kernel.get_kernel_source()
+
+    @property
+    def func(self) -> JITKernel | None:
+        """TileLang's name of `kernel`, which is called."""
+        return self.kernel
+
     def __repr__(self) -> str:
         return "\n".join([f"{self.name}: {len(self.tries)} configurations", *table(self.tries, self.best)])
 
@@ -143,7 +153,11 @@ class Settings:
         return replace(self, **given)
 
 
-WITHOUT_EFFECT = {"enable_grouped_compile", "group_compile_size"}  # TileLang's; all are compiled side by side anyway
+# TileLang's: all are compiled side by side anyway, and timed on the device that the tensors lie on.
+WITHOUT_EFFECT = {
+    "enable_grouped_compile", "group_compile_size", "use_pipeline", "benchmark_devices", "benchmark_multi_gpu",
+    "backend",
+}  # fmt: skip
 
 
 def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None) -> Settings:

@@ -173,7 +173,7 @@ class Session:
         if self.tensors:
             changed = written(self.program)
             pairs = zip(self.tensors, self.program.params, strict=True)
-            return [spare(t) if id(p) in changed else t for t, p in pairs]
+            return [spare(t) if p in changed else t for t, p in pairs]
         if self.given is None and self.settings.supply_prog is not None:
             self.given = list(self.settings.supply_prog(self.binding().given))
         kernel = self.running()[0].kernel

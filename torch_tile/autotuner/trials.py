@@ -18,6 +18,7 @@ from torch_tile.autotuner.machine import synchronize
 from torch_tile.autotuner.result import Candidate, Settings, reason
 from torch_tile.compiler.parallel import progress, side_by_side, workers_for
 from torch_tile.hardware import Target
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.stmt import Program
 from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.profiler import Profiler, do_bench
@@ -157,9 +158,9 @@ def race(
 SEED = 0  # every configuration, and every process, is tried on the same numbers
 
 
-def written(program: Program) -> set[int]:
-    """Identities of the buffers that a program writes."""
-    return {id(buffer) for kernel in program.kernels for buffer in uses(kernel.body)[1]}
+def written(program: Program) -> set[Buffer]:
+    """The buffers that a program writes."""
+    return {buffer for kernel in program.kernels for buffer in uses(kernel.body)[1]}
 
 
 def spare(value: Any) -> Any:

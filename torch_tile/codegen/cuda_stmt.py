@@ -176,6 +176,8 @@ class CudaStatements(Visitor, Lines):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bind(let.var, text.interval(value))
+            if text.is_given(value):
+                text.given.add(let.var)
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
@@ -280,7 +282,7 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     index, value = store.indices[0], store.value
     if any(n.buffer is store.buffer for n in find(value, Load)) or text.unchanged(value) is not None:
         return None
-    step = Substitute({id(var): Binary("+", var, const(1, var.type))})
+    step = Substitute({var: Binary("+", var, const(1, var.type))})
     if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):
         return None
     return store, step(value)
@@ -290,7 +292,7 @@ def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
     """Whether an integer expression is a number, `even` being a variable known to be even."""
     if even is not None:
         half = Var("half", even.type, "loop")
-        expr = Substitute({id(even): Binary("*", half, const(2, even.type))})(expr)
+        expr = Substitute({even: Binary("*", half, const(2, even.type))})(expr)
     found = simplify(expr)
     return isinstance(found, Const) and found.value == wanted
 

@@ -43,7 +43,7 @@ from torch_tile.ir.expr import (
     Var,
     const,
 )
-from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
 
@@ -60,6 +60,7 @@ class CudaText(Text):
         # Of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
         self.made: IdMap[Expr, bool] = IdMap()
+        self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
         self.warpgroup: tuple[Var, Var] | None = None  # the thread's index, and the name of that over 128
@@ -115,7 +116,7 @@ class CudaText(Text):
         if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
             a, b = self.interval(expr.a), self.interval(expr.b)
             if expr.op in ("//", "%") and b.low == 0:
-                b = b & Interval(low=1)  # nothing is divided by 0
+                b = Interval(1, max(b.high, 1))  # 1 stands for a divisor of 0
             found = of_binary(expr.op, a, b)
             others = self.parts.get(expr.a, ()) if expr.op == "//" else ()
             for other in (p for d, p in others if equal(d, expr.b)):
@@ -277,12 +278,28 @@ class CudaText(Text):
         # From left to right, so that neighbours of an address differ by a constant added last.
         flat = whole and a and node.op == "+" and isinstance(node.b, Binary) and node.b.op in ("+", "-")
         flat = flat and (b or self.interval(node.b).within(INT))
-        right = self.value(node.b, wide, own if flat else own + 1)
+        is_quotient = node.op in ("//", "%")
+        right = self.divisor(node.b, wide) if is_quotient else self.value(node.b, wide, own if flat else own + 1)
         return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
 
     def divisor(self, expr: Expr, wide: bool) -> str:
-        """C++ text of what naturals are divided by: no GPU stops at a 0."""
-        return self.value(expr, wide, PRECEDENCE["/"] + 1)
+        """C++ text of what naturals are divided by: 1 in the place of 0.
+
+        No GPU stops at a 0. But C++ leaves the quotient undefined, so NVRTC drops the store of one that it proves.
+        """
+        found = self.interval(expr)
+        if found.low > 0 or found.high < 0 or (found.high > 0 and self.is_given(expr)):
+            return self.value(expr, wide, PRECEDENCE["/"] + 1)
+        kind = int_type(expr.dtype, self.is_long(expr, wide))
+        return f"tile::divisor<{kind}>({self.value(expr, wide)})"
+
+    def is_given(self, expr: Expr) -> bool:
+        """Whether an integer is made from sizes and scalar parameters alone, of which NVRTC knows nothing."""
+        if isinstance(expr, Var):
+            return expr.role in ("dim", "param") or expr in self.given
+        if isinstance(expr, Binary | Unary | Cast):
+            return all(isinstance(c, Const) or self.is_given(c) for c in children(expr) if isinstance(c, Expr))
+        return False
 
     def _negated(self, node: Binary) -> Binary:
         assert isinstance(node.b, Const)

@@ -197,7 +197,7 @@ def joined(loop: For) -> Product | None:
     each = a_registers(call) if walks_of(call)[0] is None else 0
     starts = [_starts(x, k, count) for x in (a_step, b_step)]
     steps = [Steps.of(found) for found in starts if found is not None]
-    if len(steps) < 2 or steps[0] is None or steps[1] is None or id(k) in symbols(d) | symbols(b):
+    if len(steps) < 2 or steps[0] is None or steps[1] is None or k in symbols(d) | symbols(b):
         return None
     if _starts(a.indices[0], k, count) != [i * each for i in range(count)]:
         return None
@@ -211,13 +211,13 @@ def joined(loop: For) -> Product | None:
 
 def _at(iteration: int, k: Var, expr: Expr) -> Expr:
     """An operand in one iteration."""
-    found: Expr = Substitute({id(k): const(iteration, k.type)})(expr)
+    found: Expr = Substitute({k: const(iteration, k.type)})(expr)
     return expr if found is expr else simplify(found)
 
 
 def _starts(expr: Expr, k: Var, count: int) -> list[int] | None:
     """By how much the value is above the first one in each iteration; None if that is not known here."""
-    terms = [term for term in terms_of("+", expr) if id(k) in symbols(term)]
+    terms = [term for term in terms_of("+", expr) if k in symbols(term)]
     try:
         values = [sum(int(evaluate(term, {k: i})) for term in terms) for i in range(count)]
     except (KeyError, ValueError):

@@ -84,7 +84,7 @@ def picks_registers(loop: For) -> bool:
         return False
     var = loop.vars[0]
     return any(
-        node.buffer.scope == "local" and any(id(var) in symbols(i) for i in node.indices)
+        node.buffer.scope == "local" and any(var in symbols(i) for i in node.indices)
         for node in find(loop.body, Load, Store, Address)
     )
 

@@ -15,6 +15,7 @@ from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Scalar, Var
+from torch_tile.ir.idmap import mentions
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program, dimensions
 
@@ -70,12 +71,14 @@ class Binding:
         facts: list[Fact] = []
         first: tuple[str, Any] | None = None
         for param, value in zip(self.given, args, strict=True):
-            if isinstance(param, Buffer):
+            if isinstance(param, Buffer) and not (value is None and self.is_unused(param)):
                 check_tensor(param, value, kind, first)
                 first = first or (param.name, value.device)
                 facts += facts_of(param, value)
         sizes = solve(facts)
         for var in self.sizes:
+            if var not in sizes and self.is_unused(var):
+                sizes[var] = 0  # of a tensor that is None
             if var not in sizes:
                 raise LaunchError(f"size `{var.name}` does not follow from the shapes and strides of {self.names}")
             if sizes[var] % var.multiple:
@@ -83,6 +86,13 @@ class Binding:
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"
                 )
         return sizes
+
+    def is_unused(self, symbol: Buffer | Var) -> bool:
+        """Whether nothing but the signature mentions a parameter or a size: its tensor may be None."""
+        others = (*self.program.workspaces, *self.program.outputs) if isinstance(symbol, Var) else ()
+        made = any(mentions(size, symbol) for b in others for size in (*b.shape, *(b.strides or ())))
+        viewed = any(view.base is symbol for view in self.program.views)
+        return not made and not viewed and not any(mentions(kernel, symbol) for kernel in self.program.kernels)
 
     def scalars_of(self, args: Sequence[Any]) -> dict[Var, Scalar]:
         """The numbers among `args`, as Python's, each inside the range of its type."""
@@ -99,8 +109,9 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
     name = param.name
     if not isinstance(value, torch.Tensor):
         raise LaunchError(f"argument `{name}` must be a tensor, got {type(value).__name__}")
-    if value.dtype != param.dtype.as_torch():
-        raise LaunchError(f"argument `{name}` must have dtype {param.dtype.as_torch()}, got {value.dtype}")
+    wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}
+    if value.dtype not in wanted:
+        raise LaunchError(f"argument `{name}` must have dtype {param.torch_dtype()}, got {value.dtype}")
     if value.dim() != param.rank:
         raise LaunchError(f"argument `{name}` must have {param.rank} dimensions, got shape {list(value.shape)}")
     if value.device.type != kind:
@@ -119,11 +130,24 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
         )
 
 
+def held(param: Buffer, value: Any) -> Any:
+    """A tensor of a narrow type as the bytes that kernels compute with, nothing for None; others as they are."""
+    import torch
+
+    if value is None:
+        return torch.empty([0] * param.rank, dtype=param.dtype.as_torch())
+    value = value.detach()
+    return value.view(param.dtype.as_torch()) if param.seen_as and value.dtype != param.dtype.as_torch() else value
+
+
 def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
     """What the shape and the strides of an argument say."""
     found = []
     for dim, wanted in enumerate(param.shape):
-        found.append(Fact(param.name, dim, False, wanted, tensor.shape[dim]))
+        actual = tensor.shape[dim]
+        if param.seen_as and param.seen_as.bits < 8 and dim == param.rank - 1 and isinstance(wanted, Binary):
+            wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)  # bytes, of several elements each
+        found.append(Fact(param.name, dim, False, wanted, actual))
     for dim, wanted in enumerate(param.strides or ()):
         found.append(Fact(param.name, dim, True, wanted, tensor.stride(dim), is_idle=tensor.shape[dim] <= 1))
     return found

@@ -94,7 +94,7 @@ def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
 
 def packed(source: CudaSource, build: Build, program: Program) -> str:
     """The text of a file."""
-    symbols = {id(v): n for n, v in enumerate(_symbols(program))}
+    symbols = {v: n for n, v in enumerate(_symbols(program))}
     found = {
         "text": source.text,
         "alignment": source.alignment,
@@ -124,14 +124,14 @@ def _symbols(program: Program) -> list[Var]:
     return [*dimensions(program), *(p for p in program.params if isinstance(p, Var))]
 
 
-def _fields(value: Any, symbols: dict[int, int]) -> list[Any]:
+def _fields(value: Any, symbols: dict[Var, int]) -> list[Any]:
     return [_pack(each, symbols) for each in (value if isinstance(value, tuple) else vars(value).values())]
 
 
-def _pack(value: Any, symbols: dict[int, int]) -> Any:
+def _pack(value: Any, symbols: dict[Var, int]) -> Any:
     """Numbers, text and None as they are, all else as a list that begins with its kind."""
     if isinstance(value, Var):
-        return ["Var", symbols[id(value)]]
+        return ["Var", symbols[value]]
     if isinstance(value, Expr):
         return [type(value).__name__, *(_pack(getattr(value, name), symbols) for name in field_names(value))]
     if isinstance(value, DType):

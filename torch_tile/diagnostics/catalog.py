@@ -67,6 +67,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
         "loop with T.serial, T.unroll or `for ... in range(...)`, or write a condition of the device: `while x < n:`",
     ),
+    "break_of_nest": (
+        "`break` of a T.grid, which is several loops, would leave the innermost only",
+        "nest T.serial loops, and test a flag in each: T.alloc_var(T.bool, False)",
+    ),
     "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
     "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),
     "bad_shape": ("{what} must be {want}, got {got}", "give every dimension as a positive integer"),
@@ -78,7 +82,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {got} of `{buffer}` is not an integer expression",
         "index with integers or integer expressions",
     ),
-    "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop] with step 1"),
+    "bad_slice": (
+        "a slice of `{buffer}` {why}",
+        "use A[start:stop], with a positive step in T.copy and T.fill only",
+    ),
     "region_as_value": (
         "the region `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy",
@@ -90,6 +97,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
+    "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
     # tile ops
     "gemm_shape": (
         "T.gemm: {a} x {b} -> {c} do not fit",

@@ -67,8 +67,19 @@ def fields_of(code: str) -> set[str]:
     return {name for text in CATALOGUE[code] for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
-class TileError(Exception):
-    """A kernel that its author can mend. Holds every finding of the check that failed."""
+TYPE_ERRORS = ("bad_call", "unknown_keyword")  # codes of what Python itself calls a TypeError
+
+
+class TileError(ValueError):
+    """A kernel that its author can mend. Holds every finding of the check that failed.
+
+    It is a ValueError, and a TypeError as well for arguments that a function does not have.
+    """
+
+    def __new__(cls, *diagnostics: Diagnostic) -> TileError:
+        """An error of the class that the first finding's code asks for."""
+        is_type_error = bool(diagnostics) and getattr(diagnostics[0], "code", "") in TYPE_ERRORS
+        return super().__new__(TileTypeError if cls is TileError and is_type_error else cls, *diagnostics)
 
     def __init__(self, *diagnostics: Diagnostic):
         self.diagnostics = diagnostics
@@ -83,6 +94,10 @@ class TileError(Exception):
     def span(self) -> Span | None:
         """The place of the first finding."""
         return self.diagnostics[0].span
+
+
+class TileTypeError(TileError, TypeError):
+    """A call with arguments that the function does not have."""
 
 
 class LaunchError(ValueError):

@@ -71,6 +71,16 @@ class Select:
         """Times of attention with its gradients, `tensors` being q, k, v and a mask; None where nothing is timed."""
         return None
 
+    def of_loss(
+        self, tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float
+    ) -> Outcome | None:
+        """Times of a cross-entropy, with its gradient if one is wanted; None where nothing is timed.
+
+        tensors: logits, target and, if there are any, weights of the classes. widened: the model widens the logits to
+        float32 first.
+        """
+        return None
+
 
 class Context:
     """One graph being worked on by the families."""

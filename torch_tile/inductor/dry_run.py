@@ -16,7 +16,7 @@ from torch_tile.inductor import compat
 from torch_tile.inductor.backend import pass_patches, split_options
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.report.rows import Row
-from torch_tile.jit import kernels_used
+from torch_tile.ops.registry import operator_of
 
 
 def dry_run(
@@ -59,10 +59,11 @@ class Watched(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node."""
-        if n not in self.rows:
-            return super().run_node(n)
-        with kernels_used() as used:
-            result = super().run_node(n)
-        known = self.rows[n].kernels
-        known.extend(kernel for kernel in used if kernel not in known)
-        return result
+        operator = operator_of(n.target) if n in self.rows else None
+        if operator is not None:
+            args, named = self.fetch_args_kwargs_from_env(n)
+            with compat.isolated_compile():
+                used = operator.plan(operator.args(*args, **named)).compile()
+            known = self.rows[n].kernels
+            known.extend(kernel for kernel in used if kernel not in known)
+        return super().run_node(n)

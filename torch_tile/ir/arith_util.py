@@ -43,7 +43,7 @@ def terms_of(op: str, expr: Expr) -> Iterator[Expr]:
 class Substitute(Rewriter):
     """Replaces variables by what is `known` of them, by identity."""
 
-    def __init__(self, known: Mapping[int, Expr]):
+    def __init__(self, known: Mapping[Var, Expr]):
         self.known = known
 
     def __call__(self, node: Any) -> Any:
@@ -52,21 +52,21 @@ class Substitute(Rewriter):
 
     def visit_Var(self, var: Var) -> Expr:
         """What stands for it."""
-        return self.known[id(var)]
+        return self.known[var]
 
 
 class Expand(Substitute):
     """The same, and variables in what stands for one are replaced, too."""
 
-    def __init__(self, known: Mapping[int, Expr]):
+    def __init__(self, known: Mapping[Var, Expr]):
         super().__init__(known)
-        self.expanded: dict[int, Expr] = {}
+        self.expanded: dict[Var, Expr] = {}
 
     def visit_Var(self, var: Var) -> Expr:
         """What stands for it."""
-        if id(var) not in self.expanded:
-            self.expanded[id(var)] = self(self.known[id(var)])
-        return self.expanded[id(var)]
+        if var not in self.expanded:
+            self.expanded[var] = self(self.known[var])
+        return self.expanded[var]
 
 
 # The value of a scalar expression for given values of its variables: launch grids, run-time sizes, tests of rewrites.

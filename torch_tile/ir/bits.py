@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dtypes
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Call, Const, Expr, const
+from torch_tile.ir.expr import Call, Const, Expr, Vector, cast, const
 
 _PACKED = {"float16": "<e", "float32": "<f", "float64": "<d"}
 
@@ -57,6 +60,35 @@ def _number(bits: int, to: DType) -> int | float:
     name, bits = ("float32", bits << 16) if to.name == "bfloat16" else (to.name, bits)
     found: float = struct.unpack(_PACKED[name], bits.to_bytes(struct.calcsize(_PACKED[name]), "little"))[0]
     return found
+
+
+def reinterpreted(value: Any, dtype: object) -> Any:
+    """The bits of a scalar or vector as a scalar or vector of as many bits, the first lane lowest."""
+    to = dtypes.to_dtype(dtype)
+    lanes = value.lanes if isinstance(value, Vector) else (value,)
+    of = lanes[0].dtype
+    if of.bits * len(lanes) != to.bits * to.lanes:
+        why = f"{to} has {to.bits * to.lanes} bits, and the value has {of.bits * len(lanes)}"
+        raise error("bad_argument", None, op="T.reinterpret", name="dtype", why=why, fix="take one of as many bits")
+    if of.bits == to.bits:
+        found = [reinterpret(lane, to.element) for lane in lanes]
+        return Vector(found) if to.lanes > 1 else found[0]
+    unit = min(of.bits, to.bits)
+    wide = dtypes.uint64 if max(of.bits, to.bits) == 64 else dtypes.uint32
+    parts: list[Expr] = []
+    for lane in lanes:
+        word = cast(reinterpret(lane, _unsigned(of.bits)), wide)
+        parts += [(word >> (unit * k)) & ((1 << unit) - 1) for k in range(of.bits // unit)]
+    count = to.bits // unit
+    found = []
+    for first in range(0, len(parts), count):
+        word = reduce(lambda a, b: a | b, (part << (unit * k) for k, part in enumerate(parts[first : first + count])))
+        found.append(reinterpret(cast(word, _unsigned(to.bits)), to.element))
+    return Vector(found) if to.lanes > 1 else found[0]
+
+
+def _unsigned(width: int) -> DType:
+    return dtypes.BY_NAME[f"uint{width}"]
 
 
 # Shared memory's 32 banks of four bytes: in how many passes a warp's access is served.

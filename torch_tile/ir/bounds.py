@@ -146,11 +146,11 @@ class Ranges:
         self._atoms = Atoms()
         self._lower: dict[int, tuple[tuple[int, Polynomial], ...]] = {}
         self._upper: dict[int, tuple[tuple[int, Polynomial], ...]] = {}
-        self._numeric: dict[int, Interval] = {}
+        self._numeric: dict[Var, Interval] = {}
         self._depth: dict[int, int] = {}
         self._verdicts: dict[Hashable, bool] = {}
-        self._intervals: dict[int, tuple[Expr, Interval]] = {}
-        self._values: dict[int, Expr] = {}
+        self._intervals: dict[Expr, Interval] = {}
+        self._values: dict[Var, Expr] = {}
 
     # Entering scopes.
 
@@ -164,7 +164,7 @@ class Ranges:
         new = self.assume(first < last)._copy()
         atom = new._enter(var)
         low, high = self.interval(first), self.interval(last)
-        new._numeric[id(var)] = Interval(low.low, high.high - 1) & self._of_var(var)
+        new._numeric[var] = Interval(low.low, high.high - 1) & self._of_var(var)
         return new._bound(atom, self._atoms.of(first), self._atoms.of(last) - number(1))
 
     def kernel(self, kernel: Kernel) -> Ranges:
@@ -183,10 +183,10 @@ class Ranges:
         new = self._copy()
         new._verdicts, new._intervals = dict(self._verdicts), dict(self._intervals)  # nothing new of what was there
         if isinstance(value, Const | Var):
-            new._values[id(var)] = value
+            new._values[var] = value
         if not var.dtype.is_integer:
             return new
-        new._numeric[id(var)] = self.interval(value)
+        new._numeric[var] = self.interval(value)
         polynomial = self._atoms.of(value)
         if self._atoms.is_mutable(polynomial):
             new._enter(var)
@@ -243,14 +243,14 @@ class Ranges:
         if isinstance(described, Var) and rest.is_constant:
             limit = -rest.constant // factor if factor < 0 else -(rest.constant // factor)
             known = self._of_var(described)
-            new._numeric[id(described)] = known & (Interval(low=limit) if factor > 0 else Interval(high=limit))
+            new._numeric[described] = known & (Interval(low=limit) if factor > 0 else Interval(high=limit))
         return new
 
     def value_of(self, var: Var) -> Expr | None:
         """The literal or the variable that `var` is known to equal."""
-        if id(var) not in self._values and var.dtype.is_integer and (found := self._of_var(var)).is_point:
+        if var not in self._values and var.dtype.is_integer and (found := self._of_var(var)).is_point:
             return const(int(found.low), var.type)
-        return self._values.get(id(var))
+        return self._values.get(var)
 
     # Intervals.
 
@@ -258,18 +258,18 @@ class Ranges:
         """Numbers between which an integer or bool expression lies."""
         if isinstance(expr, Var) and expr.type is dt.int32:  # asked for often
             return self._of_var(expr)
-        known = self._intervals.get(id(expr))
+        known = self._intervals.get(expr)
         if known is not None:
-            return known[1]
+            return known
         dtype = expr.dtype
         found = UNBOUNDED if dtype.is_float else self._interval(expr)
         if dtype not in EXACT and not dtype.is_float and not found.within(range_of(dtype)):
             found = range_of(dtype)
-        self._intervals[id(expr)] = expr, found
+        self._intervals[expr] = found
         return found
 
     def _of_var(self, var: Var) -> Interval:
-        known = self._numeric.get(id(var))
+        known = self._numeric.get(var)
         if known is not None:
             return known
         if var.role == "dim":

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Never
+from typing import TYPE_CHECKING, ClassVar, Never
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
@@ -12,6 +13,9 @@ from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node
+
+if TYPE_CHECKING:
+    import torch
 
 # Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread. A "barrier" is
 # an array of mbarriers in a block's shared memory.
@@ -32,10 +36,12 @@ class Buffer(Node):
     None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
     `base` is the contiguous global buffer whose elements this one is a view of, in another shape. `guards` is the
     first of the tiles that a pipeline's barriers pass, the same for barriers of full stages and of empty ones.
+    `seen_as` is the author's type of a global buffer that holds it as bytes: callers give tensors of that type.
+    `lanes` is the size of a last dimension that the author sees as vectors of so many, or 0.
     """
 
     is_symbol: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ("guards",)
+    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes")
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
@@ -48,6 +54,12 @@ class Buffer(Node):
     arrivals: int = 0
     base: Buffer | None = None
     guards: Buffer | None = None
+    seen_as: DType | None = None
+    lanes: int = 0
+
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the tensors that callers give and get."""
+        return (self.seen_as or self.dtype).as_torch()
 
     def may_start_at(self, bytes: int) -> bool:
         """Whether accesses may rely on an address that is a multiple of so many bytes."""
@@ -105,6 +117,28 @@ class Region(NotAValue, Node):
     def tile_shape(self) -> tuple[Expr, ...]:
         """The region's own shape: without dimensions given by a single index."""
         return tuple(r.extent for r in self.ranges if r.keep)
+
+
+class Steps(NotAValue):
+    """A region of which only every so many-th index counts in some dimension, as in A[0:16:2].
+
+    `region` starts where it does, and has as many indices as count; `steps` has the distance of two in each dimension.
+    Copies, fills and assignments take it; regions of tile operations have no steps.
+    """
+
+    def __init__(self, region: Region, steps: tuple[int, ...]):
+        self.region, self.steps = region, steps
+
+    def __repr__(self) -> str:
+        return f"{self.region!r} in steps of {self.steps}"
+
+    def at(self, point: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Indices into the buffer for a point of the region without its dimensions of size 1."""
+        rest, found = iter(point), []
+        for one, step in zip(self.region.ranges, self.steps, strict=True):
+            single = isinstance(one.extent, Const) and one.extent.value == 1
+            found.append(one.start if single else one.start + next(rest) * step)
+        return tuple(found)
 
 
 # Tensor maps: what the tensor memory accelerator is told of a tensor in global memory.

@@ -7,6 +7,7 @@ signed and an unsigned integer of one width give the signed one of twice the wid
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,14 @@ class DType(str):
     """
 
     kind: str
-    bits: int
+    bits: int  # of a lane
+    lanes: int
+    element: DType  # of a vector, the type of its lanes; else the type itself
 
-    def __new__(cls, name: str, kind: str, bits: int) -> DType:
+    def __new__(cls, name: str, kind: str, bits: int, lanes: int = 1) -> DType:
         """The type `name`, made once, below."""
         made = super().__new__(cls, name)
-        made.kind, made.bits = kind, bits
+        made.kind, made.bits, made.lanes, made.element = kind, bits, lanes, made
         return made
 
     @property
@@ -60,14 +63,18 @@ class DType(str):
 
     def __call__(self, value: Any = None) -> Any:
         """`T.float32(x)`: `x` converted to this type. `T.float32()`, an annotation of TileLang's, is the type."""
-        from torch_tile.ir.expr import cast
+        from torch_tile.ir.expr import Vector, cast
 
-        return self if value is None else cast(value, self)
+        if value is None:
+            return self
+        if isinstance(value, Vector):
+            return value.astype(self)
+        return cast(value, self) if self.lanes == 1 else Vector([cast(value, self.element)] * self.lanes)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return (self.bits + 7) // 8
+        return (self.bits * self.lanes + 7) // 8
 
     @property
     def is_float(self) -> bool:
@@ -80,10 +87,10 @@ class DType(str):
         return self.kind in ("int", "uint")
 
     def as_torch(self) -> torch.dtype:
-        """The torch dtype of the same name."""
+        """The torch dtype of the same name; of a packed type, that of the bytes which tensors hold."""
         import torch
 
-        found = getattr(torch, self.name)
+        found = getattr(torch, TORCH_NAMES.get(self.name, self.name), torch.uint8)
         assert isinstance(found, torch.dtype)
         return found
 
@@ -100,11 +107,27 @@ ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
     float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
 )  # fmt: skip
+
+# Types that targets hold in others (language/narrow.py): so many of a packed one share a byte of global memory.
+int4, int2 = DType("int4", "int", 4), DType("int2", "int", 2)
+uint4, uint2 = DType("uint4", "uint", 4), DType("uint2", "uint", 2)
+float4_e2m1fn = DType("float4_e2m1fn", "float", 4)
+float8_e4m3fnuz, float8_e5m2fnuz = DType("float8_e4m3fnuz", "float", 8), DType("float8_e5m2fnuz", "float", 8)
+float8_e8m0fnu = DType("float8_e8m0fnu", "float", 8)
+tfloat32 = DType("tfloat32", "float", 32)
+NARROW = (
+    int4, int2, uint4, uint2, float4_e2m1fn, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, tfloat32,
+)  # fmt: skip
+TORCH_NAMES = {
+    "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4_e2m1fn": "float4_e2m1fn_x2",
+    "tfloat32": "float32",
+}  # fmt: skip
+
 ALIASES = {
     "float": float32, "half": float16, "double": float64, "int": int32, "uint": uint32, "short": int16, "long": int64,
     "float8_e4m3": float8_e4m3fn, "e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "boolean": bool_,
 }  # fmt: skip
-BY_NAME = {t.name: t for t in ALL} | ALIASES
+BY_NAME = {t.name: t for t in (*ALL, *NARROW)} | ALIASES
 
 # Significant bits (the hidden one included) and exponent bits of the floating types.
 FORMATS = {
@@ -112,9 +135,18 @@ FORMATS = {
     "float8_e5m2": (3, 5),
 }  # fmt: skip
 
+# Of narrow floats: significant bits (the hidden one included), the least exponent of a normal number, the greatest
+# number. None of them has an infinity; conversions saturate.
+NARROW_FORMATS = {
+    "float4_e2m1fn": (2, 0, 6.0), "float8_e4m3fnuz": (4, -7, 240.0), "float8_e5m2fnuz": (3, -15, 57344.0),
+    "float8_e8m0fnu": (1, -127, 2.0**127), "tfloat32": (11, -126, math.ldexp(2 - 2.0**-10, 127)),
+}  # fmt: skip
+
 
 def rounded(value: float, dtype: DType) -> float:
     """The value of a floating type nearest to `value`, halves to even; too large gives inf (448 in e4m3fn)."""
+    if dtype.name in NARROW_FORMATS:
+        return _narrowed(value, dtype)
     digits, exponent_bits = FORMATS[dtype.name]
     bias = (1 << (exponent_bits - 1)) - 1
     has_inf = dtype.name != "float8_e4m3fn"
@@ -123,6 +155,23 @@ def rounded(value: float, dtype: DType) -> float:
         step = max(math.frexp(value)[1] - 1, 1 - bias) - (digits - 1)  # the exponent of the last bit kept
         value = math.copysign(math.ldexp(round(math.ldexp(abs(value), -step)), step), value)
     return math.copysign(math.inf if has_inf else finite, value) if abs(value) > finite else value
+
+
+def _narrowed(value: float, dtype: DType) -> float:
+    """`rounded`, of types without infinity: too large gives the greatest number. language/narrow.py says the rules."""
+    digits, least, greatest = NARROW_FORMATS[dtype.name]
+    if dtype == float8_e8m0fnu:
+        value = max(abs(value), math.ldexp(1, least)) if math.isfinite(value) else math.nan
+    if dtype == float4_e2m1fn and math.isnan(value):
+        return greatest
+    if math.isfinite(value) and value != 0:
+        step = max(math.frexp(value)[1] - 1, least) - (digits - 1)
+        scaled = math.ldexp(abs(value), -step)
+        whole = math.floor(scaled + 0.5) if dtype == tfloat32 else round(scaled)
+        value = math.copysign(math.ldexp(whole, step), value)
+    if abs(value) > greatest and not (dtype == tfloat32 and math.isinf(value)):
+        value = math.copysign(greatest, value)
+    return abs(value) if value == 0 and dtype.name.endswith("fnuz") else value
 
 
 def name_of(value: object) -> str | None:
@@ -147,7 +196,21 @@ def to_dtype(value: object) -> DType:
     name = value if isinstance(value, str) else name_of(value)
     if name in BY_NAME:
         return BY_NAME[name]
+    element, _, lanes = (name or "").rpartition("x")
+    if element in BY_NAME and lanes.isdecimal() and 1 < int(lanes) <= MOST_LANES:
+        return vector_of(BY_NAME[element], int(lanes))
     raise ValueError(f"{value!r} is not a dtype")
+
+
+MOST_LANES = 64
+
+
+@functools.cache
+def vector_of(element: DType, lanes: int) -> DType:
+    """The type of so many values of `element`, such as float32x4: what T.float32x4 and "float32x4" name."""
+    found = DType(f"{element.name}x{lanes}", "vector", element.bits, lanes)
+    found.element = element
+    return found
 
 
 def promote(a: DType, b: DType) -> DType:

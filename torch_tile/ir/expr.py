@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile.diagnostics.errors import error
@@ -34,6 +35,7 @@ _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "max": max,
 }  # fmt: skip
 Operator = Callable[["Expr", Any], "Expr"]
+Lanewise = Callable[["Vector", Any], "Vector"]
 
 
 def _both(op: str) -> tuple[Operator, Operator]:
@@ -435,3 +437,106 @@ def extremum(op: str, a: Any, b: Any) -> Any:
     if isinstance(a, float) and isinstance(b, float) and a == b:
         return a if (math.copysign(1, a) < 0) == (op == "min") else b
     return min(a, b) if op == "min" else max(a, b)
+
+
+# Vectors of scalars: what an author computes with by dtypes such as float32x4. Each lane is an expression of its own.
+#
+# The compiler knows scalars only. It makes wide accesses of neighbouring ones, written as vectors or not.
+
+
+def _each(op: str) -> tuple[Lanewise, Lanewise]:
+    """The methods `a op b` and `b op a`."""
+
+    def forward(self: Vector, other: Any) -> Vector:
+        return lanewise(lambda a, b: binary(op, a, b), self, other)
+
+    def backward(self: Vector, other: Any) -> Vector:
+        return lanewise(lambda a, b: binary(op, b, a), self, other)
+
+    return forward, backward
+
+
+class Vector:
+    """Some values of one dtype; operators and functions take them lane by lane, and numbers for all lanes."""
+
+    def __init__(self, lanes: Sequence[Any]):
+        values = [to_expr(lane) for lane in lanes]
+        common = reduce(dt.promote, (v.dtype for v in values))
+        self.lanes = tuple(cast(v, common) for v in values)
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the whole, such as float32x4."""
+        return dt.vector_of(self.lanes[0].dtype, len(self.lanes))
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def __iter__(self) -> Iterator[Expr]:
+        return iter(self.lanes)
+
+    def __repr__(self) -> str:
+        return f"T.{self.dtype}({', '.join(map(repr, self.lanes))})"
+
+    def __getitem__(self, lane: Any) -> Any:
+        """A lane; some lanes for a slice; the lane that an expression tells, which must be one of them."""
+        if isinstance(lane, slice):
+            return Vector(self.lanes[lane])
+        if isinstance(lane, Expr) and not hasattr(lane, "value"):
+            found = self.lanes[-1]
+            for n in range(len(self) - 2, -1, -1):
+                found = select(binary("==", lane, n), self.lanes[n], found)
+            return found
+        number = int(getattr(lane, "value", lane))
+        if not -len(self) <= number < len(self):
+            raise error("bad_operand", None, op="a lane", got=f"{number} of {self.dtype}")
+        return self.lanes[number]
+
+    def __bool__(self) -> bool:
+        raise error("symbolic_condition", self.lanes[0].span)
+
+    def map(self, function: Callable[[Expr], Any]) -> Vector:
+        """`function` of each lane."""
+        return Vector([function(lane) for lane in self.lanes])
+
+    def astype(self, dtype: object) -> Vector:
+        """The lanes converted to a dtype, or to that of a vector of as many."""
+        to = dt.to_dtype(dtype)
+        if to.lanes not in (1, len(self)):
+            raise error("bad_operand", None, op=f"T.{to}", got=f"a vector of {len(self)} lanes")
+        return self.map(lambda lane: cast(lane, to.element))
+
+    __add__, __radd__ = _each("+")
+    __sub__, __rsub__ = _each("-")
+    __mul__, __rmul__ = _each("*")
+    __truediv__, __rtruediv__ = _each("/")
+    __floordiv__, __rfloordiv__ = _each("//")
+    __mod__, __rmod__ = _each("%")
+    __lshift__, __rlshift__ = _each("<<")
+    __rshift__, __rrshift__ = _each(">>")
+    __and__, __rand__ = _each("&")
+    __or__, __ror__ = _each("|")
+    __xor__, __rxor__ = _each("^")
+    __lt__, __le__, __gt__, __ge__ = (_each(op)[0] for op in ("<", "<=", ">", ">="))
+    __eq__ = _each("==")[0]  # type: ignore[assignment]
+    __ne__ = _each("!=")[0]  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Vector:
+        return self.map(lambda lane: unary("-", lane))
+
+    def __invert__(self) -> Vector:
+        return self.map(lambda lane: unary("~", lane))
+
+    def __abs__(self) -> Vector:
+        return self.map(abs)
+
+
+def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
+    """`function` lane by lane: of vectors of one length, and of what all lanes have in common."""
+    lengths = {len(a) for a in args if isinstance(a, Vector)}
+    if len(lengths) != 1:
+        got = " and ".join(f"a vector of {n} lanes" for n in sorted(lengths))
+        raise error("bad_operand", None, op="an operator", got=got)
+    (count,) = lengths
+    return Vector([function(*(a.lanes[k] if isinstance(a, Vector) else a for a in args)) for k in range(count)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 
 from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, field_names
 
 
@@ -25,9 +26,9 @@ class _Writer:
 
     def __init__(self) -> None:
         self.lines: dict[str, int] = {}
-        self.numbers: dict[int, str] = {}  # by identity; the program keeps its nodes alive
-        self.spans: dict[int, str] = {}
-        self.texts: dict[int, str] = {}
+        self.numbers: dict[Node, str] = {}
+        self.spans: IdMap[Span, str] = IdMap()  # which takes less time than to compare what they say
+        self.texts: IdMap[object, str] = IdMap()  # 1, 1.0 and True are equal
         self.symbols = 0
 
     def visit(self, node: Node) -> str:
@@ -40,26 +41,26 @@ class _Writer:
         if node.span is not None:
             parts.append(self.place(node.span))
         line = " ".join(parts)
-        number = self.numbers[id(node)] = f"#{self.lines.setdefault(line, len(self.lines))}"
+        number = self.numbers[node] = f"#{self.lines.setdefault(line, len(self.lines))}"
         return number
 
     def field(self, value: object) -> str:
         """A field of a node: nodes, what tells itself apart by its `repr`, and tuples of these."""
         if isinstance(value, Node):
-            return self.numbers.get(id(value)) or self.visit(value)
+            return self.numbers.get(value) or self.visit(value)
         if isinstance(value, tuple):
             return f"({','.join(map(self.field, value))})"
-        text = self.texts.get(id(value))
+        text = self.texts.get(value)
         if text is None:
-            text = self.texts[id(value)] = repr(value)
+            text = self.texts[value] = repr(value)
             if " at 0x" in text:
                 raise InternalError(f"{text} is not the same in every process")
         return text
 
     def place(self, span: Span) -> str:
         """A place in the author's source."""
-        found = self.spans.get(id(span))
+        found = self.spans.get(span)
         if found is None:
             found = f"{span.file}:{span.line}:{span.column}:{span.end_line}:{span.end_column}"
-            self.spans[id(span)] = found
+            self.spans[span] = found
         return found

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps and sets by identity, for nodes: `==` on expressions builds a comparison, so no dictionary can hold them.
+"""Maps and sets by identity, also of objects that compare by value; only this module takes identities.
+
+Nodes hash by identity, so a plain dictionary or set of nodes is one by identity, too. `==` on expressions builds a
+comparison, so ask `in` of sets and dictionaries, never of tuples and lists.
 
 The keys are kept, so that the identity of each stays its own for as long as the map lives. Both keep the order in which
 keys came.
@@ -8,12 +11,13 @@ keys came.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping, MutableSet, Set
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torch_tile.ir.node import Node, symbols
 
 K = TypeVar("K")
 V = TypeVar("V")
+D = TypeVar("D")
 
 
 class IdMap(MutableMapping[K, V]):
@@ -40,6 +44,15 @@ class IdMap(MutableMapping[K, V]):
 
     def __contains__(self, key: object) -> bool:
         return id(key) in self._items
+
+    @overload
+    def get(self, key: K, default: None = None, /) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V | D, /) -> V | D: ...
+    def get(self, key: K, default: Any = None, /) -> Any:
+        """The value of a key, or `default`."""
+        found = self._items.get(id(key))
+        return default if found is None else found[1]
 
     def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self._items.values())
@@ -87,7 +100,7 @@ class IdSet(MutableSet[K]):
 
     def meets(self, node: Node) -> bool:
         """Whether a node mentions one of the symbols of this set."""
-        return not self._items.keys().isdisjoint(symbols(node))
+        return not symbols(node).isdisjoint(self._items.values())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Set) and len(self) == len(other) and all(item in other for item in self)
@@ -100,4 +113,4 @@ class IdSet(MutableSet[K]):
 
 def mentions(node: Node, symbol: Any) -> bool:
     """Whether a variable or buffer occurs in a node."""
-    return id(symbol) in symbols(node)
+    return symbol in symbols(node)

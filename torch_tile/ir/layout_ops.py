@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
 import itertools
 import math
 import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bits import BANKS, WORD
 from torch_tile.ir.expr import Binary, Expr, binary, const
-from torch_tile.ir.layout import Digit, Layout, Swizzle, points
+from torch_tile.ir.layout import Digit, Layout, Swizzle
 from torch_tile.ir.mixed_radix import Digits, MixedRadix
 
 if TYPE_CHECKING:
@@ -251,59 +252,85 @@ def _color(layout: Layout, i: int, j: int, bits: int) -> Color:
 
 # Layouts from functions: the digits, and the swizzle, that place every element as the function does.
 #
-# The function is evaluated at every element, so a layout that is returned is exactly the function; what no digits and
-# no swizzle express is refused with a reason.
+# The function is evaluated at every element, so a layout that is returned is exactly the function.
 
 Place = tuple[int, ...]
-FIX_OF_FUNCTION = (
-    "give sums of digits: i // 8, i % 8 and their multiples, each digit to one axis; for memory, an XOR of rows too"
-)
+FIX_OF_FUNCTION = "give each element a place of its own, counted from 0"
 
 
-def fit_memory(shape: Sequence[int], function: Callable[..., object]) -> Layout:
+def fit_memory(shape: Sequence[int], function: Callable[..., object]) -> Layout | None:
     """The layout of memory where element `(i, j, ...)` lies at offset `function(i, j, ...)`, or at the place that
-    several results name, the last contiguous. Raises TileError (bad_layout) if there is none."""
-    index = list(points(shape))
-    raw = [_numbers(function(*p)) for p in index]
-    if len({len(r) for r in raw}) != 1 or any(n < 0 for r in raw for n in r):
+    several results name, the last contiguous. None if digits and a swizzle do not express it. Raises TileError
+    (bad_layout) for what is no layout: places below 0, and places with two elements."""
+    import numpy as np
+
+    raw = _evaluated(function, _grid(shape))
+    if any(part.min() < 0 for part in raw):
         raise refusal("gives places that are not natural numbers")
-    sizes = [max(r[k] for r in raw) + 1 for k in range(len(raw[0]))]
+    sizes = [int(part.max()) + 1 for part in raw]
     strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
-    offsets = [sum(n * s for n, s in zip(r, strides, strict=True)) for r in raw]
-    if len(set(offsets)) < len(offsets):
+    offsets = sum(part * stride for part, stride in zip(raw, strides, strict=True))
+    if len(np.unique(offsets)) < offsets.size:
         raise refusal("puts two elements at one place")
-    for swizzle in _swizzles(max(offsets)):
-        plain = offsets if swizzle is None else [swizzle(x) for x in offsets]  # it is its own inverse
-        dims = _fit(shape, "m", index, [(x,) for x in plain])
+    for swizzle in _swizzles(int(offsets.max())):
+        plain = offsets if swizzle is None else swizzle(offsets)  # it is its own inverse
+        dims = _fit(shape, "m", [plain])
         if dims is not None:
             return Layout(dims, (), swizzle).canonical
-    raise refusal("is not made of digits, nor of digits and a swizzle")
+    return None
 
 
 def fit_threads(
     shape: Sequence[int], thread: Callable[..., object], register: Callable[..., object] | None, replicas: int = 1
-) -> Layout:
+) -> Layout | None:
     """The layout of registers in which `(i, j, ...)` is `register(i, j, ...)` of `thread(i, j, ..., replica)`.
 
     The functions take the replica only if there are several. Without `register`, elements of a thread are counted in
-    the order of their indices. Raises TileError (bad_layout) if there is none.
+    the order of their indices. None if digits do not express it. Raises TileError (bad_layout) for what is no layout.
     """
+    import numpy as np
+
     box = (*shape, *((replicas,) if replicas > 1 else ()))
-    index = list(points(box))
-    threads = [_number(thread(*p)) for p in index]
-    if register is None:
-        registers = _counted(threads)
-    else:
-        registers = [_number(register(*p[: len(shape)])) for p in index]
-    places = list(zip(threads, registers, strict=True))
-    if any(n < 0 for p in places for n in p):
+    grid = _grid(box)
+    (threads,) = _evaluated(thread, grid, 1)
+    (registers,) = [_counted(threads)] if register is None else _evaluated(register, grid[: len(shape)], 1)
+    if threads.min() < 0 or registers.min() < 0:
         raise refusal("gives places that are not natural numbers")
-    if len(set(places)) < len(places):
+    if len(np.unique(threads * (int(registers.max()) + 1) + registers)) < threads.size:
         raise refusal("puts two elements into one register")
-    dims = _fit(box, "tr", index, places)
+    dims = _fit(box, "tr", [threads, registers])
     if dims is None or any(d.axis != "t" for digits in dims[len(shape) :] for d in digits):
-        raise refusal("is not made of digits of threads and registers")
+        return None
     return Layout(dims[: len(shape)], tuple(d for digits in dims[len(shape) :] for d in digits)).canonical
+
+
+def _grid(shape: Sequence[int]) -> list[Any]:
+    """The indices of all elements of a box, the last fastest: an array for each dimension."""
+    import numpy as np
+
+    return [each.reshape(-1) for each in np.indices(tuple(shape), dtype=np.int64)]
+
+
+def _evaluated(function: Callable[..., object], grid: Sequence[Any], parts: int = 0) -> list[Any]:
+    """What a function gives for all elements, an array for each part of its result.
+
+    It is asked once for all elements together, where it computes with arrays as with numbers; else for each.
+    """
+    import numpy as np
+
+    count = grid[0].size if grid else 1
+    some = range(0, count, max(1, count // 16))
+    samples = [_numbers(function(*(int(axis[k]) for axis in grid))) for k in some]
+    with contextlib.suppress(Exception):  # whatever a function makes of arrays: it is written for numbers
+        given = function(*grid)
+        found = [np.broadcast_to(part, count) for part in (given if isinstance(given, tuple | list) else (given,))]
+        whole = all(np.issubdtype(part.dtype, np.integer) for part in found)
+        if whole and [tuple(int(part[k]) for part in found) for k in some] == samples:
+            return [part.astype(np.int64) for part in found]
+    rows = [_numbers(function(*map(int, point))) for point in zip(*grid, strict=True)] if grid else samples
+    if len({len(row) for row in rows}) != 1 or (parts and len(rows[0]) != parts):
+        raise refusal("gives places that are not natural numbers")
+    return list(np.array(rows, dtype=np.int64).T)
 
 
 def refusal(why: str) -> TileError:
@@ -311,12 +338,15 @@ def refusal(why: str) -> TileError:
     return error("bad_layout", None, what="the function", why=f"it {why}", fix=FIX_OF_FUNCTION)
 
 
-def _counted(threads: Sequence[int]) -> list[int]:
-    held: dict[int, int] = {}
-    found = []
-    for t in threads:
-        found.append(held.get(t, 0))
-        held[t] = found[-1] + 1
+def _counted(threads: Any) -> Any:
+    """How many elements of its thread come before each."""
+    import numpy as np
+
+    order = np.argsort(threads, kind="stable")
+    runs = threads[order]
+    first = np.searchsorted(runs, runs)
+    found = np.empty_like(threads)
+    found[order] = np.arange(threads.size) - first
     return found
 
 
@@ -329,24 +359,26 @@ def _swizzles(largest: int) -> Iterator[Swizzle | None]:
                 yield Swizzle(bits, base, shift)
 
 
-def _fit(
-    shape: Sequence[int], axes: str, index: Sequence[Place], places: Sequence[Place]
-) -> tuple[tuple[Digit, ...], ...] | None:
-    """Digits of each dimension that place every element so; None if there are none."""
-    if any(places[0]):
+def _fit(shape: Sequence[int], axes: str, places: Sequence[Any]) -> tuple[tuple[Digit, ...], ...] | None:
+    """Digits of each dimension that place every element so; None if there are none.
+
+    `places` has an array of all elements' places for each of the `axes`.
+    """
+    import numpy as np
+
+    if any(int(axis[0]) for axis in places):
         return None
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     dims = []
     for n, stride in zip(shape, strides, strict=True):
-        digits = _line([places[k * stride] for k in range(n)], axes)
+        line = zip(*(axis[: n * stride : stride].tolist() for axis in places), strict=True)
+        digits = _line(list(line), axes)
         if digits is None:
             return None
         dims.append(digits)
-    layout = Layout(tuple(dims))
-    for point, place in zip(index, places, strict=True):
-        found = layout.apply(point)
-        if any(found[axis] != n for axis, n in zip(axes, place, strict=True)):
-            return None
+    found = Layout(tuple(dims)).apply(_grid(shape))
+    if any(not np.array_equal(np.broadcast_to(found[axis], n.shape), n) for axis, n in zip(axes, places, strict=True)):
+        return None
     return tuple(dims)
 
 

@@ -31,7 +31,10 @@ def _bit(name: str) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:
-    """Base of all nodes. `span` is where the author wrote it; it never takes part in comparisons."""
+    """Base of all nodes. `span` is where the author wrote it; it never takes part in comparisons.
+
+    Nodes hash by identity: sets and dictionaries find the very node.
+    """
 
     is_symbol: ClassVar[bool] = False
     # Fields that introduce a symbol (a loop variable, an allocated buffer) instead of using it.
@@ -60,7 +63,7 @@ class Node:
         return to_text(self)
 
 
-NONE: frozenset[int] = frozenset()
+NONE: frozenset[Any] = frozenset()
 _LAYOUTS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
@@ -147,12 +150,13 @@ def contains(node: Node, *kinds: type[Node]) -> bool:
     return any(True for _ in find(node, *kinds))
 
 
-def symbols(node: Node) -> frozenset[int]:
-    """The symbols (by identity) that `node` uses, itself or below it; kept with the node."""
-    found: frozenset[int] | None = node.__dict__.get("_symbols")
+def symbols(node: Node) -> frozenset[Any]:
+    """The symbols, Var and Buffer, that `node` uses, itself or below it; kept with the node."""
+    found: frozenset[Any] | None = node.__dict__.get("_symbols")
     if found is None:
-        found = frozenset((id(node),)) if node.is_symbol else NONE.union(*map(symbols, children(node)))
-        node.__dict__["_symbols"] = found
+        if node.is_symbol:
+            return frozenset((node,))  # kept, it would keep the symbol alive
+        found = node.__dict__["_symbols"] = NONE.union(*map(symbols, children(node)))
     return found
 
 
@@ -245,7 +249,7 @@ def alike(a: object, b: object) -> bool:
     return _same(a, b, ({}, {}))
 
 
-def _same(a: Any, b: Any, names: tuple[dict[int, Any], dict[int, Any]] | None) -> bool:
+def _same(a: Any, b: Any, names: tuple[dict[Node, Node], dict[Node, Node]] | None) -> bool:
     if isinstance(a, Node):
         if type(a) is not type(b):
             return False
@@ -253,9 +257,9 @@ def _same(a: Any, b: Any, names: tuple[dict[int, Any], dict[int, Any]] | None) -
             if names is None:
                 return a is b
             forward, backward = names
-            if id(a) in forward or id(b) in backward:
-                return forward.get(id(a)) is b and backward.get(id(b)) is a
-            forward[id(a)], backward[id(b)] = b, a
+            if a in forward or b in backward:
+                return forward.get(a) is b and backward.get(b) is a
+            forward[a], backward[b] = b, a
         return all(
             (a.is_symbol and name == "name") or name in a.unsaid or _same(getattr(a, name), getattr(b, name), names)
             for name in field_names(a)

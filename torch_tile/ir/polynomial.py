@@ -23,13 +23,14 @@ MAX_TERMS = 32
 
 
 def structure(value: object) -> Hashable:
-    """A key that is the same for values that are `equal`; valid while the node lives, since symbols enter by id."""
+    """A key that is the same for values that are `equal`; each symbol enters it by an object of its own."""
     if isinstance(value, Node):
-        if value.is_symbol:
-            return id(value)
         known: Hashable = value.__dict__.get("_structure")
         if known is None:
-            known = (type(value).__name__, *[structure(getattr(value, name)) for name in field_names(value)])
+            if value.is_symbol:  # not by itself: `==` on it builds a comparison, and it would keep itself alive
+                known = object()
+            else:
+                known = (type(value).__name__, *[structure(getattr(value, name)) for name in field_names(value)])
             value.__dict__["_structure"] = known
         return known
     if isinstance(value, tuple):
@@ -163,22 +164,22 @@ class Atoms:
     def __init__(self) -> None:
         self.table: list[Atom] = []
         self._numbers: dict[Hashable, int] = {}
-        self._cache: dict[int, tuple[Expr, Polynomial]] = {}
+        self._cache: dict[Expr, Polynomial] = {}
 
     def define(self, var: Var, value: Polynomial) -> None:
         """From now on `var` reads as `value`; it must not have been used before."""
-        self._cache[id(var)] = (var, value)
+        self._cache[var] = value
 
     def of(self, expr: Expr) -> Polynomial:
         """The polynomial that has the value of an integer or bool expression."""
-        known = self._cache.get(id(expr))
+        known = self._cache.get(expr)
         if known is None:
-            known = self._cache[id(expr)] = (expr, self._convert(expr))
-        return known[1]
+            known = self._cache[expr] = self._convert(expr)
+        return known
 
     def variable(self, var: Var) -> int:
         """The number of a variable's atom."""
-        return self._intern(("var", id(var)), Atom("var", var))
+        return self._intern(structure(var), Atom("var", var))
 
     def is_mutable(self, p: Polynomial) -> bool:
         """Whether the polynomial reads memory."""

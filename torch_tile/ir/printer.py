@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Any
 
+from torch_tile.hardware import WARPGROUP
 from torch_tile.ir import stmt
 from torch_tile.ir.buffer import Buffer, Range, Region, TensorMap
 from torch_tile.ir.dtype import DType
@@ -54,15 +55,15 @@ class Names:
     """One name per symbol. A loop variable gives its name back when its loop ends; other names are used once."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Node, str]] = {}
+        self._of: dict[Node, str] = {}
         self._visible: set[str] = set()
         self._used: set[str] = set()
         self._once: set[str] = set()
 
     def __call__(self, symbol: Var | Buffer) -> str:
         """The symbol's name; a symbol that was never bound gets one now."""
-        known = self._of.get(id(symbol))
-        return self.bind(symbol) if known is None else known[1]
+        known = self._of.get(symbol)
+        return self.bind(symbol) if known is None else known
 
     def bind(self, symbol: Var | Buffer) -> str:
         """A name for a symbol, not used by any other symbol of the text."""
@@ -84,7 +85,7 @@ class Names:
         while name in taken:
             count += 1
             name = f"{base}_{count}"
-        self._of[id(symbol)] = symbol, name
+        self._of[symbol] = name
         self._visible.add(name)
         self._used.add(name)
         return name
@@ -291,10 +292,10 @@ class Printer(ExprPrinter):
     def program(self, p: stmt.Program) -> None:
         """The whole function, sizes known at run time first."""
         dims = stmt.dimensions(p)
-        known = {id(dim) for dim in dims}
+        known = set(dims)
         for node in walk(p):  # flat buffers no longer show all sizes and strides
-            if isinstance(node, Var) and node.role == "dim" and id(node) not in known:
-                known.add(id(node))
+            if isinstance(node, Var) and node.role == "dim" and node not in known:
+                known.add(node)
                 dims.append(node)
         for dim in dims:
             name = self.names.bind(dim)
@@ -315,6 +316,9 @@ class Printer(ExprPrinter):
                 base = view.base
                 assert base is not None
                 self.line(f"{self.names.bind(view)} = T.view({self.names(base)}, {self.shape(view.shape)})")
+            if p.switches:
+                configs = ", ".join(f'"{stmt.SWITCH_KEYS[name]}": True' for name in p.switches)
+                self.line(f"T.annotate_pass_configs({{{configs}}})")
             for kernel in p.kernels:
                 self.kernel(kernel)
             if p.outputs:
@@ -417,8 +421,10 @@ class Printer(ExprPrinter):
 
     def _role(self, s: stmt.Role) -> None:
         registers = f", registers={s.registers}" if s.registers else ""
-        groups = ", ".join(str(n // 128) for n in range(s.first, s.first + s.count, 128))
-        what = f"ws({groups}" if s.by_hand else f"role({s.first}, {s.count}"
+        groups = ", ".join(str(n // WARPGROUP) for n in range(s.first, s.first + s.count, WARPGROUP))
+        whole = s.by_hand and s.first % WARPGROUP == s.count % WARPGROUP == 0
+        hand = ", by_hand=True" if s.by_hand else ""
+        what = f"ws({groups}" if whole else f"role({s.first}, {s.count}{hand}"
         self.line(f"with T.{what}{registers}):")
         self.body(s.body)
 

@@ -47,7 +47,7 @@ class Simplifier:
 
     def __init__(self, ranges: Ranges):
         self.ranges = ranges
-        self.done: dict[int, tuple[Expr, Expr]] = {}
+        self.done: dict[Expr, Expr] = {}
 
     def define(self, var: Var, value: Expr) -> Simplifier:
         """After `var = value`, of which nothing follows for what does not mention it."""
@@ -59,14 +59,13 @@ class Simplifier:
         """The simplified expression."""
         if isinstance(e, Const):
             return e
-        known = self.done.get(id(e))
+        known = self.done.get(e)
         if known is not None:
-            return known[1]
+            return known
         new = self._children(e)
         while (better := self._step(new)) is not None:
             new = self(better)
-        self.done[id(e)] = e, new
-        self.done[id(new)] = new, new
+        self.done[e] = self.done[new] = new
         return new
 
     def _children(self, e: Expr) -> Expr:

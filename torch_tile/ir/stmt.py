@@ -201,12 +201,17 @@ class Kernel(Node):
     min_blocks: int = 1
 
 
+# The key of pass_configs of each option of the compiler that a program may ask for.
+SWITCH_KEYS = {"fast_math": "tl.enable_fast_math", "strict": "tl.strict", "tf32": "tl.enable_tf32"}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(Node):
     """What one author's function says: parameters, scratch memory, and kernels launched one after another.
 
     `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and
-    returned, `views` global buffers that lie where their `base`, one of the others, does.
+    returned, `views` global buffers that lie where their `base`, one of the others, does. `switches` names the options
+    of the compiler that the function asks for.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs", "views")
@@ -216,6 +221,7 @@ class Program(Node):
     workspaces: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     views: tuple[Buffer, ...] = ()
+    switches: tuple[str, ...] = ()
 
 
 def calls(one: Node, *names: str) -> bool:
@@ -225,14 +231,14 @@ def calls(one: Node, *names: str) -> bool:
 
 def dimensions(program: Program) -> list[Var]:
     """The dimensions known only at run time, in order of appearance in the parameters."""
-    found: dict[int, Var] = {}
+    found: dict[Var, None] = {}
     for buffer in (*program.params, *program.workspaces, *program.outputs):
         if isinstance(buffer, Buffer):
             for size in (*buffer.shape, *(buffer.strides or ())):
                 for var in find(size, Var):
                     if var.role == "dim":
-                        found.setdefault(id(var), var)
-    return list(found.values())
+                        found[var] = None
+    return list(found)
 
 
 __all__ = [

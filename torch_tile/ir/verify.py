@@ -68,17 +68,17 @@ class _Verifier:
     def __init__(self, stage: Stage):
         self.stage = stage
         self.gone, self.gone_loops = GONE[stage]
-        self.bound: dict[int, Node] = {}  # every symbol met so far, which keeps its id its own
-        self.visible: set[int] = set()
+        self.bound: set[Node] = set()  # every symbol met so far
+        self.visible: set[Node] = set()
         self.loops = 0
         self.threads = 0  # of a block of the kernel around
-        self.outermost: set[int] = set()  # ids of the statements of its body itself
+        self.outermost: set[Node] = set()  # the statements of its body itself
 
     def program(self, p: stmt.Program) -> None:
         """Sizes known at run time are bound by the shapes of the parameters."""
         self.bind(stmt.dimensions(p), p)
         self.bind((*p.params, *p.outputs, *p.workspaces), p)
-        self.need(all(id(v.base) in self.visible for v in p.views), "a view is one of a buffer of the program", p)
+        self.need(all(v.base in self.visible for v in p.views), "a view is one of a buffer of the program", p)
         self.bind(p.views, p)
         for kernel in p.kernels:
             self(kernel)
@@ -88,7 +88,7 @@ class _Verifier:
         if node.is_symbol:
             # Flat buffers no longer show the sizes and strides that the launcher learns from them.
             free = self.stage is Stage.FLAT and isinstance(node, Var) and node.role == "dim"
-            self.need(free or id(node) in self.visible, f"`{_name(node)}` is used where it is not bound", node)
+            self.need(free or node in self.visible, f"`{_name(node)}` is used where it is not bound", node)
             return
         self.need(not isinstance(node, self.gone), f"{type(node).__name__} may not appear", node)
         check = _CHECKS.get(type(node))
@@ -109,9 +109,9 @@ class _Verifier:
     def bind(self, symbols: Iterable[Node], where: Node) -> None:
         """Symbols visible from here on."""
         for symbol in symbols:
-            self.need(id(symbol) not in self.bound, f"`{_name(symbol)}` is bound twice", where)
-            self.bound[id(symbol)] = symbol
-            self.visible.add(id(symbol))
+            self.need(symbol not in self.bound, f"`{_name(symbol)}` is bound twice", where)
+            self.bound.add(symbol)
+            self.visible.add(symbol)
 
     @contextmanager
     def scope(self, symbols: Iterable[Node], where: Node, loop: bool = False) -> Iterator[None]:
@@ -130,7 +130,7 @@ class _Verifier:
         self.need(len(k.grid) == len(k.blocks), "one block index per grid extent", k)
         for extent in k.grid:
             self(extent)
-        self.threads, self.outermost = math.prod(k.threads), set(map(id, k.body.stmts))
+        self.threads, self.outermost = math.prod(k.threads), set[Node](k.body.stmts)
         for together in (list(s) for kind, s in groupby(k.body.stmts, type) if kind is stmt.Role):
             taken = [n for r in together if isinstance(r, stmt.Role) for n in range(r.first, r.first + r.count, 32)]
             self.need(len(taken) == len(set(taken)), "a warp has one role", together[0])
@@ -168,7 +168,7 @@ class _Verifier:
         self.need(self.stage is not Stage.LAID_OUT or laid_out, f"`{a.buffer.name}` has no layout", a)
         self.need(self.stage is not Stage.THREAD or scope != "fragment", f"`{a.buffer.name}` is a fragment", a)
         if scope == "barrier":
-            self.need(id(a) in self.outermost, "mbarriers are for the whole block", a)
+            self.need(a in self.outermost, "mbarriers are for the whole block", a)
             self.need(a.buffer.arrivals > 0, f"`{a.buffer.name}` waits for nobody", a)
         for size in (*a.buffer.shape, *(a.buffer.strides or ())):
             self(size)
@@ -190,7 +190,7 @@ class _Verifier:
 
     def role(self, r: stmt.Role) -> None:
         """Whole warps of the block; whole warpgroups if they change their registers."""
-        self.need(id(r) in self.outermost, "roles are statements of the kernel itself", r)
+        self.need(r in self.outermost, "roles are statements of the kernel itself", r)
         unit = 128 if r.registers else 32
         fits = r.first >= 0 and r.count > 0 and r.first + r.count <= self.threads
         self.need(fits and r.first % unit == r.count % unit == 0, f"a role has threads of {self.threads} by {unit}", r)

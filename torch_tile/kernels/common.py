@@ -14,7 +14,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import Target
-from torch_tile.kernels.planning import current_plan
+from torch_tile.runtime.launch_plan import address_function, current_plan
 from torch_tile.runtime.nvrtc import NoNvrtcError, find_nvrtc
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether the compiler has a target for the tensor's device; elsewhere the families run their reference."""
-    return x.device.type == "cpu" or (x.device.type == "cuda" and _is_ready(x.device.index))
+    if x.device.type == "cpu" or planned_machine() is not None:
+        return True
+    return x.device.type == "cuda" and _is_ready(x.device.index)
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,17 @@ class Machine:
 
 def machine_of(x: torch.Tensor) -> Machine:
     """The machine on which a tensor lies, or the one that launches are planned for."""
-    if plan := current_plan():
-        return plan.machine
+    if planned := planned_machine():
+        return planned
     if x.device.type == "cuda":
         return _gpu(x.device.index)
     return Machine(Target("cpu"), torch.get_num_threads())
+
+
+def planned_machine() -> Machine | None:
+    """The machine that launches are planned for, where that need not be the one of the tensors."""
+    plan = current_plan()
+    return None if plan is None else plan.machine
 
 
 def _target_of(index: int) -> Target:
@@ -118,9 +126,9 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
 
     The last dimension of each tensor must be dense.
     """
-    tensors = list(tensors)
+    tensors, address = list(tensors), address_function()
     width = max(16 // x.element_size() for x in tensors)
-    rows = all(x.data_ptr() % 16 == 0 and all(s % width == 0 for s in x.stride()[:-1]) for x in tensors)
+    rows = all(address(x) % 16 == 0 and all(s % width == 0 for s in x.stride()[:-1]) for x in tensors)
     return width if rows and all(n % width == 0 for n in sizes) else 1
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch_tile import tileop as _tileop
-from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, NARROW as _NARROW, DType, to_dtype as dtype
+from torch_tile.ir.expr import Expr as PrimExpr
 from torch_tile.language import atomics as _atomics, bit_counts as _bit_counts, lanes as _lanes, math as _math
 from torch_tile.language.asynchronous import (
     barrier_arrive,
@@ -61,6 +62,8 @@ from torch_tile.language.cluster import (
 )  # fmt: skip
 from torch_tile.language.effects import (
     address_of,
+    annotate_compile_flags,
+    annotate_pass_configs,
     assume,
     call,
     device_assert,
@@ -146,6 +149,7 @@ from torch_tile.language.math import (
     truncmod,
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
+from torch_tile.language.names import Let, Var, let
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
 from torch_tile.language.ptx import mma_fill, ptx_cp_async, ptx_ldmatrix, ptx_mma
 from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
@@ -166,6 +170,7 @@ from torch_tile.language.safe_values import annotate_safe_value
 from torch_tile.language.scopes import (
     Kernel,
     alloc_barrier,
+    alloc_buffer,
     alloc_cluster_barrier,
     alloc_fragment,
     alloc_global,
@@ -178,13 +183,12 @@ from torch_tile.language.scopes import (
     annotate_producer_reg_dealloc,
     annotate_restrict_buffers,
     const,
+    decl_buffer,
     disable_warp_group_reg_alloc,
     dynamic,
     empty,
-    reshape,
     symbolic,
     use_swizzle,
-    view,
 )  # fmt: skip  # fmt: skip
 from torch_tile.language.threads import (
     get_block_binding,
@@ -203,6 +207,8 @@ from torch_tile.language.threads import (
     thread_index,
 )  # fmt: skip
 from torch_tile.language.values import StridedTensor, Tensor, TensorType
+from torch_tile.language.vectors import Broadcast, Ramp, Shuffle, extract_lane
+from torch_tile.language.views import reshape, view
 from torch_tile.language.warps import (
     activemask,
     all_sync,
@@ -237,7 +243,7 @@ indexdiv, indexmod = floordiv, floormod
 cdiv = ceildiv
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
-globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
+globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
 bool = dtype("bool")
 
 # Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
@@ -288,6 +294,11 @@ def __getattr__(name: str) -> Any:
     """A clear answer for names that are misspelt, and for those of TileLang that this compiler does not have."""
     if name.startswith("__") and name.endswith("__"):  # Python asks modules for such names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if "x" in name and name[0].islower():
+        try:
+            return dtype(name)  # of vectors, such as T.float32x4
+        except ValueError:
+            pass
     raise _unknown_name(name, globals())
 
 
@@ -296,7 +307,8 @@ __all__ = [
     "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
     "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
     "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
-    "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm",
+    "annotate_compile_flags", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
+    "annotate_min_blocks_per_sm", "annotate_pass_configs",
     "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
     "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
@@ -317,6 +329,9 @@ __all__ = [
     "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
+__all__ += [
+    "Broadcast", "Let", "PrimExpr", "Ramp", "Shuffle", "Var", "alloc_buffer", "decl_buffer", "extract_lane", "let",
+]
 __all__ += [  # of CUDA and TVM by their names
     "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "alloc_cluster_barrier",
     "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul",

@@ -14,7 +14,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, binary, const, to_expr, truth
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.roles import check_registers
@@ -63,14 +63,14 @@ def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
     at.emit(bulk.mbarrier_arrive(where))
 
 
-def barrier_wait(barrier_id: Tile, parity: Scalar = 0) -> None:
-    """T.mbarrier_wait_parity."""
-    mbarrier_wait_parity(barrier_id, parity)
+def barrier_wait(mbarrier: Tile = None, parity: Scalar = 0, *, barrier_id: Tile = None) -> None:
+    """T.mbarrier_wait_parity; `barrier_id` is an older name of `mbarrier`."""
+    mbarrier_wait_parity(mbarrier if barrier_id is None else barrier_id, parity)
 
 
-def barrier_arrive(barrier_id: Tile) -> None:
-    """T.mbarrier_arrive."""
-    mbarrier_arrive(barrier_id)
+def barrier_arrive(mbarrier: Tile = None, *, barrier_id: Tile = None) -> None:
+    """T.mbarrier_arrive; `barrier_id` is an older name of `mbarrier`."""
+    mbarrier_arrive(mbarrier if barrier_id is None else barrier_id)
 
 
 def ptx_arrive_barrier(barrier_id: Tile) -> None:
@@ -205,10 +205,11 @@ def _lanes(what: str, name: str, number: Any, default: int) -> int:
 def set_max_nreg(n: int, is_inc: Any = None) -> None:
     """Each thread of the T.ws around has `n` registers, for all of its body, instead of an equal share.
 
+    So has each thread of a branch that whole warpgroups take, as `if tx < 128:`.
     A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
     """
     at = in_kernel("T.set_max_nreg")
-    if not at.barrier_group:
+    if not at.barrier_group and not any(scope.what in ("if", "else") for scope in at.scopes):
         why, fix = "is said outside T.ws", "say it in the body of a T.ws: it holds for all of it"
         raise error("bad_argument", None, op="T.set_max_nreg", name="n", why=why, fix=fix)
     check_registers("T.set_max_nreg", "n", n or 1)
@@ -257,8 +258,8 @@ def in_kernel(what: str) -> Tracer:
 # touch their registers would make the assembler wait for all of them.
 
 MOST_PENDING = 7  # groups of products
-# The fragments that products write, by identity: how many products began after the last one of each.
-Ages = Mapping[int, tuple[int, Region]]
+# The fragments that products write: how many products began after the last one of each.
+Ages = Mapping[Buffer, tuple[int, Region]]
 
 
 def gemm(
@@ -338,7 +339,7 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
 def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
     if isinstance(one, Gemm) and one.wg_wait:
         older = {key: (age + 1, c) for key, (age, c) in ages.items()}
-        return one, {**older, id(one.C.buffer): (0, one.C)}
+        return one, {**older, one.C.buffer: (0, one.C)}
     if isinstance(one, Role):
         body, _ = _block(one.body, {})
         return (one if body is one.body else replace(one, body=body)), ages
@@ -361,7 +362,7 @@ def _joined(a: Ages, b: Ages) -> Ages:
     return {key: min((x[key] for x in (a, b) if key in x), key=lambda found: found[0]) for key in {**a, **b}}
 
 
-def _numbers(ages: Ages) -> dict[int, int]:
+def _numbers(ages: Ages) -> dict[Buffer, int]:
     return {key: age for key, (age, _) in ages.items()}
 
 

@@ -114,14 +114,14 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 def mutable_names(tree: ast.FunctionDef) -> set[str]:
     """Names bound at one nesting level and bound again deeper inside a loop or branch: they behave as variables."""
-    levels: dict[str, set[tuple[int, ...]]] = {}
+    levels: dict[str, set[tuple[ast.AST, ...]]] = {}
 
-    def visit(node: ast.AST, path: tuple[int, ...]) -> None:
+    def visit(node: ast.AST, path: tuple[ast.AST, ...]) -> None:
         if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef) and node is not tree:
             return
         for name in _assigned(node):
             levels.setdefault(name, set()).add(path)
-        inner = (*path, id(node)) if isinstance(node, ast.For | ast.While | ast.If) else path
+        inner = (*path, node) if isinstance(node, ast.For | ast.While | ast.If) else path
         for child in ast.iter_child_nodes(node):
             visit(child, inner)
 

@@ -12,13 +12,19 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.bits import reinterpreted
+from torch_tile.ir.buffer import Steps
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Vector, lanewise
 from torch_tile.ir.idmap import IdMap
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
-from torch_tile.language.values import Annotation
+from torch_tile.language.values import Annotation, dtype_of, filled_in_steps, moved_in_steps
 
 # Decorators, which look at the names around their caller.
 DECORATORS = ("macro", "prim_func")
+CONVERSIONS = ("cast", "Cast", "reinterpret")
 
 
 def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
@@ -26,7 +32,10 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
 
     def record(*args: Any, **kwargs: Any) -> None:
         at = tracer(f"T.{name}")
-        at.emit(_call(name, build, args, kwargs))
+        if any(isinstance(value, Steps) for value in (*args, *kwargs.values())):
+            at.emit(_call(name, _in_steps(name), args, kwargs))
+        else:
+            at.emit(_call(name, build, args, kwargs))
 
     record.__name__ = record.__qualname__ = name
     record.__doc__ = build.__doc__
@@ -34,14 +43,54 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
     return record
 
 
+def _in_steps(name: str) -> Callable[..., Any]:
+    """What records an operation of which an operand has steps."""
+    if name in ("copy", "fill"):
+        return moved_in_steps if name == "copy" else filled_in_steps
+    why, fix = "has steps", "copy it to a tile by T.copy, which takes slices with steps"
+    raise error("bad_argument", None, op=f"T.{name}", name="a slice", why=why, fix=fix)
+
+
 def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` as `T.name`: a call that does not fit its signature raises TileError."""
 
+    of_values = function.__module__ == "torch_tile.language.math"
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if of_values and (any(isinstance(a, Vector) for a in args) or _is_vector(name, args)):
+            return _of_vectors(name, function, args, kwargs)
         return _call(name, function, args, kwargs)
 
     return call
+
+
+def _is_vector(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a scalar is asked for as a vector: T.reinterpret(x, "float16x2"), T.cast(x, "float32x4")."""
+    return name in CONVERSIONS and any(_vector_type(a) for a in args)
+
+
+def _vector_type(value: Any) -> DType | None:
+    if not isinstance(value, str) or "x" not in value:
+        return None
+    found = dtype_of(value)
+    return found if found.lanes > 1 else None
+
+
+def _of_vectors(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of values, lane by lane; a conversion to a vector's type is one to that of its lanes."""
+    if name in ("reinterpret", "Cast", "cast"):
+        kinds = [a for a in args if isinstance(a, str | type(None))] + [v for k, v in kwargs.items() if k == "dtype"]
+        values = [a for a in args if not isinstance(a, str)]
+        if name == "reinterpret":
+            return reinterpreted(values[0], kinds[0])
+        to = dtype_of(kinds[0])
+        if not isinstance(values[0], Vector):
+            return Vector([function(values[0], to.element)] * to.lanes) if name == "cast" else to(values[0])
+        values[0].astype(to)  # as many lanes
+        args = tuple(to.element if a is kinds[0] else a for a in args)
+        kwargs = {k: to.element if k == "dtype" else v for k, v in kwargs.items()}
+    return lanewise(lambda *values: _call(name, function, values, kwargs), *args)
 
 
 def check_all(names: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
@@ -13,6 +14,7 @@ from torch_tile.ir.expr import Address, Call, Expr, is_number, to_expr, truth
 from torch_tile.ir.stmt import Assert, Do, Print
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, dtype_of
+from torch_tile.options import pass_options, switched_on
 from torch_tile.tileop.base import Scalar, Tile, region_of
 
 
@@ -34,6 +36,22 @@ def print(value: Tile | Scalar, msg: str = "", warp_group_id: int = 0, warp_id: 
         fix = "give a scalar or a buffer"
         raise error("bad_argument", None, op="T.print", name="value", why=f"is {type(value).__name__}", fix=fix)
     at.emit(Print(msg, shown))
+
+
+def annotate_pass_configs(configs: Mapping[str, Any]) -> None:
+    """Ask for options of the compiler, for the whole function, as `pass_configs` of torch_tile.jit does.
+
+    What either asks for holds. Raises TileError for keys that nobody knows.
+    """
+    at = tracer("T.annotate_pass_configs")
+    at.switches |= switched_on(pass_options("T.annotate_pass_configs", pass_configs=configs))
+
+
+def annotate_compile_flags(flags: str | Sequence[str]) -> None:
+    """Give flags for the device compiler, for the whole function, as `compile_flags` of torch_tile.jit does."""
+    at = tracer("T.annotate_compile_flags")
+    given = flags if isinstance(flags, str) else list(flags)
+    at.switches |= switched_on(pass_options("T.annotate_compile_flags", compile_flags=given))
 
 
 def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) -> None:
@@ -79,4 +97,7 @@ def evaluate(value: Expr | None) -> None:
         at.emit(Do(value))
 
 
-__all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print", "tensor_map"]
+__all__ = [
+    "address_of", "annotate_compile_flags", "annotate_pass_configs", "assume", "call", "device_assert", "dt",
+    "evaluate", "print", "tensor_map",
+]  # fmt: skip

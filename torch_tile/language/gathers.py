@@ -162,7 +162,7 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
     at.emit(Fill.build(answer, identity_of(op, answer.dtype)))
     nest = parallel(region.tile_shape or (const(1, dt.int32),), fold)
     assert isinstance(nest, For)
-    for one in folded(nest, {id(answer): (answer, op)}):
+    for one in folded(nest, {answer: op}):
         at.emit(one)
     return binary("!=", Load(answer, (zero,)), zero)
 

@@ -7,36 +7,60 @@ asked: a layout never changes a result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Const
+from torch_tile.ir.expr import Const, Expr
 from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
 from torch_tile.ir.layout_ops import fit_memory, fit_threads
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, shape_of
+from torch_tile.tileop.base import describe
 
 FIX = "give one that covers the shape, or leave the choice to the compiler"
 
 
-def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout:
+MOST_ELEMENTS = 1 << 20  # of tiles on a chip; functions over larger shapes are for tensors, and are not evaluated
+
+
+@dataclass(frozen=True)
+class FreeLayout:
+    """A layout without digits: a function that none express, or over a shape of tensors.
+
+    It is taken as a hint: the compiler places the elements of the tile itself. Results do not depend on it.
+    """
+
+    shape: tuple[Expr, ...]
+    function: Callable[..., Any]
+
+    def __repr__(self) -> str:
+        return f"T.Layout({describe(self.shape)}, a function without digits)"
+
+
+def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout | FreeLayout:
     """Where elements lie in memory: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
 
-    Raises TileError (bad_layout) for what sums of digits and an XOR swizzle cannot express.
+    Sums of digits and an XOR swizzle are kept as asked; other functions, such as permutations, are hints, and so are
+    those over more than a million elements. Raises TileError (bad_layout) for two elements at one place.
     """
-    return fit_memory(_sizes(shape), forward_fn)
+    given = shape_of(shape, "a layout's shape")
+    if all(isinstance(n, Const) for n in given) and math.prod(sizes := _sizes(shape)) <= MOST_ELEMENTS:
+        return fit_memory(sizes, forward_fn) or FreeLayout(given, forward_fn)
+    return FreeLayout(given, forward_fn)
 
 
 def Fragment(
     shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
     replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
-) -> IRLayout:  # fmt: skip
+) -> IRLayout | FreeLayout:  # fmt: skip
     """Where elements lie in registers: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
 
-    With `replicate` above 1 the functions for threads take the number of the replica as well. Raises TileError
-    (bad_layout) for what sums of digits cannot express.
+    With `replicate` above 1 the functions for threads take the number of the replica as well. Sums of digits are kept
+    as asked, other functions are hints. Raises TileError (bad_layout) for two elements in one register.
     """
     if forward_fn is None and forward_thread_fn is None:
         fix = "give forward_fn or forward_thread_fn"
@@ -51,7 +75,8 @@ def Fragment(
         def register(*index: int) -> Any:
             return both(*index, *((0,) if replicate > 1 else ()))[1]  # type: ignore[misc]
 
-    return fit_threads(sizes, thread, register, replicate)
+    found = fit_threads(sizes, thread, register, replicate)
+    return found or FreeLayout(shape_of(shape, "a layout's shape"), thread)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
@@ -88,6 +113,7 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Ask for the layout of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
 
     A value is a layout, a printed one, or a function of the indices, as T.Layout (shared memory) and T.Fragment take.
+    Of a tensor in global memory it is a hint of TileLang's without effect.
     """
     at = tracer("T.annotate_layout")
     for handle, wanted in layouts.items():
@@ -96,7 +122,16 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
                 "bad_argument", None, op="T.annotate_layout", name="layouts", why=f"has the key {handle!r}",
                 fix="keys are buffers",
             )  # fmt: skip
-        request(handle.buffer, wanted, at.threads)
+        if handle.buffer.scope == "global":
+            hint(handle.buffer, wanted)
+        else:
+            request(handle.buffer, wanted, at.threads)
+
+
+def hint(buffer: Buffer, wanted: Any) -> None:
+    """A layout asked for a tensor: its memory is the caller's, so it stays row-major, or as its strides say."""
+    if wanted is not None and not callable(wanted):
+        layout_of(wanted, (), True)
 
 
 def request(buffer: Buffer, wanted: Any, threads: int) -> None:
@@ -105,6 +140,9 @@ def request(buffer: Buffer, wanted: Any, threads: int) -> None:
     if wanted is None or shape is None:  # a tile of unknown size is an error of its own
         return
     layout = layout_of(wanted, shape, buffer.scope == "shared")
+    if isinstance(layout, FreeLayout):
+        covers(layout, shape, f"`{buffer.name}`")
+        return
     layout = layout if buffer.scope == "shared" else on_threads(layout, threads)
     foreign = {"shared": ("t", "r"), "fragment": ("m",)}.get(buffer.scope, ("t", "r", "m"))
     if any(layout.digits(axis) for axis in foreign):
@@ -114,16 +152,19 @@ def request(buffer: Buffer, wanted: Any, threads: int) -> None:
     object.__setattr__(buffer, "layout", layout)
 
 
-def covers(layout: IRLayout, shape: Sequence[int], what: str) -> None:
+def covers(layout: IRLayout | FreeLayout, shape: Sequence[int], what: str) -> None:
     """Raise bad_layout unless every element of `shape` has its place."""
-    if len(layout.shape) != len(shape) or any(a < b for a, b in zip(layout.shape, shape, strict=True)):
-        why = f"its shape is {layout.shape}, not {tuple(shape)}"
+    sizes = (
+        layout.shape if isinstance(layout, IRLayout) else tuple(s.value for s in layout.shape if isinstance(s, Const))
+    )
+    if len(sizes) != len(shape) or any(a < b for a, b in zip(sizes, shape, strict=True)):
+        why = f"its shape is {sizes}, not {tuple(shape)}"
         raise error("bad_layout", None, what=f"`{layout}` for {what}", why=why, fix=FIX)
 
 
-def layout_of(wanted: Any, shape: Sequence[int], memory: bool) -> IRLayout:
+def layout_of(wanted: Any, shape: Sequence[int], memory: bool) -> IRLayout | FreeLayout:
     """A layout from whatever an author gives as one."""
-    if isinstance(wanted, IRLayout):
+    if isinstance(wanted, IRLayout | FreeLayout):
         return wanted
     if isinstance(wanted, str):
         return IRLayout.parse(wanted)
@@ -150,7 +191,11 @@ def loop_layout(wanted: Any, extents: Sequence[Any], threads: int) -> IRLayout |
     if wanted is None:
         return None
     sizes = _sizes(tuple(extents))
-    layout = on_threads(layout_of(wanted, sizes, False), threads)
+    given = layout_of(wanted, sizes, False)
+    if isinstance(given, FreeLayout):
+        covers(given, sizes, "the loop")
+        return None
+    layout = on_threads(given, threads)
     if layout.digits("m"):
         raise error("bad_layout", None, what=f"`{layout}` for the loop", why="it places memory", fix=FIX)
     covers(layout, sizes, "the loop")

@@ -170,13 +170,36 @@ def Pipelined(
     return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, ping_pong=bool(ping_pong), **given)
 
 
-def grid(*extents: Any) -> Any:
-    """Nested serial loops over a box."""
-    import itertools
+class Grid(Loop):
+    """Serial loops in each other, the last size innermost."""
 
-    if all(is_number(e) for e in extents):
-        return itertools.product(*(range(int(e)) for e in extents))
-    raise error("bad_loop_range", None, what="T.grid", got="sizes known only at run time (nest T.serial loops instead)")
+    def iterate(self, names: Any = None) -> Iterator[Any]:
+        """Record the body with one loop variable for each size."""
+        several = isinstance(names, tuple) or len(self.stops) > 1
+        given = names if isinstance(names, tuple) else (names,)
+        if isinstance(names, tuple) and len(names) != len(self.stops):
+            why, fix = f"are {len(self.stops)} for {len(names)} names", "give one name for each extent"
+            raise error("bad_argument", None, op="T.grid", name="extents", why=why, fix=fix)
+        given = given if len(given) == len(self.stops) else tuple("ijklmn"[d % 6] for d in range(len(self.stops)))
+        for found in self._nested(given, 0):
+            yield found if several else found[0]
+
+    def _nested(self, names: Sequence[Any], depth: int) -> Iterator[tuple[Any, ...]]:
+        if depth == len(self.stops):
+            yield ()
+            return
+        loop = Loop(self.kind, (self.starts[depth],), (self.stops[depth],))
+        for outer in loop.iterate(names[depth]):
+            for inner in self._nested(names, depth + 1):
+                yield (outer, *inner)
+
+
+def grid(*extents: Scalar) -> Loop:
+    """Serial loops over a box, nested: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be symbolic."""
+    if not extents:
+        raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix="give at least one extent")
+    stops = tuple(index_bound(e, "T.grid") for e in extents)
+    return Grid(LoopKind.SERIAL, tuple(const(0, dt.int32) for _ in stops), stops)
 
 
 # T.Persistent and T.PersistentTileScheduler: a block that takes tile after tile.

@@ -290,7 +290,7 @@ def truncdiv(a: Any, b: Any) -> Any:
     """`a / b` of integers, rounded to zero."""
     if is_number(a) and is_number(b):
         return a // b + (a % b != 0 and (a < 0) != (b < 0))
-    x, y = to_expr(a), to_expr(b)
+    x, y = pair(a, b, "T.truncdiv")
     if (x // y).dtype.kind == "uint":
         return x // y
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
@@ -299,7 +299,10 @@ def truncdiv(a: Any, b: Any) -> Any:
 
 def truncmod(a: Any, b: Any) -> Any:
     """What T.truncdiv leaves of `a`, with the sign of a."""
-    return a - truncdiv(a, b) * b
+    if is_number(a) and is_number(b):
+        return a - truncdiv(a, b) * b
+    x, y = pair(a, b, "T.truncmod")
+    return x - truncdiv(x, y) * y
 
 
 def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:

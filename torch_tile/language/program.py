@@ -17,12 +17,17 @@ from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Load, Var
-from torch_tile.ir.node import contains
-from torch_tile.ir.stmt import Program
+from torch_tile.ir.node import contains, find, walk
+from torch_tile.ir.stmt import Alloc, Program, Role, TileOp
+from torch_tile.language.narrow import widen
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
+from torch_tile.language.scopes import Kernel
 from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
+from torch_tile.language.views import resolve
+
+HOST_SCOPES = ("var", "local")  # of memory that a function without T.Kernel may have
 
 
 class PrimFunc:
@@ -68,14 +73,38 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
             continue
         groups[name] = len(annotation)
         types |= {f"{name}_{i}": param_type(name, a, function) for i, a in enumerate(annotation)}
-    with tracing() as at:
+
+    def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         params = {name: make_param(name, kind) for name, kind in types.items()}
         args, kwargs = call_arguments(
             function, groups, [Handle(p) if isinstance(p, Buffer) else p for p in params.values()]
         )
-        result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
-        program = finish(at, function.__name__, tuple(params.values()), result)
-    return PrimFunc(function, program)
+        with around:
+            result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
+        return finish(at, function.__name__, tuple(params.values()), result)
+
+    return PrimFunc(function, _traced(run))
+
+
+def _traced(run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program]) -> Program:
+    """What `run` records; of a function without T.Kernel, what it records as one block of one thread."""
+    try:
+        with tracing() as at:
+            return run(contextlib.nullcontext(), at)
+    except TileError as problem:
+        if problem.code != "not_in_kernel" or at.launch is not None:
+            raise
+        first = problem
+    try:
+        with tracing() as at:
+            program = run(Kernel(threads=1), at)
+    except TileError:
+        raise first from None
+    on_chip = any(n.buffer.scope not in HOST_SCOPES for n in find(program, Alloc))
+    is_empty = not any(kernel.body.stmts for kernel in program.kernels)
+    if is_empty or on_chip or any(isinstance(n, TileOp | Role) for n in walk(program)):  # which a block is for
+        raise first
+    return program
 
 
 def call_arguments(
@@ -146,7 +175,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
-    return Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views))
+    switches = tuple(sorted(at.switches))
+    program = Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views), switches)
+    return widen(resolve(program))
 
 
 class Ref:
@@ -393,9 +424,12 @@ class _Run:
         self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor | Absent)]
 
     def run(self) -> Program:
+        return _traced(self._run)
+
+    def _run(self, around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         function, arguments = self.call.function, dict(self.call.arguments)
-        with tracing() as at:
-            at.consts = self.consts
+        at.consts = self.consts
+        with around:
             for name, parameter in self.call.signature.parameters.items():
                 annotation = parameter.annotation
                 if isinstance(annotation, TensorType) or _is_scalar_param(annotation):
@@ -405,8 +439,8 @@ class _Run:
             for name in self.wanted:
                 if name not in self.params:
                     raise error("tensor_not_annotated", parameter_span(function, name), name=name)
-            params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
-            return finish(at, function.__name__, params, result, result_span(function))
+        params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
+        return finish(at, function.__name__, params, result, result_span(function))
 
     def consts(self, names: str) -> Any:
         """T.const: symbols while learning, integers afterwards."""
@@ -444,7 +478,8 @@ class _Run:
         if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
         for dim, size in enumerate(kind.shape if tensor is not ABSENT else ()):
-            self._take(name, dim, False, size, tensor.shape[dim])
+            packed = 8 // kind.dtype.bits if kind.dtype.bits < 8 and dim == rank - 1 else 1
+            self._take(name, dim, False, size, tensor.shape[dim] * packed)
         for dim, stride in enumerate((kind.strides or ()) if tensor is not ABSENT else ()):
             self._take(name, dim, True, stride, tensor.stride(dim))
         if self.symbols and all(n in self.params for n in self.wanted):

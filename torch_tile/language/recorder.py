@@ -8,6 +8,7 @@ expression).
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,11 +16,12 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.dtype import DType, bool_
-from torch_tile.ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
-from torch_tile.ir.node import contains
+from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
+from torch_tile.ir.node import Node, contains
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
-from torch_tile.language.loops import Loop, serial
+from torch_tile.language.loops import Grid, Loop, serial
+from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
     Scope,
     Tracer,
@@ -32,6 +34,7 @@ from torch_tile.language.trace import (
 from torch_tile.language.values import Handle, store_variable, stored
 
 _DEVICE = object()
+_NEST = object()  # device loops that are one to their author
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
     "NotEq": operator.ne,
@@ -116,8 +119,8 @@ class Recorder:
         if not (isinstance(previous, Expr | Handle) or is_number(previous)):
             return
         kept = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
-        owner = self.tracer.owner.get(id(previous))  # of a loop variable; other names came as arguments
-        home = self.bound_in.get(name, owner[1] if owner else self.entry)
+        own = self.tracer.owner.get(previous) if isinstance(previous, Node) else None  # of a loop variable
+        home = self.bound_in.get(name, own or self.entry)  # other names came as arguments
         scopes = self.tracer.scopes
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:
@@ -146,7 +149,7 @@ class Recorder:
     def named(self, manager: Any, names: Any) -> Any:
         """`with T.Kernel(...) as names`."""
         if hasattr(manager, "take_names"):
-            manager.take_names(names if isinstance(names, tuple) else (names,))
+            manager.take_names(names)
         return manager
 
     # -- conditions ----------------------------------------------------------------------------------------------------
@@ -270,7 +273,8 @@ class Recorder:
             with self._around(self.tracer.scope):
                 yield from iterable
             return
-        with self._around(_DEVICE, carried, self._flag(tells_end)):
+        runner = _NEST if isinstance(iterable, Grid) and len(iterable.stops) > 1 else _DEVICE
+        with self._around(runner, carried, self._flag(tells_end)):
             yield from iterable.iterate(names)
 
     def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[None]:
@@ -290,7 +294,12 @@ class Recorder:
 
     @staticmethod
     def counter(function: Any) -> Any:
-        """What is called in `for i in function(...)`: Python's range, under whatever name, is T.serial there."""
+        """What is called in `for i in function(...)`: Python's range, under whatever name, is T.serial there.
+
+        T.thread_binding, a value elsewhere, is a loop of one turn.
+        """
+        if callable(function) and inspect.unwrap(function) is thread_binding:
+            return lambda *args, **kwargs: (function(*args, **kwargs),)
         return serial if function is range else function
 
     @staticmethod
@@ -330,7 +339,9 @@ class Recorder:
 
     def leave(self, word: str, *olds: Callable[[], Any]) -> bool:
         """`break` or `continue`: True if Python should do it, else it is recorded."""
-        if self.loops[-1] is not _DEVICE:
+        if self.loops[-1] is _NEST and word == "break":
+            raise error("break_of_nest", None)
+        if self.loops[-1] not in (_DEVICE, _NEST):
             if self.tracer.scope is not self.loops[-1]:
                 raise error("bad_break", None, word=word)
             if word == "break":
@@ -378,6 +389,8 @@ def _read_now(name: str, value: Any) -> Any:
         value.update({k: _read_now(name, v) for k, v in value.items()})
     elif type(value) is tuple:
         return tuple(_read_now(name, v) for v in value)
+    elif isinstance(value, Vector):
+        return value.map(lambda lane: let(name, lane))
     elif isinstance(value, Expr) and not _is_fresh(value) and contains(value, Load):
         return let(name, value)
     return value

@@ -39,7 +39,7 @@ UPDATES = {
     "sum": ("+",), "max": ("max", "maximum"), "min": ("min", "minimum"), "bitand": ("&",), "bitor": ("|",),
     "bitxor": ("^",),
 }  # fmt: skip
-Reducers = Mapping[int, tuple[Buffer, str]]
+Reducers = Mapping[Buffer, str]
 
 
 def alloc_reducer(
@@ -60,7 +60,7 @@ def alloc_reducer(
     if op.startswith("bit") and made.dtype.is_float:
         why, fix = f"is {made.dtype}", "bitwise reductions take integers"
         raise error("bad_argument", None, op="T.alloc_reducer", name="dtype", why=why, fix=fix)
-    at.reducers[id(made.buffer)] = made.buffer, op
+    at.reducers[made.buffer] = op
     return made
 
 
@@ -91,18 +91,18 @@ def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) 
 
 
 def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
-    region = need_region(value, what.removeprefix("T."), "reducer")
-    found = in_kernel(what).reducers.get(id(region.buffer))
-    if found is None:
-        why, fix = f"is `{region.buffer.name}`, no reducer", "give a tile of T.alloc_reducer"
+    buffer = need_region(value, what.removeprefix("T."), "reducer").buffer
+    op = in_kernel(what).reducers.get(buffer)
+    if op is None:
+        why, fix = f"is `{buffer.name}`, no reducer", "give a tile of T.alloc_reducer"
         raise error("bad_argument", None, op=what, name="reducer", why=why, fix=fix)
-    return found
+    return buffer, op
 
 
 def folded(nest: For, reducers: Reducers) -> Iterator[Stmt]:
     """What a T.Parallel nest becomes: what it does, its updates of `reducers` kept apart, and their reductions."""
-    used = {id(n.buffer) for n in find(nest.body, Store)} & set(reducers)
-    parts = [part for key in sorted(used, key=list(reducers).index) if (part := _part(nest, *reducers[key]))]
+    stored = {n.buffer for n in find(nest.body, Store)}
+    parts = [part for one, op in reducers.items() if one in stored and (part := _part(nest, one, op))]
     yield from (Alloc(part.tile) for part in parts)
     yield _Apart(parts).nest(nest) if parts else nest
     for part in parts:
@@ -118,11 +118,11 @@ class _Part:
     def __init__(
         self, reducer: Buffer, op: str, target: tuple[Range, ...], kept: list[Var], lost: list[Var], nest: For
     ):
-        extents = {id(v): n for v, n in zip(nest.vars, nest.stops, strict=True)}
+        extents = dict(zip(nest.vars, nest.stops, strict=True))
         self.reducer, self.op, self.target = reducer, op, target
         self.place = (*kept, *lost)
         self.lost = len(lost)
-        self.tile = Buffer(f"{reducer.name}_part", tuple(extents[id(v)] for v in self.place), reducer.dtype, "fragment")
+        self.tile = Buffer(f"{reducer.name}_part", tuple(extents[v] for v in self.place), reducer.dtype, "fragment")
 
     def reductions(self) -> Iterator[Stmt]:
         """From the last dimension on; the last reduction adds what the reducer held."""
@@ -144,23 +144,23 @@ def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
     same = all(all(map(equal, places[0], place)) for place in places)
     if not same or len(loads) != len(stores) or not all(_updates(s.value, reducer, op) for s in stores):
         return None
-    extents = {id(v): n for v, n in zip(nest.vars, nest.stops, strict=True)}
-    inner = {id(v) for n in find(nest.body, For) for v in n.vars} | {id(n.var) for n in find(nest.body, Let)}
+    extents = dict(zip(nest.vars, nest.stops, strict=True))
+    inner = {v for n in find(nest.body, For) for v in n.vars} | {n.var for n in find(nest.body, Let)}
     target: list[Range] = []
-    kept: dict[int, Var] = {}
+    kept: dict[Var, None] = {}
     for index in places[0]:
-        moving = [v for v in nest.vars if id(v) in symbols(index)]
+        moving = [v for v in nest.vars if v in symbols(index)]
         start = simplify(index - moving[0]) if moving else index
         known = symbols(start)
-        if not known.isdisjoint(inner | set(extents)) or not set(kept).isdisjoint(map(id, moving)):
+        if not known.isdisjoint(inner | set(extents)) or not set(kept).isdisjoint(moving):
             return None  # which element it is follows from more than one variable of the nest
-        kept |= {id(v): v for v in moving}
-        extent = extents[id(moving[0])] if moving else const(1, index.dtype)
+        kept |= dict.fromkeys(moving)
+        extent = extents[moving[0]] if moving else const(1, index.dtype)
         target.append(Range(start, extent, keep=bool(moving)))
-    lost = [v for v in nest.vars if id(v) not in kept]
+    lost = [v for v in nest.vars if v not in kept]
     if not lost or not all(isinstance(n, Const) for n in nest.stops):
         return None
-    return _Part(reducer, op, tuple(target), list(kept.values()), lost, nest)
+    return _Part(reducer, op, tuple(target), list(kept), lost, nest)
 
 
 def _updates(value: Expr, reducer: Buffer, op: str) -> bool:
@@ -180,7 +180,7 @@ class _Apart(Rewriter):
     """Puts each part's tile in the place of its reducer; every iteration begins with what changes nothing."""
 
     def __init__(self, parts: list[_Part]):
-        self.parts = {id(p.reducer): p for p in parts}
+        self.parts = {p.reducer: p for p in parts}
 
     def nest(self, nest: For) -> For:
         fresh = [Store(p.tile, p.place, identity_of(p.op, p.tile.dtype)) for p in self.parts.values()]
@@ -191,11 +191,11 @@ class _Apart(Rewriter):
         )  # fmt: skip
 
     def visit_Load(self, load: Load) -> Load:
-        part = self.parts.get(id(load.buffer))
+        part = self.parts.get(load.buffer)
         return self.children(load) if part is None else Load(part.tile, part.place, span=load.span)
 
     def visit_Store(self, store: Store) -> Stmt:
-        part = self.parts.get(id(store.buffer))
+        part = self.parts.get(store.buffer)
         new: Store = self.children(store)
         return new if part is None else Store(part.tile, part.place, new.value, span=store.span)
 

@@ -71,8 +71,8 @@ def parameter_span(function: FunctionType, name: str) -> Span | None:
 def result_span(function: FunctionType) -> Span | None:
     """Where a function returns its result: its last `return`, or its name if it has none."""
     tree = source_tree(function)
-    inner = {id(n) for f in ast.walk(tree) if isinstance(f, _SCOPES) and f is not tree for n in ast.walk(f)}
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None and id(n) not in inner]
+    inner = {n for f in ast.walk(tree) if isinstance(f, _SCOPES) and f is not tree for n in ast.walk(f)}
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None and n not in inner]
     file = function.__code__.co_filename
     if not found:
         start = tree.col_offset + len("def ")

@@ -35,6 +35,7 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
+from torch_tile.language.thread_roles import roles_by_threads
 from torch_tile.language.trace import (
     Tracer,
     author_span,
@@ -57,12 +58,12 @@ def outermost(what: str) -> Tracer:
     return at
 
 
-def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
+def role(first: int, count: int, registers: int = 0, by_hand: bool = False) -> contextlib.AbstractContextManager[None]:
     """`with T.role(first, count):` threads `first` to `first + count - 1` of the block run the body, whole warps.
 
     Roles that follow each other run at the same time. `registers` is how many each of their threads may use, if not an
     equal share: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads. The compiler may defer what a role
-    waits for and releases; authors who order that themselves write T.ws.
+    waits for and releases; authors who order that themselves write T.ws, or say `by_hand`.
     """
     at, unit = outermost("T.role"), WARPGROUP if registers else 32
     fix = f"give multiples of {unit} within the {at.threads} threads of the block"
@@ -73,7 +74,7 @@ def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractConte
         if not good:
             raise error("bad_argument", None, op="T.role", name=name, why=f"is {value!r}", fix=fix)
     check_registers("T.role", "registers", registers)
-    return _recorded(at, Role(first, count, Block(()), registers), author_span())
+    return _recorded(at, Role(first, count, Block(()), registers, bool(by_hand)), author_span())
 
 
 def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
@@ -115,20 +116,24 @@ def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
     finally:
         at.barrier_group = 0
     whole = with_span(replace(made, body=close_body(scope)), span)
-    at.emit(_with_registers(whole) if made.by_hand else whole)
+    at.emit(with_registers(whole) if made.by_hand else whole)
 
 
 # A kernel's roles, put in order.
 
 
-def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1) -> Block:
+def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1, thread: Var | None = None) -> Block:
     """The body of a kernel of so many `threads` with its roles outermost, each with its registers and fragments.
 
-    Registers are those of one of `blocks` on a multiprocessor.
+    Registers are those of one of `blocks` on a multiprocessor. Branches that only some of the kernel's threads take, as
+    their index `thread` decides, are roles where they hold operations of tiles.
     """
+    if thread is not None:
+        body = roles_by_threads(body, thread, math.prod(threads))
     if not any(n.by_hand for n in find(body, Role)):
         _no_registers(body)
         return body
+    body = _WithRegisters()(body)
     stmts = [new for one in body.stmts for new in (_each_role(one) if _has_roles(one) else [one])]
     stmts = _own_fragments(_together(stmts))
     for one in stmts:
@@ -183,14 +188,13 @@ class _Fresh(Rewriter):
 
     def __init__(self, node: Node):
         bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
-        self.new = {id(x): replace(x) for x in bound}
-        self.old = bound  # keeps the ids
+        self.new = {x: replace(x) for x in bound}
 
     def visit_Var(self, var: Var) -> Var:
-        return self.new.get(id(var), var)  # type: ignore[return-value]
+        return self.new.get(var, var)  # type: ignore[return-value]
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        return self.new.get(id(buffer), buffer)  # type: ignore[return-value]
+        return self.new.get(buffer, buffer)  # type: ignore[return-value]
 
     def visit_Stmt(self, node: Stmt) -> Stmt:
         new = self.children(node)
@@ -242,10 +246,10 @@ def _is_pure(one: Stmt) -> bool:
 def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
     """Fragments that only roles use are allocated in these: each has its own."""
     found: list[Stmt] = []
-    mine: dict[int, list[Stmt]] = {}
+    mine: dict[Stmt, list[Stmt]] = {}
     for one in stmts:
         tile = one.buffer if isinstance(one, Alloc) and one.buffer.scope == "fragment" else None
-        users = [] if tile is None else [s for s in stmts if s is not one and id(tile) in symbols(s)]
+        users = [] if tile is None else [s for s in stmts if s is not one and tile in symbols(s)]
         roles = [s for s in users if isinstance(s, Role)]
         if tile is None or not roles or not all(r.by_hand for r in roles):
             found.append(one)
@@ -256,8 +260,8 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
             fix = "use it in one T.ws only, or hand its content over in shared memory"
             raise error("mixed_roles", wrong.span, what=f"`{tile.name}`", why=why, fix=fix)
         for r in roles:
-            mine.setdefault(id(r), []).append(one)
-    return [_with_own(s, mine[id(s)]) if id(s) in mine else s for s in found]
+            mine.setdefault(r, []).append(one)
+    return [_with_own(s, mine[s]) if s in mine else s for s in found]
 
 
 def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
@@ -269,14 +273,24 @@ def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
 # Registers.
 
 
-def _with_registers(one: Role) -> Role:
+def with_registers(one: Role) -> Role:
     """A role with what its T.set_max_nreg says."""
     said = [s for s in one.body.stmts if _registers_of(s)]
     if not said:
         return one
+    if one.first % WARPGROUP or one.count % WARPGROUP:
+        why, fix = f"is said of {one.count} threads from {one.first} on", "give it to whole warpgroups of 128 threads"
+        raise error("bad_argument", said[0].span, op="T.set_max_nreg", name="n", why=why, fix=fix)
     made = replace(one, body=Block(tuple(s for s in one.body.stmts if s not in said)))
     counts = [replace(one, registers=_registers_of(s), span=s.span) for s in said]
     return replace(made, registers=reduce(_registers, counts, one.registers))
+
+
+class _WithRegisters(Rewriter):
+    """Each role by hand with what its T.set_max_nreg says."""
+
+    def visit_Role(self, one: Role) -> Role:
+        return with_registers(one) if one.by_hand else one
 
 
 def _registers(known: int, one: Role) -> int:

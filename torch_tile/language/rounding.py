@@ -25,11 +25,15 @@ _FINITE = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 
 def greatest(to: DType) -> Const:
     """The greatest finite value of a type."""
+    if to in dt.NARROW and to.is_float:
+        return const(dt.NARROW_FORMATS[to.name][2], to)
     return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else highest_of(to)), to)
 
 
 def least(to: DType) -> Const:
     """The least finite value of a type."""
+    if to in dt.NARROW and to.is_float:
+        return const(2.0**-127 if to == dt.float8_e8m0fnu else -dt.NARROW_FORMATS[to.name][2], to)
     return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
 
 
@@ -44,6 +48,13 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits:
     if how is None and sat is None:
         return cast(value, to)
     x = to_expr(value, op="T.cast")
+    if x.dtype in dt.NARROW and x.dtype.is_float:
+        x = cast(x, dt.float32)
+    if to in dt.NARROW and to.is_float:  # they saturate in any case
+        if how not in (None, "rn"):
+            why, fix = f"is {how!r} for {to}, which is rounded to nearest", "leave it out"
+            raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
+        return cast(x, to)
     if to.kind == "bool" or not (x.dtype.is_float or to.is_float):
         return cast(_clamped(x, to) if sat is not None and to.is_integer else x, to)
     if to.is_integer:

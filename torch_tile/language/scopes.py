@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import mul
 from types import TracebackType
 from typing import Any
 
@@ -14,9 +12,8 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
-from torch_tile.ir.expr import Expr, Load, Var, cast, const as ir_const, is_number, to_expr
+from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.polynomial import Atoms
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
 from torch_tile.language.cluster import clusters
@@ -24,8 +21,9 @@ from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
-from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
-from torch_tile.tileop.base import Scalar, describe, need_choice, need_region, region_of
+from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
+from torch_tile.language.views import view
+from torch_tile.tileop.base import Scalar, need_choice, region_of
 
 MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a multiprocessor; fewer on some GPUs
 
@@ -33,7 +31,8 @@ MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a
 class Kernel:
     """`with T.Kernel(*blocks, threads=128) as (bx, by)`: the body runs once per block of the grid.
 
-    `blocks` are up to three sizes, x first; sizes may be symbolic. `threads` is an integer or up to three integers.
+    `blocks` are up to three sizes, x first; sizes may be symbolic. Without any, one block runs.
+    `threads` is an integer or up to three integers. `as (bx,)` takes a tuple also of a grid of one size.
     Blocks of a cluster, `cluster_dims` of them along each dimension, run at the same time (sm_90 and later).
     `is_cpu` is a hint of TileLang's without effect; `shared_bytes` is for printed kernels: the compiler finds it.
     Raises TileError for a `prelude`, as kernels hold no CUDA text.
@@ -49,22 +48,25 @@ class Kernel:
             raise error("bad_argument", None, op="T.Kernel", name="prelude", why=why, fix=fix)
         if at.scopes:
             raise error("nested_kernel", None)
-        if not 1 <= len(blocks) <= 3:
-            raise error("bad_shape", None, what="T.Kernel's grid", want="one to three sizes", got=repr(blocks)[:60])
-        self.grid = shape_of(blocks, "T.Kernel's grid")
+        if len(blocks) > 3:
+            raise error("bad_shape", None, what="T.Kernel's grid", want="at most three sizes", got=repr(blocks)[:60])
+        self.grid = shape_of(blocks or (1,), "T.Kernel's grid")
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
         self.threads = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
         self.shared_bytes = int(shared_bytes)  # of printed kernels
-        self.cluster = clusters(cluster_dims, len(blocks))
+        self.cluster = clusters(cluster_dims, len(self.grid))
+        self.as_tuple = len(self.grid) > 1  # what `as` names
         self.min_blocks = 1
         self.span = author_span()
 
-    def take_names(self, names: tuple[str | None, ...]) -> None:
-        """The author's names for the block indices."""
-        if len(names) > 1 and None not in names and len(names) != len(self.grid):
+    def take_names(self, target: str | tuple[str | None, ...] | None) -> None:
+        """The author's names for the block indices: one, or several in parentheses."""
+        names = target if isinstance(target, tuple) else (target,)
+        self.as_tuple = self.as_tuple or isinstance(target, tuple)
+        if isinstance(target, tuple) and None not in names and len(names) != len(self.grid):
             why, fix = f"is a grid of {len(self.grid)} for {len(names)} names", "give one name for each size"
             raise error("bad_argument", self.span, op="T.Kernel", name="blocks", why=why, fix=fix)
         if len(names) == len(self.grid):
@@ -82,7 +84,11 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return self.blocks if len(self.blocks) > 1 else self.blocks[0]
+        return self.blocks if self.as_tuple else self.blocks[0]
+
+    def _thread(self) -> Var | None:
+        """The variable of the running thread, if the kernel names it."""
+        return self.thread if self.uses_thread else None
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -94,10 +100,10 @@ class Kernel:
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
             body = with_safe_values(close_body(self.opened), at.safe_values)
-            body = pin_results(gather_roles(body, self.threads, self.min_blocks))
+            body = pin_results(gather_roles(body, self.threads, self.min_blocks, self._thread()))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
-                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster, self.min_blocks,
+                self._thread(), self.shared_bytes, self.cluster, self.min_blocks,
             )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
 
@@ -129,7 +135,8 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
     at = tracer(what)
-    buffer = Buffer("", shape_of(shape, f"{what}'s shape"), dtype_of(dtype), scope, offset=offset)
+    sizes, element, lanes = sized(shape_of(shape, f"{what}'s shape"), dtype_of(dtype))
+    buffer = Buffer("", sizes, element, scope, offset=offset, lanes=lanes)
     request(buffer, layout, at.threads)
     at.emit(Alloc(buffer))
     at.own(buffer)
@@ -160,6 +167,33 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
+
+
+def alloc_buffer(
+    shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
+    scope: str = "global", align: int = -1, offset_factor: int = 0, buffer_type: str = "",
+) -> Handle:  # fmt: skip
+    """Memory of a scope by its name, as TIR has it: T.alloc_global, T.alloc_shared, T.alloc_fragment or T.alloc_local.
+
+    `align`, `offset_factor` and `buffer_type` are hints without effect. With `data`, a contiguous tensor, it is T.view.
+    Raises TileError for `strides` and `elem_offset`.
+    """
+    for name, given in (("strides", strides), ("elem_offset", elem_offset)):
+        if given is not None:
+            fix = "leave it out: buffers that are made here are contiguous"
+            raise error("bad_argument", None, op="T.alloc_buffer", name=name, why="is given", fix=fix)
+    if scope not in SPELLINGS:
+        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
+    if data is not None:
+        return view(data, shape, dtype)
+    if SPELLINGS[scope] == "global":
+        return alloc_global(shape, dtype)
+    if SPELLINGS[scope] in ("var", "barrier"):
+        raise error("bad_scope", None, got=scope, known="global, shared, local, local.fragment")
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_buffer")
+
+
+decl_buffer = alloc_buffer
 
 
 def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
@@ -200,6 +234,9 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load
     if SPELLINGS.get(scope) != "var":
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)
+    if to.lanes > 1:
+        why, fix = f"is {to}", f"take an array of one vector: T.alloc_local((1,), {to!r})"
+        raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=why, fix=fix)
     value = 0 if init is None else init
     return make_variable("", to, None if value is ... else cast(to_expr(value, to), to))
 
@@ -299,41 +336,3 @@ def _need_tensor(what: str, tensor: Any) -> None:
     if region is None or region.buffer.scope != "global":
         why, fix = f"are {tensor!r}"[:80], "name tensors, the parameters of the kernel"
         raise error("bad_argument", None, op=what, name="tensors", why=why, fix=fix)
-
-
-# T.view and T.reshape: a tensor in global memory by another shape. Nothing moves: it is a second name for it.
-
-
-def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
-    """A tensor by another shape of as many elements: a second name for its memory, in which nothing moves.
-
-    `src` is a contiguous tensor in global memory. A kernel that writes to it uses one of the two names only.
-    """
-    at, region = tracer("T.view"), need_region(src, "view", "src")
-    base = region.buffer
-    sizes = base.shape if shape is None else shape_of(shape, "T.view's shape")
-    name, why, fix = "src", "", "read elements, and convert them by T.reinterpret"
-    if base.scope != "global" or base.strides is not None:
-        why = f"is a {base.scope} buffer" if base.scope != "global" else "has strides"
-        fix = "only contiguous tensors have views: index it as it is, or T.copy it to a tile of the shape"
-    elif dtype is not None and dtype_of(dtype) != base.dtype:
-        name, why = "dtype", f"is {dtype_of(dtype)}, the tensor's is {base.dtype}"
-    elif not _as_many(sizes, base.shape):
-        name, why = "shape", f"is {describe(sizes)}, the tensor's is {describe(base.shape)}"
-        fix = "give a shape of as many elements"
-    if why:
-        raise error("bad_argument", None, op="T.view", name=name, why=why, fix=fix)
-    made = Buffer("", sizes, base.dtype, "global", None, base.origin, align=base.align, base=base.base or base)
-    at.views.append(made)
-    return Handle(made)
-
-
-def reshape(src: Any, shape: Any) -> Handle:
-    """T.view by another shape."""
-    return view(src, shape)
-
-
-def _as_many(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
-    """Whether two shapes certainly have as many elements."""
-    atoms, one = Atoms(), ir_const(1, dt.int32)
-    return atoms.of(reduce(mul, a, one)).key == atoms.of(reduce(mul, b, one)).key

@@ -7,15 +7,18 @@ Kernels that name the running thread are for GPUs; everything else here only ord
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics import bulk, memory
-from torch_tile.ir.expr import Const, Expr, Var, is_number, to_expr
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Const, Expr, Var, const, is_number, to_expr
 from torch_tile.ir.node import equal
 from torch_tile.language.trace import Tracer, tracer
 
+RANK = 3  # dimensions of a grid and of a block
 NUMBERS = range(1, 16)  # of named barriers; 0 is that of the block
 
 
@@ -27,29 +30,31 @@ def thread_index() -> Var:
 
 
 def get_thread_binding(dim: int = 0) -> Expr:
-    """The running thread's index along dimension `dim` of `threads`."""
+    """The running thread's index along dimension `dim` of `threads`: 0 along one that these leave out."""
     threads = _launch("T.get_thread_binding").threads
-    _check("T.get_thread_binding", dim, len(threads))
+    _check("T.get_thread_binding", dim)
+    if dim >= len(threads):
+        return const(0, dt.int32)
     below, index = math.prod(threads[:dim]), thread_index()
     slower: Expr = index if below == 1 else index // below
     return slower if dim == len(threads) - 1 else slower % threads[dim]
 
 
 def get_thread_bindings() -> tuple[Expr, ...]:
-    """The running thread's index along each dimension of `threads`."""
-    return tuple(get_thread_binding(d) for d in range(len(_launch("T.get_thread_bindings").threads)))
+    """The running thread's index along each of three dimensions."""
+    return tuple(get_thread_binding(d) for d in range(RANK))
 
 
 def get_thread_extent(dim: int = 0) -> int:
-    """Threads of a block along dimension `dim`."""
+    """Threads of a block along dimension `dim`: 1 along one that `threads` leaves out."""
     threads = _launch("T.get_thread_extent").threads
-    _check("T.get_thread_extent", dim, len(threads))
-    return int(threads[dim])
+    _check("T.get_thread_extent", dim)
+    return int(threads[dim]) if dim < len(threads) else 1
 
 
 def get_thread_extents() -> tuple[int, ...]:
-    """Threads of a block along each dimension."""
-    return tuple(_launch("T.get_thread_extents").threads)
+    """Threads of a block along each of three dimensions."""
+    return tuple(get_thread_extent(d) for d in range(RANK))
 
 
 def get_block_binding(dim: int = 0) -> Var:
@@ -65,21 +70,24 @@ def get_block_bindings() -> tuple[Var, ...]:
 
 
 def get_block_extent(dim: int = 0) -> Any:
-    """Blocks of the grid along dimension `dim`: an integer where it is known."""
+    """Blocks of the grid along dimension `dim`: an integer where it is known, 1 along one that the grid leaves out."""
     grid = _launch("T.get_block_extent").grid
-    _check("T.get_block_extent", dim, len(grid))
-    size = grid[dim]
+    _check("T.get_block_extent", dim)
+    size = grid[dim] if dim < len(grid) else 1
     return int(size.value) if isinstance(size, Const) else size
 
 
 def get_block_extents() -> tuple[Any, ...]:
-    """Blocks of the grid along each dimension."""
-    return tuple(get_block_extent(d) for d in range(len(_launch("T.get_block_extents").grid)))
+    """Blocks of the grid along each of three dimensions."""
+    return tuple(get_block_extent(d) for d in range(RANK))
 
 
-def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> tuple[Expr]:
-    """`for tx in T.thread_binding(0, 128, thread="threadIdx.x")`: the index that the kernel around counts there.
+def thread_binding(
+    start: Any, stop: Any = None, thread: str = "threadIdx.x", *, annotations: Mapping[str, Any] | None = None
+) -> Expr:
+    """The index that the kernel around counts: `tx = T.thread_binding(0, 128, thread="threadIdx.x")`.
 
+    `for tx in T.thread_binding(...):` names it for the body. `annotations` has no effect.
     `thread` is threadIdx.x, .y or .z, or blockIdx.x, .y or .z; `stop`, or `start` alone, is its extent.
     """
     what = "T.thread_binding"
@@ -96,7 +104,7 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
     if not is_number(start) or start != 0 or not _is_same(stop, size):
         why, fix = f"counts from {start!r} to {stop!r}", f"count from 0 to {size!r}, as T.Kernel says"
         raise error("bad_argument", None, op=what, name="stop", why=why, fix=fix)
-    return (get_block_binding(dim) if of_block else get_thread_binding(dim),)
+    return get_block_binding(dim) if of_block else get_thread_binding(dim)
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
@@ -158,7 +166,7 @@ def _is_same(a: Any, b: Any) -> bool:
     return equal(to_expr(a), to_expr(b)) if isinstance(a, Expr) or isinstance(b, Expr) else bool(a == b)
 
 
-def _check(what: str, dim: int, rank: int) -> None:
+def _check(what: str, dim: int, rank: int = RANK) -> None:
     if not isinstance(dim, int) or not 0 <= dim < rank:
         fix = f"give a dimension below {rank}"
         raise error("bad_argument", None, op=what, name="dim", why=f"is {dim!r}", fix=fix)

@@ -20,9 +20,9 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Const, Expr, Load, Var
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Node, children
+from torch_tile.ir.node import Node, Rewriter, children, contains
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -45,13 +45,14 @@ class Tracer:
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
-        self.owner: dict[int, tuple[Node, Scope]] = {}
+        self.owner: dict[Node, Scope] = {}
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.views: list[Buffer] = []  # by T.view
+        self.switches: set[str] = set()  # options of the compiler that the function asks for
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
-        self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
+        self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with what it folds by
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
         self.barrier_group = 0  # threads of the T.role around
@@ -91,17 +92,17 @@ class Tracer:
     def own(self, symbol: Node) -> None:
         """Remember which scope a symbol lives in."""
         if self.scopes:
-            self.owner[id(symbol)] = symbol, self.scopes[-1]
+            self.owner[symbol] = self.scopes[-1]
 
     def has_ended(self, symbol: Node) -> bool:
         """Whether the scope that a symbol lives in is closed."""
-        return id(symbol) in self.owner and self.owner[id(symbol)][1].closed
+        return symbol in self.owner and self.owner[symbol].closed
 
     def check_scopes(self, node: Node) -> None:
         """Every symbol used must live in a scope that is still open."""
         for used in children(node):
-            if used.is_symbol and id(used) in self.owner:
-                scope = self.owner[id(used)][1]
+            if used.is_symbol and used in self.owner:
+                scope = self.owner[used]
                 if scope.closed:
                     raise error("out_of_scope", None, name=getattr(used, "name", "?"), region=scope.what)
             elif not isinstance(used, Block):  # what a body uses was checked when it was recorded
@@ -156,6 +157,8 @@ def tracing() -> Iterator[Tracer]:
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
+    except TileError:
+        raise
     except (TypeError, AttributeError, IndexError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem
@@ -251,6 +254,25 @@ def let(name: str, value: Expr) -> Expr:
     return var
 
 
+def spelt_out(value: Expr) -> Expr:
+    """`value` with names in it replaced by what they name; those of elements, which may have changed since, stay."""
+    known = IdMap[Var, Expr]()
+    for scope in tracer().scopes if is_tracing() else ():
+        known.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let) and not contains(s.value, Load, Call))
+    return Replaced(known)(value) if known else value
+
+
+class Replaced(Rewriter):
+    """Replaces symbols by what is `known` of them, and symbols in that, too."""
+
+    def __init__(self, known: IdMap[Var, Expr]):
+        self.known = known
+
+    def visit_Var(self, var: Var) -> Expr:
+        """What stands for it."""
+        return self(self.known[var]) if var in self.known else var
+
+
 def close_body(scope: Scope) -> Block:
     """The statements of a scope as a block."""
     return Block(tuple(scope.stmts))
@@ -262,6 +284,19 @@ def with_span(node: Any, span: Span | None) -> Any:
 
 
 __all__ = [
-    "Scope", "Tracer", "author_span", "close_body", "current_span", "is_tracing", "let", "make_variable", "name_symbol",
-    "span_at", "tracer", "tracing", "with_span",
+    "Replaced",
+    "Scope",
+    "Tracer",
+    "author_span",
+    "close_body",
+    "current_span",
+    "is_tracing",
+    "let",
+    "make_variable",
+    "name_symbol",
+    "span_at",
+    "spelt_out",
+    "tracer",
+    "tracing",
+    "with_span",
 ]  # fmt: skip

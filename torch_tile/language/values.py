@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region
+from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Const, Expr, Load, cast, const, is_number, to_expr, to_number
+from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Store
-from torch_tile.language.trace import author_span, tracer
-from torch_tile.tileop.base import describe
+from torch_tile.ir.stmt import Stmt, Store
+from torch_tile.language.trace import author_span, let, spelt_out, tracer
+from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 
@@ -34,7 +34,7 @@ class Handle(NotAValue):
     @property
     def shape(self) -> tuple[Size, ...]:
         """Sizes: Python integers where known, expressions otherwise."""
-        return tuple(_plain(s) for s in self.buffer.shape)
+        return tuple(_plain(s) for s in (self.buffer.shape[:-1] if self.buffer.lanes else self.buffer.shape))
 
     @property
     def strides(self) -> tuple[Size, ...]:
@@ -51,12 +51,12 @@ class Handle(NotAValue):
     @property
     def dtype(self) -> DType:
         """The element type."""
-        return self.buffer.dtype
+        return dt.vector_of(self.buffer.dtype, self.buffer.lanes) if self.buffer.lanes else self.buffer.dtype
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return self.buffer.rank
+        return len(self.shape)
 
     @property
     def data(self) -> Handle:
@@ -80,10 +80,16 @@ class Handle(NotAValue):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place = locate(self.buffer, key)
-        if isinstance(place, Region) and hasattr(value, "write_to"):  # several values side by side
+        if isinstance(place, Vector) or (isinstance(value, Vector) and isinstance(place, Region)):
+            store_lanes(place, value)
+        elif isinstance(place, Region) and hasattr(value, "write_to"):  # several values side by side
             value.write_to(place)
         elif isinstance(place, Load):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
+        elif isinstance(place, Steps) or isinstance(value, Steps):
+            filled = isinstance(place, Steps) and not isinstance(value, Region | Handle | Load | Steps)
+            made = filled_in_steps(place, value) if filled else moved_in_steps(value, place)
+            tracer("an assignment").emit(made)
         elif isinstance(value, Region | Handle | Load):
             tracer("an assignment").emit(Copy.build(value, place))
         else:
@@ -101,12 +107,17 @@ class Handle(NotAValue):
     __hash__ = object.__hash__
 
 
-def locate(buffer: Buffer, key: Any) -> Load | Region:
+def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
     """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).
 
-    An Ellipsis stands for all dimensions that are not given.
+    An Ellipsis stands for all dimensions that are not given. Slices with steps give `Steps`.
     """
     keys = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(k, Vector) for k in keys):
+        return _lanes(buffer, keys)
+    if buffer.lanes and len(keys) == buffer.rank - 1 and not any(k is ... or isinstance(k, slice) for k in keys):
+        point = tuple(_index(buffer, d, k) for d, k in enumerate(keys))
+        return Vector([Load(buffer, (*point, const(n, dt.int32))) for n in range(buffer.lanes)])
     if (gaps := sum(k is ... for k in keys)) == 1:
         at = next(n for n, k in enumerate(keys) if k is ...)
         keys = (*keys[:at], *[slice(None)] * (buffer.rank - len(keys) + 1), *keys[at + 1 :])
@@ -118,7 +129,43 @@ def locate(buffer: Buffer, key: Any) -> Load | Region:
     if len(keys) == buffer.rank and not any(isinstance(k, slice) for k in keys):
         return Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(keys)))
     keys = (*keys, *[slice(None)] * (buffer.rank - len(keys)))
-    return Region(buffer, tuple(_range(buffer, d, k) for d, k in enumerate(keys)))
+    region = Region(buffer, tuple(_range(buffer, d, k) for d, k in enumerate(keys)))
+    steps = tuple(_step(buffer, k) for k in keys)
+    return region if all(step == 1 for step in steps) else Steps(region, steps)
+
+
+def _lanes(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
+    """Elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
+    if len(keys) != buffer.rank or any(k is ... or isinstance(k, slice) for k in keys):
+        raise error("bad_index", None, got="a vector beside slices", buffer=buffer.name)
+    return lanewise(lambda *point: Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(point))), *keys)
+
+
+def store_lanes(place: Vector | Region, value: Any) -> None:
+    """`A[T.Ramp(i, 1, 4)] = value`, or `A[i : i + 4] = value`: a store of each lane; a number is stored to all."""
+    if isinstance(place, Region):
+        extents = place.tile_shape
+        count = extents[-1].value if extents and isinstance(extents[-1], Const) else 0
+        if count != len(value) or any(not (isinstance(e, Const) and e.value == 1) for e in extents[:-1]):
+            raise error("copy_shape", None, src=f"({len(value)})", dst=describe(extents))
+        *outer, last = place.starts
+        places = [Load(place.buffer, (*outer, last + n)) for n in range(len(value))]
+    else:
+        places = [lane for lane in place.lanes if isinstance(lane, Load)]
+    values = value.lanes if isinstance(value, Vector) else [value] * len(places)
+    if len(values) != len(places):
+        raise error("copy_shape", None, src=f"({len(values)})", dst=f"({len(places)})")
+    at = tracer("an assignment")
+    # Read before anything is written: A[T.Ramp(0, 1, 2)] = T.Shuffle([A[T.Ramp(0, 1, 2)]], [1, 0]).
+    values = [let("lane", stored(one, where.buffer)) for one, where in zip(values, places, strict=True)]
+    for one, where in zip(values, places, strict=True):
+        at.emit(Store(where.buffer, where.indices, one))
+
+
+def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DType, int]:
+    """Shape, element type and lanes of a buffer whose elements an author sees as `dtype`."""
+    lanes = dtype.lanes if dtype.lanes > 1 else 0
+    return (*shape, const(lanes, dt.int32)) if lanes else shape, dtype.element, lanes
 
 
 def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
@@ -135,14 +182,64 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
 def _range(buffer: Buffer, dim: int, key: Any) -> Range:
     if not isinstance(key, slice):
         return Range(_index(buffer, dim, key), const(1, dt.int32), keep=False)
-    if key.step is not None and not (is_number(key.step) and key.step == 1):
-        raise error("bad_slice", None, buffer=buffer.name, why=f"has step {key.step}")
     start = const(0, dt.int32) if key.start is None else _index(buffer, dim, key.start)
     stop = buffer.shape[dim] if key.stop is None else _index(buffer, dim, key.stop)
     extent = simplify(stop - start)
+    if not isinstance(extent, Const):  # names, of which one may be defined by the other
+        spelt = simplify(spelt_out(stop - start))
+        extent = spelt if isinstance(spelt, Const) else extent
+    step = _step(buffer, key)
+    if step > 1:
+        extent = simplify((extent + (step - 1)) // step)
     if isinstance(extent, Const) and extent.value <= 0:
         raise error("bad_slice", None, buffer=buffer.name, why=f"is empty ({extent.value} elements in dimension {dim})")
     return Range(start, extent)
+
+
+def _step(buffer: Buffer, key: Any) -> int:
+    """The distance of two indices of a slice."""
+    step = key.step if isinstance(key, slice) else None
+    if isinstance(step, Const):
+        step = step.value
+    if step is None:
+        return 1
+    if not is_number(step) or not isinstance(to_number(step), int) or step < 1:
+        raise error("bad_slice", None, buffer=buffer.name, why=f"has step {key.step}")
+    return int(step)
+
+
+def moved_in_steps(src: Any, dst: Any, **hints: Any) -> Stmt:
+    """T.copy, of which a side has steps: a nest of moves."""
+    if isinstance(src, Load) and isinstance(dst, Steps):
+        src = Copy.regions(src, dst.region)[0]
+    if isinstance(dst, Load) and isinstance(src, Steps):
+        dst = Copy.regions(src.region, dst)[1]
+    sides = [side if isinstance(side, Steps) else region_of(side) for side in (src, dst)]
+    for value, side, what in zip((src, dst), sides, ("the source", "the destination"), strict=True):
+        if side is None:
+            raise error("copy_values", None, what=f"{what} ({type(value).__name__})")
+    a, b = (side if isinstance(side, Steps) else Steps(side, (1,) * side.buffer.rank) for side in sides if side)
+    extents = squeezed(b.region)
+    if not same_extents(squeezed(a.region), extents):
+        raise error("copy_shape", None, src=describe(a.region.extents), dst=describe(b.region.extents))
+    if may_overlap(a.region, b.region) and a.region.buffer is b.region.buffer:
+        why = "is the source of a copy inside the buffer"
+        raise error("bad_slice", None, [(None, "copy to another buffer first")], buffer=b.region.buffer.name, why=why)
+
+    def move(point: tuple[Expr, ...]) -> Stmt:
+        value = Load(a.region.buffer, a.at(point))
+        return Store(b.region.buffer, b.at(point), cast(value, b.region.buffer.dtype))
+
+    return parallel(extents, move) if extents else move(())
+
+
+def filled_in_steps(buffer: Any, value: Any) -> Stmt:
+    """T.fill of a region with steps: a nest of stores."""
+    region, extents = buffer.region, squeezed(buffer.region)
+    put = Fill.build(region, value).value
+    if not extents:
+        return Store(region.buffer, buffer.at(()), put)
+    return parallel(extents, lambda point: Store(region.buffer, buffer.at(point), put))
 
 
 def stored(value: Any, buffer: Buffer) -> Expr:
@@ -201,7 +298,9 @@ class TensorType:
 
     def buffer(self, name: str, origin: str = "param") -> Buffer:
         """A global buffer of this type."""
-        return Buffer(name, self.shape, self.dtype, "global", self.strides, origin, align=self.align)
+        shape, element, lanes = sized(self.shape, self.dtype)
+        strides = (*(s * lanes for s in self.strides), const(1, dt.int32)) if lanes and self.strides else self.strides
+        return Buffer(name, shape, element, "global", strides, origin, align=self.align, lanes=lanes)
 
 
 class Annotation(Generic[Given]):
@@ -238,7 +337,7 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
     `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
     """
     if isinstance(strides, Handle):
-        from torch_tile.language.scopes import view
+        from torch_tile.language.views import view
 
         return view(strides, shape, dtype)
     given = None if strides is None else shape_of(strides, "strides")

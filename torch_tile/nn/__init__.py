@@ -7,7 +7,19 @@ They work in eager mode, under `torch.compile` with any backend, in training and
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
+from torch_tile.nn.loss import CrossEntropyLoss, cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
 
-__all__ = ["Attention", "GatedMLP", "LayerNorm", "Linear", "MLAAttention", "PagedLatents", "RMSNorm", "SwiGLU"]
+__all__ = [
+    "Attention",
+    "CrossEntropyLoss",
+    "GatedMLP",
+    "LayerNorm",
+    "Linear",
+    "MLAAttention",
+    "PagedLatents",
+    "RMSNorm",
+    "SwiGLU",
+    "cross_entropy",
+]

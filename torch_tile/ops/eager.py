@@ -62,8 +62,6 @@ class Eager:
 
     def first(self, form: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
         """As a call, for arguments that are checked; their form is known once it is met for the second time."""
-        from torch_tile.kernel import prepares_only
-
         results = self.make_results(*args)
         if self.check_values is not None:
             self.check_values(*args)
@@ -74,7 +72,7 @@ class Eager:
             site(*tensors, *made)
             return results
         self.into(*args, out=results)
-        if not prepares_only() and all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
+        if all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
             if len(self.known) >= MOST_FORMS:
                 self.known.clear()
                 self.sites.clear()

@@ -14,14 +14,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 
+from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.kernels import kernels
 from torch_tile.ops.sharding_rule import Rule
+from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
+
+if TYPE_CHECKING:
+    from torch_tile.kernels.common import Machine
 
 V = TypeVar("V")
 """What stands for a tensor: a tensor, a node of a graph, a shape, or a spec with a shape."""
@@ -81,6 +87,34 @@ class Operator:
         """The arguments and results, in torch's schema language."""
         results = ", ".join(f"Tensor {name}" for name in self.returns)
         return f"{arguments_of(self.args)} -> {f'({results})' if self.returns else 'Tensor'}"
+
+    def plan(self, args: Any, machine: Machine | None = None) -> LaunchPlan:
+        """What a call launches; nothing is computed, and no kernel is compiled yet.
+
+        args: tensors of known sizes, maybe fake ones, and numbers. machine: what to plan for, else where tensors lie.
+        Raises what the operator's checks raise.
+        """
+        from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+        plan = LaunchPlan(machine=machine)
+
+        def alike(x: Any) -> Any:
+            if isinstance(x, list | tuple):
+                return [alike(each) for each in x]
+            if not isinstance(x, torch.Tensor):
+                return x
+            made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            plan.add(made, x.data_ptr() % VECTOR_BYTES if has_memory(x) else 0)
+            return made
+
+        with torch.no_grad(), FakeTensorMode():
+            given = self.args(*map(alike, args))
+            out = self.fake(given)
+            for each in out if isinstance(out, tuple) else (out,):
+                plan.add(each)
+            with planning(plan), suppress(DataDependentOutputException):  # of plain torch, which reads tensors' values
+                self.run(given, out)
+        return plan
 
     def minimal_flops(self, args: Any) -> int:
         """Operations that no kernel can skip; `args` hold shapes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
 from torch_tile.runtime.driver import NO_CLUSTER, Driver, Function, driver
-from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher, form_of, noted
+from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher, form_of
 from torch_tile.runtime.native_launch import launch_function
 from torch_tile.runtime.tensor_map import MapForm, TensorMaps, map_form
 
@@ -100,10 +99,9 @@ class CudaLauncher(BaseLauncher):
         super().__init__(program, out_idx)
         self.source, self.cubin, self.target = source, cubin, target
         self.everything = [*program.params, *program.outputs, *program.workspaces]
+        self.buffers = [p for p in self.everything if isinstance(p, Buffer)]
         self.whole = Binding(program)
-        self.alignments = dict(
-            zip((id(b) for b in self.everything if isinstance(b, Buffer)), source.alignment, strict=True)
-        )
+        self.alignments = dict(zip(self.buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
         self.scalars_matter = any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
@@ -119,11 +117,10 @@ class CudaLauncher(BaseLauncher):
             self.binding.refuse_names(named)
         if not self.allocates:
             return self.go(*args)
-        if noted.by is None:
-            self.require_gpu()
+        self.require_gpu()
         return super().__call__(*args)
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Start the kernels."""
         left = iter(tensors)
         self.go(*(next(left) if isinstance(p, Buffer) else scalars[p] for p in self.everything))
@@ -136,9 +133,24 @@ class CudaLauncher(BaseLauncher):
         """Launch on all parameters, outputs and workspaces: the whole way in Python, and the first time for a form."""
         if named:
             self.binding.refuse_names(named)
-        if noted.by is not None:
-            noted.by(self, args)
-            return
+        plan, tensors, slots = self.prepared(args)
+        pointers = [self.address(p, t) for p, t in zip(self.buffers, tensors, strict=True)]
+        self.check_apart(tensors)
+        values = pointers, slots
+        machine, stream = driver(), current_stream(plan.device)
+        with machine.current(plan.context):
+            for each in plan.launches:
+                maps = [m.at(pointers[m.form.position]) for m in each.maps]
+                given = [
+                    maps[n] if kind == MAP else n if kind == NUMBER else values[kind][n] for kind, n in each.arguments
+                ]
+                machine.launch(*each[:4], stream, given, each.cluster, each.early)
+        # Not before: what the driver refuses, Python explains.
+        if self.remember is not None and all(a is not None for a in args):
+            self.remember(args, plan.packed())
+
+    def prepared(self, args: Sequence[Any]) -> tuple[Plan, list[Any], list[int]]:
+        """The plan for arguments of this form, checked if it is new; the tensors among them, and the scalars' bits."""
         if len(args) != len(self.everything):
             self.whole.in_order(args)
         scalars = {p: scalar(p, a) for p, a in zip(self.everything, args, strict=False) if isinstance(p, Var)}
@@ -151,28 +163,15 @@ class CudaLauncher(BaseLauncher):
             if len(self.plans) >= MOST_FORMS:
                 self.plans.clear()
             self.plans[form] = plan
-        pointers = [self.address(p, a) for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
-        self.check_apart([a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)])
-        values = (pointers, [slot_of(p, number) for p, number in scalars.items()])
-        machine, stream = driver(), current_stream(plan.device)
-        with machine.current(plan.context):
-            for each in plan.launches:
-                maps = [m.at(pointers[m.form.position]) for m in each.maps]
-                slots = [
-                    maps[n] if kind == MAP else n if kind == NUMBER else values[kind][n] for kind, n in each.arguments
-                ]
-                machine.launch(*each[:4], stream, slots, each.cluster, each.early)
-        if seen.by is not None:
-            seen.by(
-                self, plan, [a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)], values[1]
-            )
-        if self.remember is not None:  # not before: what the driver refuses, Python explains
-            self.remember(args, plan.packed())
+        tensors = [a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
+        return plan, tensors, [slot_of(p, number) for p, number in scalars.items()]
 
-    def address(self, param: Buffer, tensor: torch.Tensor) -> int:
-        """Where a tensor begins, if that is where the kernel's accesses can begin."""
+    def address(self, param: Buffer, tensor: torch.Tensor | None) -> int:
+        """Where a tensor begins, if that is where the kernel's accesses can begin; 0 for None, which is unused."""
+        if tensor is None:
+            return 0
         found = tensor.data_ptr()
-        alignment = self.alignments[id(param)]
+        alignment = self.alignments[param]
         if found % alignment:
             raise LaunchError(
                 f"argument `{param.name}` must begin at a multiple of {alignment} bytes, and {found:#x} is none; "
@@ -182,11 +181,12 @@ class CudaLauncher(BaseLauncher):
             raise LaunchError(f"argument `{param.name}` has no memory, as fake and functional tensors have none")
         return found
 
-    def check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
+    def check_apart(self, tensors: Sequence[Any]) -> None:
         """Raise if a kernel takes for constant what it writes through another argument."""
         for read, written in self.source.apart:
-            if overlap(tensors[read], tensors[written]):
-                one, other = ([p for p in self.everything if isinstance(p, Buffer)][n].name for n in (read, written))
+            one_is_none = tensors[read] is None or tensors[written] is None
+            if not one_is_none and overlap(tensors[read], tensors[written]):
+                one, other = (self.buffers[n].name for n in (read, written))
                 raise LaunchError(
                     f"arguments `{one}` and `{other}` overlap, and {self.program.name} reads `{one}` while it writes "
                     f"`{other}`; pass .clone() of one of them, or read and write one parameter"
@@ -219,7 +219,7 @@ class CudaLauncher(BaseLauncher):
         """What the kernel is given, as in `Launch`, and the tensor maps among it."""
         found: list[tuple[int, int]] = []
         forms: list[MapForm] = []
-        names = [p.name for p in self.everything if isinstance(p, Buffer)]
+        names = [p.name for p in self.buffers]
         for argument, kind in zip(entry.args, entry.kinds, strict=True):
             if isinstance(argument, int):
                 found.append((TENSOR, argument))
@@ -239,7 +239,8 @@ class CudaLauncher(BaseLauncher):
         """The number of the device that the tensors are on."""
         import torch
 
-        first = next((a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)), None)
+        tensors = (a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer))
+        first = next((a for a in tensors if a is not None), None)
         return torch.cuda.current_device() if first is None else int(first.device.index)
 
     def load(self, machine: Driver, device: int) -> dict[str, Function]:
@@ -270,7 +271,7 @@ class CudaLauncher(BaseLauncher):
         kinds = ["t" if isinstance(p, Buffer) else LETTERS.get(p.dtype.name, "") for p in self.everything]
         if self.remember is not None or not all(kinds):
             return
-        masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
+        masks = [self.alignments[p] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
         made = launch_function(
             self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter,
             0, self.source.apart,
@@ -336,15 +337,6 @@ def as_bytes(tensor: torch.Tensor) -> Any:
         }  # fmt: skip
 
     return np.asarray(Place())
-
-
-class Seen(threading.local):
-    """Who is told of each launch that this thread makes in Python: of the launcher, its plan, tensors and slots."""
-
-    by: Callable[[CudaLauncher, Plan, list[torch.Tensor], list[int]], None] | None = None
-
-
-seen = Seen()
 
 
 def native_addresses(machine: Driver) -> tuple[int, ...]:

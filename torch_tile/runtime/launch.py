@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 MOST_FORMS = 1024  # forms of arguments that a launcher remembers
-
-
-class Noted(threading.local):
-    """Who is given the calls of kernels that this thread makes, launcher and arguments, instead of a machine."""
-
-    by: Callable[[BaseLauncher, Sequence[Any]], None] | None = None
-
-
-noted = Noted()
 
 
 class BaseLauncher:
@@ -54,19 +44,17 @@ class BaseLauncher:
         """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
         if named:
             self.binding.refuse_names(named)
-        if noted.by is not None:
-            return noted.by(self, args)
         if len(args) != len(self.given):
             self.binding.in_order(args)
         sizes = self.sizes_of(args)
         scalars = self.binding.scalars_of(args) if self.scalars else {}
         program, device = self.program, self.device_of(args)
-        values = {id(p): a for p, a in zip(self.given, args, strict=True)}
-        made = {id(p): self.allocate(p, sizes | scalars, device) for p in map(program.params.__getitem__, self.out_idx)}
+        values = dict(zip(self.given, args, strict=True))
+        made = {p: self.allocate(p, sizes | scalars, device) for p in map(program.params.__getitem__, self.out_idx)}
         values |= made
         results = [self.allocate(b, sizes | scalars, device) for b in program.outputs]
         scratch = [self.allocate(b, sizes | scalars, device) for b in program.workspaces]
-        params = [values[id(p)] for p in program.params if isinstance(p, Buffer)]
+        params = [values[p] for p in program.params if isinstance(p, Buffer)]
         self.call([*params, *results, *scratch], sizes, scalars)
         returned = [*made.values(), *results]
         return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
@@ -90,10 +78,10 @@ class BaseLauncher:
         import torch
 
         shape = [size_of(s, values, buffer.name) for s in buffer.shape]
-        return torch.empty(shape, dtype=buffer.dtype.as_torch(), device=device)
+        return torch.empty(shape, dtype=buffer.torch_dtype(), device=device)
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
-        """Start the kernels: tensors are buffer parameters, outputs and workspaces, all of them fit."""
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+        """Start the kernels: tensors are buffer parameters, outputs and workspaces, all fit; None is an unused one."""
         raise NotImplementedError
 
 
@@ -108,9 +96,9 @@ class Launcher(BaseLauncher):
         self.entry, self.asserts = entry, asserts
         self.library = library  # where the entry is from, if from a library of its own
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Hand pointers and numbers to the entry; raise if a device assertion failed."""
-        pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() for t in tensors])
+        pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() if t is not None else None for t in tensors])
         numbers = [sizes[v] for v in self.sizes] + [bits_of(p, scalars[p]) for p in self.scalars]
         code = self.entry(pointers, (ctypes.c_int64 * max(1, len(numbers)))(*numbers))
         if code == -1:

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,20 +104,6 @@ def launch_function(
         bytes(n for pair in apart for n in pair),
     )  # fmt: skip
     return None if made is None else (made[0], functools.partial(module.remember, made[1]))
-
-
-@contextlib.contextmanager
-def through_python() -> Iterator[None]:
-    """Inside, launches of all threads go through Python, where they can be seen."""
-    module = native()
-    if module is None:
-        yield
-        return
-    module.watch(1)
-    try:
-        yield
-    finally:
-        module.watch(-1)
 
 
 @functools.cache

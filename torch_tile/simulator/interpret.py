@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.compiler.binding import Binding, size_of
+from torch_tile.compiler.binding import Binding, held, size_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.stmt import Program
@@ -33,19 +33,20 @@ def interpret(
     host = [a.detach().cpu() if isinstance(a, torch.Tensor) else a for a in given]
     values: dict[Var, Scalar] = {**binding.sizes_of(host), **binding.scalars_of(host)}
     rest = iter(host)
-    tensors: dict[int, torch.Tensor] = {}
+    tensors: dict[Buffer, torch.Tensor] = {}
     outputs = []
     originals = (*program.params, *program.workspaces, *program.outputs)
     for position, (old, new) in enumerate(zip(originals, (*flat.params, *flat.workspaces, *flat.outputs), strict=True)):
         is_given = position < len(program.params) and position not in allocated
         if is_given:
             value = next(rest)
+            value = held(old, value) if isinstance(old, Buffer) else value
         elif isinstance(old, Buffer):
             value = poisoned([size_of(s, values, old.name) for s in old.shape], old.dtype)
             if old.origin != "workspace":
                 outputs.append(value)
         if isinstance(new, Buffer):
-            tensors[id(new)] = value
+            tensors[new] = value
     findings = run_threads(flat, tensors, values, blocks)
     findings.outputs = tuple(outputs)
     for old_value, new_value in zip(given, host, strict=True):
@@ -57,14 +58,16 @@ def interpret(
 # A caller's CPU tensors and numbers as the interpreter holds them, by the rules of torch_tile/compiler/binding.py.
 
 
-def bind(program: Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[dict[int, torch.Tensor], dict[int, Value]]:
-    """Tensors by `id(buffer)`, and the values of scalar parameters and dimensions by `id(var)`.
+def bind(
+    program: Program, args: Sequence[Any] | Mapping[str, Any]
+) -> tuple[dict[Buffer, torch.Tensor], dict[Var, Value]]:
+    """Tensors of buffers, and the values of scalar parameters and dimensions.
 
     Raises LaunchError, naming the argument, for a wrong count, kind, dtype, rank, device, size or stride.
     """
     binding = Binding(program)
     given = binding.in_order(args)
-    values: dict[int, Value] = {id(v): n for v, n in binding.sizes_of(given).items()}
-    values |= {id(v): constant(n, v.dtype) for v, n in binding.scalars_of(given).items()}
-    tensors = {id(p): a.detach() for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
+    values: dict[Var, Value] = {**binding.sizes_of(given)}
+    values |= {v: constant(n, v.dtype) for v, n in binding.scalars_of(given).items()}
+    tensors = {p: held(p, a) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
     return tensors, values

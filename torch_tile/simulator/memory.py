@@ -16,7 +16,7 @@ import torch
 
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.simulator.values import Value, shared
+from torch_tile.simulator.values import Value, shared, wrap
 
 _BITS = {"float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8, "uint16": torch.int16, "uint32": torch.int32,
          "uint64": torch.int64}  # fmt: skip
@@ -64,7 +64,8 @@ class Storage:
     def bits_of(self, value: Value) -> torch.Tensor:
         """A value rounded to the element type, as it lies in `raw`."""
         if not isinstance(value, torch.Tensor):
-            return torch.tensor(value).to(self.raw.dtype)
+            number = wrap(int(value), self.dtype) if self.dtype.is_integer else value  # the node's may be longer
+            return torch.tensor(number).to(self.raw.dtype)
         if self.dtype.is_float:
             rounded = value.to(self.tensor.dtype)
             return rounded if rounded.dtype == self.raw.dtype else rounded.view(self.raw.dtype)

@@ -2,8 +2,8 @@
 """Arithmetic on values of one scalar type, as every expression node of the interpreter does it.
 
 A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
-with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 and int64 wrap when cast or
-stored, narrow and unsigned ones after every operation; uint64 is held as its two's complement. Floats have the type of
+with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 wraps when cast or stored,
+others after every operation; uint64 is held as its two's complement. Floats have the type of
 their node; fp16, bf16 and fp8 are computed in float32 and rounded after every operation.
 x // 0 and x % 0 are undefined.
 """
@@ -183,7 +183,7 @@ def wrap(value: Value, dtype: DType) -> Value:
 
 def wrap_result(value: Value, dtype: DType, op: str) -> Value:
     """The result of an integer operation: narrow and unsigned types wrap at once."""
-    wraps = dtype.kind == "uint" or (dtype.kind == "int" and dtype.bits < 32)
+    wraps = dtype.kind == "uint" or (dtype.kind == "int" and dtype.bits != 32)
     return wrap(value, dtype) if wraps and op not in COMPARISONS else value
 
 

@@ -114,7 +114,15 @@ class Atomic(RegisteredOp):
         else:
             new = env.read(self.value).to(old.dtype).reshape(old.shape)
         wide = env.wide(self.dst.buffer.dtype)
-        env.write(self.dst, folds()[self.kind](old.to(wide), new.to(wide)).to(old.dtype))
+        env.write(self.dst, folded(self.kind, old.to(wide), new.to(wide), self.dst.buffer.dtype).to(old.dtype))
+
+
+def folded(kind: str, old: Any, new: Any, dtype: dt.DType) -> Any:
+    """What an update makes of two tensors in float64 or int64, which hold values of `dtype`."""
+    if kind in ("max", "min") and dtype.name == "uint64":  # held as two's complement
+        top = -(2**63)
+        return folds()[kind](old ^ top, new ^ top) ^ top
+    return folds()[kind](old, new)
 
 
 def folds() -> dict[str, Any]:

@@ -93,6 +93,12 @@ def tile_ops() -> dict[str, type[RegisteredOp]]:
     return dict(_OPS)
 
 
+def is_of_each(regions: Sequence[Region]) -> bool:
+    """Whether each thread does an operation on these by itself: on memory of its own, or on single elements."""
+    own = any(region.buffer.scope in ("local", "var") for region in regions)
+    return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)
+
+
 def region_of(value: Any) -> Region | None:
     """The region that an argument names: a whole buffer, a slice, or one element; None for other values."""
     value = getattr(value, "buffer", value) if not isinstance(value, Region | Load) else value

@@ -17,7 +17,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Expr, const
+from torch_tile.ir.expr import Expr, Var, const
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.stmt import Role
 
@@ -37,20 +37,20 @@ class Layouts:
     """The layouts decided so far, each with the demand that decided it. Buffers are looked up by identity."""
 
     def __init__(self) -> None:
-        self._decided: dict[int, Demand] = {}
+        self._decided: dict[Buffer, Demand] = {}
 
     def get(self, buffer: Buffer) -> Layout | None:
         """The layout of `buffer`, or None if it is still open."""
-        decided = self._decided.get(id(buffer))
+        decided = self._decided.get(buffer)
         return buffer.layout if decided is None else decided.layout
 
     def reason(self, buffer: Buffer) -> Demand | None:
         """The demand that decided the layout of `buffer`."""
-        return self._decided.get(id(buffer))
+        return self._decided.get(buffer)
 
     def decide(self, demand: Demand) -> None:
         """Fix a layout; a later demand for the same buffer replaces an earlier one."""
-        self._decided[id(demand.buffer)] = demand
+        self._decided[demand.buffer] = demand
 
     def __iter__(self) -> Iterator[Demand]:
         """All decisions, in the order in which they were first made."""
@@ -58,7 +58,7 @@ class Layouts:
 
 
 def role_context(
-    role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[int, Expr]
+    role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[Var, Expr]
 ) -> ThreadContext:  # fmt: skip
     """The threads of a role, counted from 0; `thread` is the running thread's index in the block.
 
@@ -80,8 +80,8 @@ class ThreadContext:
     thread: Expr
     count: int
     ranges: Ranges
-    values: Mapping[int, Expr] = field(default_factory=dict)
-    _registers: dict[int, tuple[Buffer, Buffer]] = field(default_factory=dict)
+    values: Mapping[Var, Expr] = field(default_factory=dict)
+    _registers: dict[Buffer, Buffer] = field(default_factory=dict)
     asynchronous: bool = False
 
     @property
@@ -91,14 +91,14 @@ class ThreadContext:
 
     def registers(self, fragment: Buffer) -> Buffer:
         """This thread's part of `fragment`, a 1-D local array indexed by the layout's "r" offset."""
-        found = self._registers.get(id(fragment))
+        found = self._registers.get(fragment)
         if found is None:
             assert fragment.layout is not None, f"`{fragment.name}` has no layout"
-            found = fragment, self.local(fragment.name, fragment.layout.extent("r"), fragment.dtype)
-            self._registers[id(fragment)] = found
-        return found[1]
+            found = self.local(fragment.name, fragment.layout.extent("r"), fragment.dtype)
+            self._registers[fragment] = found
+        return found
 
-    def at(self, ranges: Ranges, values: Mapping[int, Expr]) -> ThreadContext:
+    def at(self, ranges: Ranges, values: Mapping[Var, Expr]) -> ThreadContext:
         """The same threads at another point of the kernel."""
         return replace(self, ranges=ranges, values=values)
 

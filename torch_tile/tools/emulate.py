@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.codegen.cuda import tensors_of
-from torch_tile.compiler.binding import Sizes
+from torch_tile.compiler.binding import Sizes, held
 from torch_tile.diagnostics.errors import InternalError, LaunchError
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.runtime.cache import get_or_build, key_of
@@ -102,10 +102,12 @@ class EmulatedLauncher(BaseLauncher):
     """Calls the entries of a CUDA text that was built for the host."""
 
     def __init__(
-        self, program: Program, source: CudaSource, out_idx: Sequence[int] = (), seed: int = 0, pauses: int = PAUSES
+        self, program: Program, source: CudaSource, out_idx: Sequence[int] = (), seed: int = 0, pauses: int = PAUSES,
+        library: Path | None = None,
     ):  # fmt: skip
+        """`library` is what `build` made of this source and others; by default the source is built alone."""
         super().__init__(program, out_idx)
-        self.source, self.seed, self.pauses = source, seed, pauses
+        self.source, self.seed, self.pauses, self.library = source, seed, pauses, library
 
     def allocate(self, buffer: Any, values: dict[Var, Any], device: torch.device | str) -> torch.Tensor:
         """A result or scratch buffer whose bytes are all 255."""
@@ -114,14 +116,15 @@ class EmulatedLauncher(BaseLauncher):
             ctypes.memset(found.data_ptr(), 255, found.numel() * found.element_size())
         return found
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Run the entries one after the other."""
         for entry in self.source.entries:
             if entry.cluster != (1, 1, 1):
                 raise LaunchError(f"{entry.name} runs in clusters of {entry.cluster} blocks, which are not emulated")
         scheduler = _scheduler()  # first: the text's calls find it
-        library = ctypes.CDLL(str(_built(self.source)))
+        library = ctypes.CDLL(str(self.library or build([self.source])))
         names = [b.name for b in tensors_of(self.program)]
+        tensors = [held(b, t) if t is None else t for b, t in zip(tensors_of(self.program), tensors, strict=True)]
         for number, entry in enumerate(self.source.entries):
             grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
             if grid is not None:
@@ -191,19 +194,21 @@ def _run(
         raise EmulationError(f"{entry.name}: {problem.decode()}")
 
 
-def host_text(source: CudaSource) -> str:
-    """The text as C++ for the host: other headers, and a function that unpacks arguments for each entry."""
+def host_text(*sources: CudaSource) -> str:
+    """The texts as C++ for the host: other headers, and a function that unpacks arguments for each entry."""
+    included = dict.fromkeys(name for source in sources for name in _INCLUDE.findall(source.text))
     plain = "\n".join(
         re.sub(r"^#(include|pragma).*$", "", (csrc_dir() / f"{name}.h").read_text(), flags=re.MULTILINE)
-        for name in _INCLUDE.findall(source.text)
+        for name in included
         if name in _PLAIN
     )
-    text = _INCLUDE.sub("", source.text)
+    texts = [_PRODUCTS.sub(_products, _INCLUDE.sub("", source.text)) for source in sources]
     calls = [
         f'extern "C" EMULATED_OUTSIDE void emulated_{entry.name}(void** args) {{ emulated::call({entry.name}, args); }}'
+        for source in sources
         for entry in source.entries
     ]
-    return "\n".join(('#include "emulated/device.h"', plain, _PRODUCTS.sub(_products, text), *calls, ""))
+    return "\n".join(('#include "emulated/device.h"', plain, *texts, *calls, ""))
 
 
 def _products(block: re.Match[str]) -> str:
@@ -221,14 +226,14 @@ def _products(block: re.Match[str]) -> str:
     return "\n".join(["", "namespace tile {", *lines, "}  // namespace tile", ""])
 
 
-def _built(source: CudaSource) -> Path:
-    """The shared library of a text, built or found in the cache."""
-    text, compiler = host_text(source), find_compiler()
+def build(sources: Sequence[CudaSource]) -> Path:
+    """The shared library of texts whose entries have names of their own, built or found in the cache."""
+    text, compiler = host_text(*sources), find_compiler()
     headers = [
         path.read_bytes() for path in sorted(csrc_dir().glob("emulated/*.h")) + sorted(csrc_dir().glob("cpu_*.h"))
     ]
 
-    def build(output: Path) -> None:
+    def compile_text(output: Path) -> None:
         source_file, object_file = output.with_suffix(".emulated.cpp"), output.with_suffix(".emulated.o")
         source_file.write_text(text)
         try:
@@ -238,7 +243,7 @@ def _built(source: CudaSource) -> Path:
             source_file.unlink(missing_ok=True)
             object_file.unlink(missing_ok=True)
 
-    return get_or_build(key_of(text, *headers, compiler.identity, *FLAGS, *INSTRUMENTED), ".so", build)
+    return get_or_build(key_of(text, *headers, compiler.identity, *FLAGS, *INSTRUMENTED), ".so", compile_text)
 
 
 def _scheduler_library() -> Path:

@@ -7,7 +7,6 @@ configurations; what they would launch is compiled and passed instead.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
-from torch_tile.kernels.planning import planning
+from torch_tile.runtime.launch_plan import LaunchPlan, planning
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
@@ -53,10 +52,10 @@ def compiled(case: Case, target: Target) -> list[JITKernel]:
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    with FakeTensorMode(), planning(machine_for(target)) as plan, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accessing the data pointer")  # which is 0, and as aligned as can be
-        with suppress(DataDependentOutputException):  # of plain torch, which reads what tensors hold
-            case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    plan = LaunchPlan(machine=machine_for(target))
+    # What plain torch reads of tensors is refused.
+    with FakeTensorMode(), planning(plan), suppress(DataDependentOutputException):
+        case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     return [launch.kernel for launch in plan.launches]
 
 

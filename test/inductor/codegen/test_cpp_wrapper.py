@@ -310,7 +310,7 @@ def test_launches_are_those_of_the_call(case, hopper, tmp_path):
     run, tensors = case()
     recorded = record(lambda given: run(*given), [form_of(t) for t in tensors], Symbols(None))
     made = embedded(recorded)
-    (entry,) = recorded.calls[0].launcher.source.entries
+    (entry,) = recorded.plan.launches[0].kernel.launcher.source.entries
     library, extra = built(exported(made), tmp_path), workspaces(made)
     for _ in range(2):
         compare(library, run, tensors, extra, entry, hopper)
@@ -331,7 +331,7 @@ def test_sizes_may_come_with_the_call(case, sizes, hopper, tmp_path):
     run, tensors = case(sizes[0])
     recorded = record(lambda given: run(*given), [in_symbols(t, sizes[0], symbol) for t in tensors], Symbols(env))
     made = embedded(recorded)
-    (entry,) = recorded.calls[0].launcher.source.entries
+    (entry,) = recorded.plan.launches[0].kernel.launcher.source.entries
     library = built(exported(made), tmp_path)
     for size in sizes:
         run, tensors = case(size)

@@ -10,13 +10,12 @@ from torch_tile.inductor.codegen.symbolic_launch import (
     LARGEST,
     Form,
     NotEmbedded,
-    Outline,
     Symbols,
     record,
 )
-from torch_tile.ir.buffer import Buffer
 from torch_tile.kernels.attention.forward import attention
 from torch_tile.ops import launchers
+from torch_tile.runtime.launch_plan import tensors_in
 
 CPU = torch.device("cpu")
 
@@ -52,18 +51,21 @@ def test_views_are_followed():
         attention(given[0], k, v, None, True, out=given[2])
 
     recorded = record(run, [q, kv, q], Symbols(None))
-    (call,) = recorded.calls
-    outlines = [x for p, x in zip(call.launcher.program.params, call.args, strict=True) if isinstance(p, Buffer)]
-    assert [(x.root, x.offset) for x in outlines] == [(0, 0), (1, 4 * 32), (1, 4 * (32 + 16)), (3, 0), (2, 0)]
-    assert recorded.given == 3 and [tuple(x.shape) for x in recorded.made] == [(2, 4, 24)]
-    assert outlines[1].stride()[-2:] == (160, 1)
+    plan = recorded.plan
+    (launch,) = plan.launches
+    tensors = tensors_in(launch.args)
+    places = [(plan.root(x), plan.offset(x)) for x in tensors]
+    assert places == [(0, 0), (1, 4 * 32), (1, 4 * (32 + 16)), (3, 0), (2, 0)]
+    assert plan.given == 3 and [tuple(x.shape) for x in plan.made] == [(2, 4, 24)]
+    assert tensors[1].stride()[-2:] == (160, 1)
 
 
 def test_a_form_may_be_a_view():
     whole = form(6, 8, view=((6, 4), (8, 1), 4), low=8)
     recorded = record(softmax, [whole, form(6, 4)], Symbols(None))
-    source = recorded.calls[0].args[0]
-    assert source.offset == 16 and source.data_ptr() % 16 == 8 and source.stride()[-2] == 8
+    plan = recorded.plan
+    source = plan.launches[0].args[0]
+    assert plan.offset(source) == 16 and plan.address(source) % 16 == 8 and source.stride()[-2] == 8
 
 
 REFUSED = {
@@ -86,9 +88,9 @@ def test_sizes_may_be_symbols(inductor):
     env, s, t = inductor
     symbols = Symbols(env)
     recorded = record(softmax, [form(s, t, 32, stride=(32 * t, 32, 1))] * 2, symbols)
-    (call,) = recorded.calls
+    (launch,) = recorded.plan.launches
     theirs = {ours: each for each, ours in symbols.here.items()}
-    shown = [n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in call.args[0].shape]
+    shown = [n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in launch.args[0].shape]
     assert shown == [1, s * t, 32] and symbols.asked() == []
     bounds = {each: symbols.env.var_to_range[ours] for each, ours in symbols.here.items()}
     assert (bounds[s].lower, bounds[s].upper) == (2, LARGEST) and (bounds[t].lower, bounds[t].upper) == (2, 64)
@@ -114,11 +116,3 @@ def test_what_depends_on_a_symbol_is_refused(inductor):
         record(run, [form(s, 32, stride=(32, 1))] * 2, Symbols(env))
     with pytest.raises(NotEmbedded, match="no size"):
         Symbols(env).number(sympy.Symbol("x", real=True, integer=False))
-
-
-def test_outlines_compute_nothing_alone():
-    recorded = []
-    record(lambda given: (recorded.extend(given), softmax(given)), [form(4, 4), form(4, 4)], Symbols(None))
-    assert isinstance(recorded[0], Outline)
-    with pytest.raises(NotEmbedded, match="torch is asked"):
-        recorded[0] + 1

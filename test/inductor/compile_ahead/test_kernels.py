@@ -17,8 +17,9 @@ from torch_tile.inductor.compile_ahead import kernels, rehearse as prefetch, wor
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.ir.stmt import Program
-from torch_tile.kernels.common import Machine
-from torch_tile.kernels.planning import planning
+from torch_tile.kernel import JITKernel
+from torch_tile.ops import launchers
+from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
 from torch_tile.tools import library
 
 OURS = functools.partial(dry_run, options={"select": "tile"})
@@ -101,28 +102,26 @@ def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypat
     ]  # fmt: skip
 
 
-def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):
-    """The op is called on tensors like those of the graph; its kernel is made, and no launch happens."""
+def test_kernels_are_compiled_without_tensors(rehearsed, monkeypatch):
+    """The kernels of a graph's call are those that the call launches; to compile them, nothing of its sizes is made."""
     args = torch.randn(3, 4), torch.randn(4, 5)
     with torch.no_grad(), no_caches():
         torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
     (node,) = rehearsed
-    made = []
-    original = Machine.kernel
-
-    def spy(self, function):
-        def with_note(*config):
-            kernel = original(self, function)(*config)
-            kernel.run = kernel._first_call
-            monkeypatch.setattr(kernel.launcher, "begin", lambda *a: pytest.fail("launched"))
-            made.append(kernel)
-            return kernel
-
-        return with_note
-
-    monkeypatch.setattr(Machine, "kernel", spy)
+    with planning() as plan:
+        launchers.gemm(*args_of(node, args), out=torch.full((3, 5), 7.0))
+    made, launched = [], []
+    monkeypatch.setattr(LaunchPlan, "compile", lambda self: made.extend(self.launches))
+    monkeypatch.setattr(JITKernel, "run", lambda *a: launched.append(a), raising=False)
     kernels.prepare(node.target, node.args, dict(node.kwargs))
-    assert len(made) == 1
+    assert [(each.function, each.choice) for each in made] == [(each.function, each.choice) for each in plan.launches]
+    assert made and not launched and not any(has_memory(x) for each in made for x in each.args)
+
+
+def args_of(node, tensors):
+    """The arguments of a node's call, with tensors in the place of its inputs, in the order in which they come."""
+    inputs = dict(zip(node.all_input_nodes, tensors, strict=True))
+    return torch.fx.map_arg((node.args, node.kwargs), inputs.__getitem__)[0]
 
 
 def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tmp_path):
@@ -141,8 +140,8 @@ def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tm
             assert not list(tmp_path.rglob("*.cubin"))
             raise RuntimeError("closed")
 
-    with planning(library.machine_for(Target("cuda", 90))):
-        kernels.prepare(node.target, node.args, dict(node.kwargs), Pool())
+    machine = library.machine_for(Target("cuda", 90))
+    kernels.prepare(node.target, node.args, dict(node.kwargs), Pool(), machine)
     ((program, target, _, cache),) = sent
     assert isinstance(program, Program) and target == Target("cuda", 90) and cache == str(tmp_path)
     assert len(list(tmp_path.rglob("*.cubin"))) == 1

@@ -53,6 +53,22 @@ def test_near_misses_have_reasons():
     assert "cumsum" in row.reason
 
 
+@pytest.mark.parametrize("between", [lambda x: x, lambda x: x.relu(), lambda x: x.reshape(10, 8).half().float()])
+def test_a_pointwise_op_that_no_epilogue_has_a_word_for_is_named(between):
+    report = explain(lambda x, w: torch.asinh(between(x @ w)) * 2, torch.randn(2, 5, 4), torch.randn(4, 8))
+    (row,) = report.missed()
+    assert (row.family, row.what) == ("gemm", "aten.asinh") and "no epilogue has a word for aten.asinh" in row.reason
+    assert row.fix and len(report.replaced("gemm")) == 1
+
+
+def test_a_change_of_scores_that_has_no_word_is_named():
+    def f(q):
+        return torch.softmax(torch.asinh(q @ q.mT), -1) @ q
+
+    (row,) = explain(f, torch.randn(2, 3, 5, 8)).missed("attention")
+    assert "aten.asinh" in row.reason and row.fix
+
+
 def test_families_and_training():
     model, x = Block(), torch.randn(2, 5, 16)
     before = [p.grad for p in model.parameters()]

@@ -282,3 +282,17 @@ def test_masks_come_by_tiles(monkeypatch, machine, dtype, shape, kv_len, causal,
     want, want_lse = reference(q, k, v, *options)
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exponent", [3, 10, 20, 25, 31, 40, 60, 100])
+def test_scores_of_any_magnitude(exponent, dtype):
+    """Scores that are exact numbers, some of them equal; keys of several blocks."""
+    q, k = torch.zeros(1, 2, 40, 16, dtype=dtype), torch.zeros(1, 2, 200, 16, dtype=dtype)
+    q[..., 0] = 2.0**exponent * torch.tensor([1.0, -1.0])[:, None]
+    k[..., 0] = torch.randint(64, 73, (1, 2, 200)) / 64
+    v = torch.randn(1, 2, 200, 16, dtype=dtype)
+    out, lse = attention(q, k, v, scale=0.3)
+    want, want_lse = reference(q.double(), k.double(), v.double(), scale=0.3)
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-6, atol=1e-5)

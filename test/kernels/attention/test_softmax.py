@@ -12,7 +12,7 @@ from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward as module
 from torch_tile.kernels.attention.backward import Tilings, attention_backward, reference
 from torch_tile.kernels.attention.forward import reference as forward
-from torch_tile.kernels.attention.softmax import exponentiate
+from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.attention.spec import Config
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.epilogue.program import soft_cap
@@ -20,7 +20,7 @@ from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 
 
-def of_blocks(slack, finite_min_masks=False):
+def of_blocks(slack, subtracts=False):
     @T.prim_func
     def blockwise(
         X: T.Tensor((6, 24), "float32"),
@@ -35,12 +35,12 @@ def of_blocks(slack, finite_min_masks=False):
             scores = T.alloc_fragment((6, 8), "float32")
             row_max = T.alloc_fragment((6,), "float32")
             row_sum = T.alloc_fragment((6,), "float32")
-            rescale = T.alloc_fragment((6,), "float32")
-            T.fill(row_max, -T.infinity("float32"))
+            base, rescale = T.alloc_fragment((6,), "float32"), T.alloc_fragment((6,), "float32")
+            begin_rows(row_max, base)
             T.clear(row_sum)
             for step in T.serial(3):
                 T.copy(X[0, step * 8], scores)
-                exponentiate(scores, row_max, row_sum, rescale, 0.5, slack=slack, finite_min_masks=finite_min_masks)
+                exponentiate(scores, row_max, base, row_sum, rescale, 0.5, slack=slack, subtracts=subtracts)
                 T.copy(scores, Y[0, step * 8])
                 T.copy(row_max, P[step, 0, :])
                 T.copy(rescale, P[step, 1, :])
@@ -50,13 +50,13 @@ def of_blocks(slack, finite_min_masks=False):
     return blockwise
 
 
-def run(engine, slack, x, finite_min_masks=False):
+def run(engine, slack, x, subtracts=False):
     from torch_tile.jit import compile
     from torch_tile.simulator.tile.interpreter import evaluate
 
     y, z, p = torch.empty(6, 24), torch.empty(6), torch.empty(3, 2, 6)
     launch = evaluate if engine == "interpreter" else lambda f, *args: compile(f, target="cpu")(*args)
-    launch(of_blocks(slack, finite_min_masks), x, y, z, p)
+    launch(of_blocks(slack, subtracts), x, y, z, p)
     want = torch.logsumexp(x.double() * 0.5 * math.log(2), 1) / math.log(2)
     torch.testing.assert_close(z.double(), want, rtol=1e-5, atol=1e-5)
     return y, p[:, 0].T, p[:, 1].T
@@ -68,12 +68,12 @@ def some_scores():
     return x
 
 
-@pytest.mark.parametrize("finite_min_masks", [False, True])
-def test_blocks_make_the_whole(finite_min_masks, engine):
+@pytest.mark.parametrize("subtracts", [False, True])
+def test_blocks_make_the_whole(subtracts, engine):
     x = some_scores()
-    if finite_min_masks:
+    if subtracts:
         x[3, :8], x[4, 8:], x[5] = (torch.finfo(torch.float32).min,) * 3
-    y, row_max, _ = run(engine, 0.0, x, finite_min_masks)
+    y, row_max, _ = run(engine, 0.0, x, subtracts)
     seen = x.view(6, 3, 8).amax(2).cummax(1).values
     assert torch.equal(row_max, seen)
     want = ((x.double().view(6, 3, 8) - seen.masked_fill(seen.isneginf(), 0)[..., None]) * 0.5).exp2().view(6, 24)
@@ -90,6 +90,50 @@ def test_maxima_that_grow_little_are_not_followed(engine, slack):
     before = torch.cat([torch.full((6, 1), -torch.inf), row_max[:, :2]], 1)
     assert (rescale[row_max == before] == 1).all()
     torch.testing.assert_close(rescale, ((before - row_max) * 0.5).exp2().nan_to_num(nan=1.0), rtol=1e-5, atol=1e-7)
+
+
+MAGNITUDES = [10.0**n * sign for n in range(31) for sign in (1, -1)] + [2.0**31, 5e6, -3e38, 0.0]
+
+
+def of_magnitudes(slack, subtracts, rows):
+    """The softmax in powers of two, of scores in three blocks."""
+
+    @T.prim_func
+    def softmax(X: T.Tensor((rows, 24), "float32"), P: T.Tensor((rows, 24), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            scores, all_scores = T.alloc_fragment((rows, 8), "float32"), T.alloc_shared((rows, 24), "float32")
+            row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), "float32") for _ in range(4))
+            begin_rows(row_max, base)
+            T.clear(row_sum)
+            T.clear(all_scores)
+            for step in T.serial(3):
+                T.copy(X[0, step * 8], scores)
+                exponentiate(scores, row_max, base, row_sum, rescale, 0.7, slack=slack, subtracts=subtracts)
+                T.copy(scores, all_scores[:, step * 8 : step * 8 + 8])
+                for i, j in T.Parallel(rows, step * 8):
+                    all_scores[i, j] *= rescale[i]
+            for i, j in T.Parallel(rows, 24):
+                P[i, j] = all_scores[i, j] / row_sum[i]
+
+    return softmax
+
+
+@pytest.mark.parametrize("slack, subtracts", [(0.0, False), (0.0, True), (8.0, False)])
+def test_weights_of_any_magnitude(slack, subtracts, way):
+    """Rows of numbers that are neighbours, equal, or far apart."""
+    x = torch.tensor(MAGNITUDES)[:, None].repeat(1, 24)
+    for _ in range(3):
+        up = torch.rand(x.shape) < 0.3
+        x = torch.where(up, torch.nextafter(x, torch.full((), -torch.inf)), x)
+    x += torch.randn(x.shape)
+    x[::5, 8:] *= 0.5
+    x = torch.cat([x, torch.full((4, 24), -torch.inf)])[: len(MAGNITUDES) + 2].contiguous()
+    x[-2, 13] = 1e12
+    p = torch.empty_like(x)
+    way(of_magnitudes(slack, subtracts, len(x)), x, p)
+    want = torch.softmax(x.double() * 0.7 * math.log(2), 1)
+    assert p[-1].isnan().all()
+    torch.testing.assert_close(p[:-1].double(), want[:-1], rtol=0, atol=3e-5)
 
 
 TEXTS = {  # a text, the shapes and dtypes of its operands for a problem, and which of these may want a gradient

@@ -118,3 +118,23 @@ def test_slopes_that_may_be_infinite(text, infinite):
     sloped = slopes(canonical(text))
     assert sloped.may_be_infinite(sloped.slopes["acc0"]) == infinite
     assert math.inf not in sloped.slopes.values()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=exp(acc0);b=log1p(a);c=gt(acc0,20.0);d=where(c,acc0,b);ret d",  # softplus, mish, elu and selu in parts
+        "a=exp(acc0);b=log1p(a);c=gt(acc0,20.0);d=where(c,acc0,b);e=tanh(d);f=mul(acc0,e);ret f",
+        "a=gt(acc0,0.0);b=expm1(acc0);c=mul(b,0.5);d=where(a,acc0,c);ret d",
+        "a=gt(acc0,0.0);b=mul(acc0,1.05);c=expm1(acc0);d=mul(c,1.75);e=where(a,b,d);ret e",
+        "a=gt(acc0,0.0);b=log(acc0);c=lt(acc0,9.0);d=where(c,b,2.0);e=where(a,d,0.0);f=square(e);ret f",
+        "a=gt(acc0,0.0);b=sqrt(acc0);c=square(b);d=add(b,c);e=where(a,d,acc0);ret e",
+    ],
+)
+def test_the_branch_that_is_not_taken_adds_no_nan(text):
+    points = [-1e30, -1000.0, -3.0, -0.5, 0.5, 3.0, 1000.0, 1e30]
+    values = torch.tensor([points], dtype=torch.float64)
+    got = vjp(text, {"acc0": values}, torch.ones_like(values))["acc0"]
+    step = values.abs() * 1e-6
+    want = (evaluate(text, [values + step], []) - evaluate(text, [values - step], [])) / (2 * step)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)

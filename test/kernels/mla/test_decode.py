@@ -206,3 +206,16 @@ def test_latents_too_wide_for_hoppers_tiles(problems, check):
     check(out[:, None], want[0], "out", spec.dtype)
     check(lse, want[1], "lse", spec.dtype)
     assert not any(r.spills for r in kernel.resources.values())
+
+
+@pytest.mark.parametrize("exponent", [3, 20, 25, 31, 60, 100])
+def test_scores_of_any_magnitude(exponent):
+    """Scores that are exact numbers, some of them equal."""
+    q, q_pe, k_pe = torch.zeros(2, 1, 4, 64), torch.zeros(2, 1, 4, 16), torch.randn(2, 300, 16)
+    q[..., 0] = 2.0**exponent * torch.tensor([1.0, -1.0, 0.5, 2.0])
+    kv = torch.randn(2, 300, 64)
+    kv[..., 0] = torch.randint(64, 73, (2, 300)) / 64
+    out, lse = mla_decode(q, q_pe, kv, k_pe, num_splits=1, scale=0.3)
+    want, want_lse = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), scale=0.3)
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-5)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-6, atol=1e-5)

@@ -73,5 +73,5 @@ def test_rows_that_begin_anywhere_have_operands_that_do():
     aux = tuple(Operand(kind, half, False) for kind in "gggt")
     spec = FusedSpec(half, half, aux, GATE, MODULATE, True, True)
     kernel = machine.kernel(fused_norm_rows)(config_for(8, 1, machine), spec)
-    asked = {b.name: kernel.launcher.alignments[id(b)] for b in kernel.program.params if isinstance(b, Buffer)}
+    asked = {b.name: kernel.launcher.alignments[b] for b in kernel.program.params if isinstance(b, Buffer)}
     assert len(asked) == 7 and set(asked.values()) == {2}

@@ -152,5 +152,5 @@ def test_rows_that_begin_anywhere_have_weights_that_do(n):
     )
     for kernel in kernels:
         halves = [b.name for b in kernel.program.params if getattr(b, "dtype", None) == T.float16]
-        asked = {b.name: kernel.launcher.alignments[id(b)] for b in kernel.program.params if isinstance(b, Buffer)}
+        asked = {b.name: kernel.launcher.alignments[b] for b in kernel.program.params if isinstance(b, Buffer)}
         assert len(halves) >= 4 and {asked[name] for name in halves} == {2}

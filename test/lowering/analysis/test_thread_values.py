@@ -9,7 +9,7 @@ from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
 TX = Var("thread", dt.int32, "thread")
 i, j = (Var(n, dt.int32, "loop") for n in "ij")
 A = Buffer("A", (const(8, dt.int32),), dt.int32, "shared")
-NUMBERS = Numbers({id(i): np.arange(3)[None, :]}, np.arange(32)[:, None])
+NUMBERS = Numbers({i: np.arange(3)[None, :]}, np.arange(32)[:, None])
 
 
 def test_values_of_all_threads_and_turns():

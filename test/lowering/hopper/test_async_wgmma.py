@@ -420,13 +420,13 @@ def ordered(kernel, names: dict[str, str]) -> list[str]:
         object.__setattr__(tile, "name", names[old])
     build = Build(Target.of("cuda:sm_90a"))
     program = async_wgmma(specialize_warps(kernel.program, build), build)
-    old_names = {id(tile): old for old, tile in tiles.items()}
+    old_names = {tile: old for old, tile in tiles.items()}
     (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
     said = []
     for one in loop.body.stmts:
         barriers = [n.buffer for n in walk(one) if isinstance(n, Address) and n.buffer.scope == "barrier"]
         what = [one.call.name] if isinstance(one, Do) else []
-        said.append(" ".join([type(one).__name__, *what, *(old_names[id(b.guards)] for b in barriers)]))
+        said.append(" ".join([type(one).__name__, *what, *(old_names[b.guards] for b in barriers)]))
     return said
 
 

@@ -49,8 +49,8 @@ def split(request):
         for block in blocks:
 
             def names(k, block=block):
-                found = {id(v): n for v, n in zip(k.blocks, block, strict=False)}
-                sizes = {id(n): dims[n.name] for n in walk(kernel.program) if getattr(n, "role", "") == "dim"}
+                found = dict(zip(k.blocks, block, strict=False))
+                sizes = {n: dims[n.name] for n in walk(kernel.program) if getattr(n, "role", "") == "dim"}
                 return found | sizes
 
             for before, after in zip(kernel.program.kernels, program.kernels, strict=True):
@@ -355,7 +355,7 @@ class Without(Rewriter):
 
 
 def second_block(kernel):
-    return {id(v): 1 for v in kernel.blocks}
+    return dict.fromkeys(kernel.blocks, 1)
 
 
 @pytest.mark.parametrize("kernel", [plain(k=512), attention()], ids=["product", "attention"])

@@ -64,7 +64,7 @@ def test_a_value_that_is_not_taken_is_not_read():
     """But loads of global memory may be made before it is known."""
     seen = Buffer("seen", (const(64, dt.int32),), dt.float16, "global")
     value = select(binary("==", TX, const(10, dt.int32)), Load(TILE, (const(0, dt.int32), TX, TX)), Load(seen, (TX,)))
-    taken, other = Collector({}, {id(TILE), id(seen)}).of(value)
+    taken, other = Collector({}, {TILE, seen}).of(value)
     assert taken.buffer is TILE and len(taken.conditions) == 1 and other.conditions == ()
     write = access("w", 0, 10, 10, conditions=(binary("==", TX, const(10, dt.int32)),))
     assert not meet(write, taken) and meet(write, replace(taken, conditions=(), indices=write.indices))
@@ -91,7 +91,7 @@ def test_random_patterns_against_sets(seed):
         for a, r, loop in sides:
             seen = {}
             for turn in range(int(loop.stops[0].value)):
-                numbers = Numbers({id(r): np.full(threads, turn)}, np.arange(threads))
+                numbers = Numbers({r: np.full(threads, turn)}, np.arange(threads))
                 rows, columns = (np.broadcast_to(numbers(i), threads) for i in a.indices[1:])
                 for t in range(threads):
                     for n in range(a.count):

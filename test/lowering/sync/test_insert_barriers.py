@@ -84,7 +84,7 @@ def when(condition, then, otherwise=()):
 
 
 def program(*stmts, threads=THREADS):
-    buffers = {id(n.buffer): n.buffer for s in stmts for n in walk(s) if hasattr(n, "buffer")}
+    buffers = {n.buffer: n.buffer for s in stmts for n in walk(s) if hasattr(n, "buffer")}
     body = Block((*(Alloc(b) for b in buffers.values() if b.scope != "global"), *stmts))
     kernel = Kernel((number(1),), (Var("b", role="block"),), (threads,), body, thread=TX)
     return Program("made", (GLOBAL,), (kernel,), (), ())

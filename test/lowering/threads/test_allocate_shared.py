@@ -23,8 +23,8 @@ def place(program):
     placed = allocate_shared(program, build)
     assert allocate_shared(placed, build) is placed
     found = {n.buffer.name: n.buffer.offset for n in walk(placed) if isinstance(n, Alloc)}
-    used = {id(n.buffer) for n in walk(placed) if isinstance(n, Load | Store) and n.buffer.scope == "shared"}
-    assert used <= {id(n.buffer) for n in walk(placed) if isinstance(n, Alloc)}
+    used = {n.buffer for n in walk(placed) if isinstance(n, Load | Store) and n.buffer.scope == "shared"}
+    assert used <= {n.buffer for n in walk(placed) if isinstance(n, Alloc)}
     return found, placed.kernels[0].shared_bytes
 
 

@@ -56,8 +56,8 @@ def test_the_innermost_loop_of_products_hides_the_thread() -> None:
     let = inner.body.stmts[0]
     assert isinstance(let, Let) and isinstance(let.value, Call) and let.value.name == "here"
     assert let.value.args[0] is thread
-    used = {id(n) for n in walk(inner.body.stmts[1])}
-    assert id(thread) not in used and id(let.var) in used
+    used = set(walk(inner.body.stmts[1]))
+    assert thread not in used and let.var in used
     text = emit_cuda(after, Build(Target.of("sm_90"))).text
     assert text.count("tile::here(") == 1
 

@@ -48,7 +48,7 @@ def test_two_roles_exchange(build, stages):
 def test_each_removal_is_reported(build):
     b = build(64)
     program = b.program(*exchange(b))
-    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    tensors = dict(zip(b.params, b.tensors, strict=True))
     found = {}
     for removal in removals(program):
         found[removal.name, removal.span and removal.span.line] = run_threads(removal.program, tensors, {}).kinds
@@ -200,7 +200,7 @@ def test_two_roles_meet(build):
     b = build(128)
     roles = swap(b, [bulk.named_barrier(1, 128)], [bulk.named_barrier(1, 128)])
     for removal in removals(b.program(*roles)):
-        tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+        tensors = dict(zip(b.params, b.tensors, strict=True))
         assert run_threads(removal.program, tensors, {}).kinds & {"deadlock", "race"}
 
 

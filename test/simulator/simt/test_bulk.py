@@ -141,7 +141,7 @@ def test_each_removal_is_reported(build):
     b = build(64)
     stmts, s = stored(b)
     program = b.program(*stmts, tm.barrier(), b.store(s, b.thread, 0.0, line=4))
-    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    tensors = dict(zip(b.params, b.tensors, strict=True))
     assert not run_threads(program, tensors, {})
     found = [(r.name, run_threads(r.program, tensors, {}).kinds) for r in removals(program)]
     wait = {"race", "missing_wait"}  # of the tile overwritten, and of the end of the block

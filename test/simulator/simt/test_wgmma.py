@@ -244,7 +244,7 @@ def test_a_pipeline(build, steps, stages, rng):
 def test_each_removal_is_reported(build, rng):
     b = build(160)
     program = b.program(*pipeline(b, 7, 2, rng))
-    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    tensors = dict(zip(b.params, b.tensors, strict=True))
     found = {}
     for removal in removals(program):
         found[removal.name, removal.span.line if removal.span else 0] = run_threads(removal.program, tensors, {}).kinds

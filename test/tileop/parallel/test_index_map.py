@@ -19,7 +19,7 @@ from torch_tile.tileop.parallel.index_map import (
 )
 
 I, J, K = (Var(name, dt.int32, "loop") for name in "ijk")
-NUMBERS = {id(I): 0, id(J): 1}
+NUMBERS = {I: 0, J: 1}
 ACCUMULATOR = Layout.parse("[4:32t 2:2r 8:4t | 8:4r 4:1t 2:1r]")
 
 

@@ -21,13 +21,14 @@ from torch_tile.codegen.sources import ENTRY
 from torch_tile.compiler.binding import scalar
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.inductor import compat
-from torch_tile.inductor.codegen.symbolic_launch import Call, Form, NotEmbedded, Outline, Recorded, Symbols, record
+from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded, Recorded, Symbols, record
 from torch_tile.inductor.graph.nodes import val
 from torch_tile.inductor.report import rows as report
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ops import launchers
 from torch_tile.ops.reference import reference
+from torch_tile.runtime import launch_plan
 from torch_tile.runtime.cuda_launch import (
     NUMBER,
     SCALAR,
@@ -40,6 +41,7 @@ from torch_tile.runtime.cuda_launch import (
 )
 from torch_tile.runtime.host_compiler import csrc_dir
 from torch_tile.runtime.launch import Launcher, bits_of
+from torch_tile.runtime.launch_plan import tensors_in
 
 Unflatten = Callable[[list[Any], list[Any]], Any]
 
@@ -80,9 +82,9 @@ def recorded_call(
     symbols = Symbols(env)
     given = [symbols.number(c) if isinstance(c, torch.SymInt) else c for c in constants]
 
-    def call(outlines: list[Outline]) -> None:
-        args, kwargs = unflatten(list(outlines[: len(tensors)]), given)
-        results = outlines[len(tensors) :]
+    def call(fakes: list[torch.Tensor]) -> None:
+        args, kwargs = unflatten(fakes[: len(tensors)], given)
+        results = fakes[len(tensors) :]
         getattr(launchers, name)(*args, **kwargs, out=results[0] if len(outs) == 1 else tuple(results))
 
     return embedded(record(call, [*tensors, *outs], symbols))
@@ -220,20 +222,20 @@ def headers() -> str:
 
 class _Text:
     def __init__(self, recorded: Recorded):
-        self.recorded, self.symbols = recorded, recorded.symbols
-        used = {a.root for call in recorded.calls for a in call.args if isinstance(a, Outline)}
-        first = recorded.given
-        kept = [n for n in range(len(recorded.made)) if first + n in used]
-        self.roots = {**{n: n for n in range(first)}, **{first + n: first + at for at, n in enumerate(kept)}}
-        self.made = tuple(recorded.made[n] for n in kept)
+        self.plan, self.symbols = recorded
+        used = {self.plan.root(x) for launch in self.plan.launches for x in tensors_in(launch.args)}
+        given = self.plan.given
+        kept = [n for n in range(given, len(self.plan.roots)) if n in used]
+        self.roots = {n: at for at, n in enumerate((*range(given), *kept))}  # the numbers of pointers
+        self.made = tuple(self.plan.roots[n] for n in kept)
         self.code: dict[str, str] = {}
         self.alignments: dict[int, int] = {}
         self.lines: list[str] = []
 
     def run(self) -> Embedded:
-        for call in self.recorded.calls:
+        for launch in self.plan.launches:
             try:
-                (self.cuda if isinstance(call.launcher, CudaLauncher) else self.cpu)(call)
+                (self.cuda if isinstance(launch.kernel.launcher, CudaLauncher) else self.cpu)(launch)
             except LaunchError as problem:
                 raise NotEmbedded(str(problem)) from problem
         checks = [
@@ -249,16 +251,22 @@ class _Text:
         made = tuple(
             Workspace(_theirs(x.shape, theirs), _theirs(x.stride(), theirs), x.dtype, x.device) for x in self.made
         )
-        is_gpu = any(isinstance(call.launcher, CudaLauncher) for call in self.recorded.calls)
+        is_gpu = any(isinstance(launch.kernel.launcher, CudaLauncher) for launch in self.plan.launches)
         return Embedded(body, self.code, made, tuple(theirs.values()), is_gpu)
 
     # -- one kernel ----------------------------------------------------------------------------------------------------
-    def cpu(self, call: Call) -> None:
+    def pointer(self, tensor: torch.Tensor) -> int:
+        """The number of the pointer to a tensor's root."""
+        root = self.plan.root(tensor)
+        assert root is not None  # as was checked when it was recorded
+        return self.roots[root]
+
+    def cpu(self, launch: launch_plan.Launch) -> None:
         """A call of a shared library's entry."""
-        launcher, (tensors, sizes, scalars) = call.launcher, _bound(call)
+        launcher, (tensors, sizes, scalars) = launch.kernel.launcher, _bound(launch)
         assert isinstance(launcher, Launcher) and launcher.library is not None
         name = self.define(launcher.library.read_bytes(), _LIBRARY)
-        buffers = [f"(void*)(pointers[{self.roots[t.root]}] + {self.text(t.offset)})" for t in tensors]
+        buffers = [f"(void*)(pointers[{self.pointer(t)}] + {self.text(self.plan.offset(t))})" for t in tensors]
         numbers = [sizes[v] for v in launcher.sizes]
         numbers += [v if isinstance(v, torch.SymInt) else bits_of(p, v) for p, v in scalars.items()]
         assertions = ", ".join(_string(message or "condition is false") for message, _ in launcher.asserts)
@@ -270,13 +278,13 @@ class _Text:
             "}",
         ]
 
-    def cuda(self, call: Call) -> None:
+    def cuda(self, launch: launch_plan.Launch) -> None:
         """A plan of the launches of a cubin's entries."""
-        launcher, (tensors, sizes, scalars) = call.launcher, _bound(call)
+        launcher, (tensors, sizes, scalars) = launch.kernel.launcher, _bound(launch)
         assert isinstance(launcher, CudaLauncher)
         self.require_alignments(launcher, tensors)
         name = self.define(launcher.cubin, _CUBIN)
-        places = [self.roots[t.root] + t.offset * PLACE for t in tensors]
+        places = [self.pointer(t) + self.plan.offset(t) * PLACE for t in tensors]
         slots = [v if isinstance(v, torch.SymInt) else slot_of(p, v) for p, v in scalars.items()]
         launches, functions = [], []
         for entry in launcher.source.entries:
@@ -301,15 +309,14 @@ class _Text:
             "}",
         ]
 
-    def require_alignments(self, launcher: CudaLauncher, tensors: Sequence[Outline]) -> None:
+    def require_alignments(self, launcher: CudaLauncher, tensors: Sequence[torch.Tensor]) -> None:
         """What addresses must be multiples of, as far as it is not known of the tensor."""
-        buffers = [p for p in launcher.everything if isinstance(p, Buffer)]
-        for param, tensor in zip(buffers, tensors, strict=True):
-            wanted = launcher.alignments[id(param)]
-            if tensor.offset % wanted != 0 or tensor.low % wanted != 0:
+        for param, tensor in zip(launcher.buffers, tensors, strict=True):
+            wanted = launcher.alignments[param]
+            if self.plan.offset(tensor) % wanted != 0 or self.plan.low_bits_of(tensor) % wanted != 0:
                 raise NotEmbedded(f"`{param.name}` may begin at an address that is no multiple of {wanted} bytes")
-            root = self.roots[tensor.root]
-            self.alignments[root] = max(self.alignments.get(root, 1), wanted)
+            pointer = self.pointer(tensor)
+            self.alignments[pointer] = max(self.alignments.get(pointer, 1), wanted)
 
     # -- text ----------------------------------------------------------------------------------------------------------
     def define(self, code: bytes, form: str) -> str:
@@ -349,11 +356,11 @@ class _AtPlace(NamedTuple):
     form: Any
 
 
-def _bound(call: Call) -> tuple[list[Outline], dict[Var, Any], dict[Var, Any]]:
-    """The tensors, sizes and scalars of a call."""
-    launcher = call.launcher
+def _bound(launch: launch_plan.Launch) -> tuple[list[torch.Tensor], dict[Var, Any], dict[Var, Any]]:
+    """The tensors, sizes and scalars of a launch."""
+    launcher = launch.kernel.launcher
     binding = launcher.binding
-    args = binding.in_order(call.args)
+    args = binding.in_order(launch.args)
     sizes = binding.sizes_of(args, launcher.kind)
     numbers = [(p, a) for p, a in zip(binding.given, args, strict=True) if isinstance(p, Var)]
     scalars = {p: a if isinstance(a, torch.SymInt) and p.dtype.is_integer else scalar(p, a) for p, a in numbers}

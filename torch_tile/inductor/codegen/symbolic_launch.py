@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a tile op launches, found out without tensors: kernels are chosen and compiled, nothing is run.
+"""Plans what a call of a tile op launches where sizes may be symbols: kernels are compiled, nothing is run.
 
-The entry functions of `kernels/` are called with outlines: tensors of which dtype, device, sizes, strides and the low
-bits of the address are known, and nothing else. Sizes may be symbols. Private to torch, like compat.py.
+The entry functions of `kernels/` are called on fake tensors of which dtype, device, sizes, strides and the low bits of
+the address are known, and nothing else (runtime/launch_plan.py). Private to torch, like compat.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import sympy
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from torch_tile.inductor import compat
-from torch_tile.runtime import launch
-from torch_tile.runtime.replay import EMPTY, OF_FORMS
+from torch_tile.runtime.launch_plan import LaunchPlan, planning, tensors_in
 
-FAR = 1 << 44  # bytes between the made-up addresses of two tensors
 LARGEST = 2**31 - 2**16  # of a symbol: kernels take sizes as 32 bits
 
 
@@ -30,87 +25,6 @@ class NotEmbedded(Exception):
     def __init__(self, why: str, copies: int | None = None):
         super().__init__(why)
         self.copies = copies
-
-
-class Outline(torch.Tensor):
-    """A tensor without memory. `root` numbers the tensor that it is a view of, and `fake` knows all but that."""
-
-    fake: torch.Tensor
-    root: int
-    low: int
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, fake: torch.Tensor, root: int, low: int) -> Outline:
-        """`low`: the address of the root modulo GRANULE."""
-        made: Outline = torch.Tensor._make_wrapper_subclass(
-            cls, fake.shape, strides=fake.stride(), storage_offset=fake.storage_offset(), dtype=fake.dtype,
-            device=fake.device, layout=fake.layout,
-        )  # fmt: skip
-        made.fake, made.root, made.low = fake, root, low
-        return made
-
-    @property
-    def offset(self) -> Any:
-        """Bytes from the beginning of the root."""
-        return self.fake.storage_offset() * self.fake.element_size()
-
-    def data_ptr(self) -> Any:
-        """An address that is right modulo GRANULE."""
-        return (self.root + 1) * FAR + self.low + self.offset
-
-    @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Only a `Watch` computes with outlines."""
-        raise NotEmbedded(f"torch is asked for {op}")
-
-
-class Call(NamedTuple):
-    """A kernel's launcher, and what it is called with: outlines and numbers."""
-
-    launcher: launch.BaseLauncher
-    args: tuple[Any, ...]
-
-
-class Watch(TorchDispatchMode):
-    """Computes views and empty tensors, refuses all else, and keeps what is launched."""
-
-    def __init__(self, fake_mode: Any, count: int):
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.fake_mode, self.count = fake_mode, count
-        self.made: list[torch.Tensor] = []  # the empty tensors, whose roots are numbered after `count` others
-        self.calls: list[Call] = []
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = op._schema.name
-        if name in OF_FORMS:
-            return op(*args, **(kwargs or {}))
-        found: list[Outline] = []
-        unwrap = lambda x: found.append(x) or x.fake  # type: ignore[func-returns-value]  # noqa: E731
-        plain, named = tree_map_only(Outline, unwrap, (args, kwargs or {}))
-        if name not in EMPTY and (op._schema.is_mutable or not found):
-            raise NotEmbedded(f"torch is asked for {name}")
-        with self.fake_mode:
-            result = op(*plain, **named)
-        if name in EMPTY:
-            self.made.append(result)
-            return Outline(result, self.count + len(self.made) - 1, 0)
-        origin = found[0]
-        memory = origin.fake.untyped_storage()._cdata
-
-        def wrap(x: torch.Tensor) -> Outline:
-            if x.untyped_storage()._cdata != memory:
-                raise NotEmbedded(f"torch is asked for {name}", origin.root if name == "aten::clone" else None)
-            return Outline(x, origin.root, origin.low)
-
-        return tree_map_only(torch.Tensor, wrap, result)
-
-    def launched(self, launcher: launch.BaseLauncher, args: Sequence[Any]) -> None:
-        """A kernel is called."""
-        if launcher.out_idx or launcher.program.outputs or launcher.program.workspaces:
-            raise NotEmbedded(f"{launcher.program.name} allocates what it returns")
-        self.calls.append(Call(launcher, tuple(args)))
 
 
 class Symbols:
@@ -189,60 +103,66 @@ class Form(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What a call comes to: kernels' calls on outlines, the empty tensors that it made, whose roots are numbered from
-    `given` on, and the environment of the symbols.
-    """
+    """What a call comes to: a plan of launches on fake tensors, and the environment of the symbols in their sizes."""
 
-    calls: tuple[Call, ...]
-    made: tuple[torch.Tensor, ...]
-    given: int
+    plan: LaunchPlan
     symbols: Symbols
 
 
-def record(call: Callable[[list[Outline]], object], forms: Sequence[Form], symbols: Symbols) -> Recorded:
-    """Call `call` with outlines of `forms`, and keep what it launches.
+def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], symbols: Symbols) -> Recorded:
+    """Plan `call` on fake tensors of `forms`, and compile what it launches.
 
     Raises NotEmbedded where it does anything but to make views, empty tensors and launches, or where what it does
     depends on sizes that are known at run time only.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode = FakeTensorMode(shape_env=symbols.env, allow_non_fake_inputs=False)
-    with compat.isolated_compile():
-        outlines = [outline(form, root, symbols.number, mode) for root, form in enumerate(forms)]
-        watch = Watch(mode, len(forms))
-        with instead_of_launching(watch.launched), watch:
-            try:
-                call(outlines)
-            except NotEmbedded:
-                raise
-            except Exception as problem:
-                raise NotEmbedded(f"{type(problem).__name__}: {problem}") from problem
-    if not watch.calls:
-        raise NotEmbedded("nothing is launched")
+    plan = LaunchPlan()
+    try:
+        with compat.isolated_compile():
+            with FakeTensorMode(shape_env=symbols.env, allow_non_fake_inputs=False):
+                for form in forms:
+                    plan.add(fake(form, symbols.number), form.low)
+                with planning(plan):
+                    call(list(plan.roots))
+            refuse(plan)
+            plan.compile()
+    except NotEmbedded:
+        raise
+    except Exception as problem:
+        refuse_torch(plan)  # what fails may depend on what torch computes
+        raise NotEmbedded(f"{type(problem).__name__}: {problem}") from problem
+    for launcher in (launch.kernel.launcher for launch in plan.launches):
+        if launcher.out_idx or launcher.program.outputs or launcher.program.workspaces:
+            raise NotEmbedded(f"{launcher.program.name} allocates what it returns")
     if asked := symbols.asked():
         theirs = {ours: each for each, ours in symbols.here.items()}
         shown = " and ".join(str(each.subs(theirs)) for each in asked)
         raise NotEmbedded(f"which kernel is right depends on sizes known at run time only: {shown}")
-    return Recorded(tuple(watch.calls), tuple(watch.made), len(forms), symbols)
+    return Recorded(plan, symbols)
 
 
-def outline(form: Form, root: int, number: Callable[[Any], Any], mode: Any) -> Outline:
-    """The outline of one tensor."""
+def refuse(plan: LaunchPlan) -> None:
+    """Raise NotEmbedded for a plan with anything but launches on arguments and empty tensors, or with no launch."""
+    refuse_torch(plan)
+    if not plan.launches:
+        raise NotEmbedded("nothing is launched")
+    if any(plan.root(x) is None for launch in plan.launches for x in tensors_in(launch.args)):
+        raise NotEmbedded("a kernel is given a tensor that is no view of an argument")
+
+
+def refuse_torch(plan: LaunchPlan) -> None:
+    """Raise NotEmbedded for a plan that asks torch for more than views and empty tensors."""
+    for call in plan.torch_calls:
+        copied = plan.root(call.source) if call.name == "aten::clone" and call.source is not None else None
+        raise NotEmbedded(f"torch is asked for {call.name}", copied)
+
+
+def fake(form: Form, number: Callable[[Any], Any]) -> torch.Tensor:
+    """A fake tensor of a form, in the fake mode that is on."""
     size, stride = (tuple(map(number, each)) for each in (form.size, form.stride))
-    with mode:
-        fake = torch.empty_strided(size, stride, dtype=form.dtype, device=form.device)
-        if form.view is not None:
-            size, stride = (tuple(map(number, each)) for each in form.view[:2])
-            fake = fake.as_strided(size, stride, number(form.view[2]))
-    return Outline(fake, root, form.low)
-
-
-@contextlib.contextmanager
-def instead_of_launching(by: Callable[[launch.BaseLauncher, Sequence[Any]], None]) -> Iterator[None]:
-    """In this thread, calls of kernels go to `by`."""
-    before, launch.noted.by = launch.noted.by, by
-    try:
-        yield
-    finally:
-        launch.noted.by = before
+    made = torch.empty_strided(size, stride, dtype=form.dtype, device=form.device)
+    if form.view is None:
+        return made
+    size, stride = (tuple(map(number, each)) for each in form.view[:2])
+    return made.as_strided(size, stride, number(form.view[2]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the kernels of calls without running them: for a contest all at a time, or beside the main thread.
 
-A call is made on tensors like those of its graph, on which kernels are only prepared. Threads trace the programs; the
-rest is done by Inductor's worker processes (workers.py) or, where there are none, by the threads.
+A call is planned on fake tensors like those of its graph, and the kernels of the plan are compiled. Threads trace the
+programs; Inductor's worker processes (workers.py) do the rest or, where there are none, the threads.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead import workers
 from torch_tile.inductor.graph.nodes import is_on_gpu, val
 from torch_tile.inductor.report import rows as report
-from torch_tile.kernel import only_preparing
+from torch_tile.ops.registry import operator_of
+from torch_tile.runtime.launch_plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from torch_tile.kernels.common import Machine
 
 AT_ONCE = 8
 """Kernels that are with workers at a time: a graph rarely has more, and Inductor's own need workers, too."""
@@ -64,12 +69,23 @@ def threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="torch_tile prefetch")
 
 
-def prepare(op: Any, args: Sequence[Any], kwargs: dict[str, Any], pool: Any = None) -> None:
-    """Call an op on tensors like those of the graph, kernels being compiled only."""
+def plan_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any], machine: Machine | None = None) -> LaunchPlan:
+    """The plan of a graph's call of an op of ours, on fake tensors. Sizes known at run time only are typical ones."""
+    operator = operator_of(op)
+    assert operator is not None
+    with compat.isolated_compile(), FakeTensorMode():
+        args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: compat.empty_for(val(n)))
+    with compat.isolated_compile():
+        return operator.plan(operator.args(*args, **kwargs), machine)
+
+
+def prepare(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], pool: Any = None, machine: Machine | None = None
+) -> None:
+    """Compile the kernels that a call of an op of ours launches on its tensors' machine, or on another one."""
     try:
-        with compat.isolated_compile(), only_preparing(), workers.compiling_in(pool):
-            args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: compat.empty_for(val(n)))
-            op(*args, **kwargs)
+        with compat.isolated_compile(), workers.compiling_in(pool):
+            plan_of(op, args, kwargs, machine).compile()
         report.log.debug("%s is compiled ahead", op)
     except Exception:
         report.log.debug("%s was not compiled ahead", op, exc_info=True)

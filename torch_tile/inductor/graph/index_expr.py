@@ -9,6 +9,7 @@ itself.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import CAST, arg, aten, is_call, known, prims, shape, val
-from torch_tile.inductor.patterns.gemm.epilogue import UNARY
+from torch_tile.inductor.graph.pointwise import call_of
+from torch_tile.kernels.epilogue.functions import FUNCTIONS, bind
 
 Index = tuple[Any, ...]
 
@@ -35,27 +37,10 @@ def is_place(x: Any) -> bool:
 B, H, Q, K = (symbol(name) for name in "bhqk")
 LOAD: Any = sympy.Function("load")
 
-_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.add: lambda a, b: add(a, b),
-    aten.sub: lambda a, b: _in_order("sub", operator.sub, a, b),
-    aten.mul: lambda a, b: mul(a, b),
-    aten.div: lambda a, b: _in_order("div", operator.truediv, a, b) if b.is_number and b != 0 else opaque("div")(a, b),
+# Arithmetic of whole numbers, which the table of pointwise functions has no rows for.
+_WHOLE: dict[Any, Callable[[Any, Any], Any]] = {
     aten.floor_divide: lambda a, b: _floored(a, b),
     aten.remainder: lambda a, b: a - b * _floored(a, b),
-    aten.maximum: lambda a, b: opaque("max")(a, b),
-    aten.minimum: lambda a, b: opaque("min")(a, b),
-    aten.clamp_min: lambda a, b: opaque("max")(a, b),
-    aten.clamp_max: lambda a, b: opaque("min")(a, b),
-    aten.pow: lambda a, b: a**b if b.is_Integer and 0 < b <= 3 else opaque("pow")(a, b),
-}
-_UNARY = {aten.gelu.default: "gelu"} | {op: name for op, name in UNARY.items() if name not in ("neg", "square")}
-_COMPARISON: dict[Any, Any] = {
-    aten.le: sympy.Le,
-    aten.lt: sympy.Lt,
-    aten.ge: sympy.Ge,
-    aten.gt: sympy.Gt,
-    aten.eq: sympy.Eq,
-    aten.ne: sympy.Ne,
 }
 _LOGIC: dict[Any, Any] = {
     aten.bitwise_and: sympy.And,
@@ -216,14 +201,73 @@ def _in_order(name: str, operation: Callable[[Any, Any], Any], a: Any, b: Any) -
     return opaque(name)(a, b) if sums and not all(x.is_integer for x in parts) else operation(a, b)
 
 
+# What functions of the table are on expressions, by the `index` of their rows.
+
+
 def add(a: Any, b: Any) -> Any:
     """The sum of two numbers, each computed before."""
-    return _in_order("add", operator.add, a, b)
+    return _in_order("add", operator.add, numeric(a), numeric(b))
+
+
+def sub(a: Any, b: Any) -> Any:
+    """The difference of two numbers, each computed before."""
+    return _in_order("sub", operator.sub, numeric(a), numeric(b))
 
 
 def mul(a: Any, b: Any) -> Any:
     """The product of two numbers, each computed before."""
-    return _in_order("mul", operator.mul, a, b)
+    return _in_order("mul", operator.mul, numeric(a), numeric(b))
+
+
+def div(a: Any, b: Any) -> Any:
+    """The quotient by a number, each computed before; any other is opaque."""
+    a, b = numeric(a), numeric(b)
+    return _in_order("div", operator.truediv, a, b) if b.is_number and b != 0 else opaque("div")(a, b)
+
+
+def power(a: Any, b: Any) -> Any:
+    """A small whole power; any other is opaque."""
+    a, b = numeric(a), numeric(b)
+    return a**b if b.is_Integer and 0 < b <= 3 else opaque("pow")(a, b)
+
+
+def negative(a: Any) -> Any:
+    """The number with the other sign."""
+    return -numeric(a)
+
+
+def floor(a: Any) -> Any:
+    """A whole number itself; of any other the floor is opaque, since sympy would take whole terms out of it."""
+    a = numeric(a)
+    return a if a.is_integer else opaque("floor")(a)
+
+
+def _relation(relation: Any) -> Callable[[Any, Any], Any]:
+    """A comparison, as a condition."""
+    return lambda a, b: _compare(relation, numeric(a), numeric(b))
+
+
+gt, ge, lt, le, eq, ne = map(_relation, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le, sympy.Eq, sympy.Ne))
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` where a condition holds, else `no`; a condition where one of them is."""
+    condition = truth(condition)
+    if is_truth(yes) or is_truth(no):
+        return sympy.Or(sympy.And(condition, truth(yes)), sympy.And(sympy.Not(condition), truth(no)))
+    return _fold(sympy.Piecewise((yes, condition), (no, sympy.true)))
+
+
+def _called(name: str, operands: Sequence[Any]) -> Any:
+    """A function of the table on expressions."""
+    row = FUNCTIONS[name]
+    if row.index is not None:
+        value = bind(row.index, sys.modules[__name__])(*operands)
+    else:
+        value = opaque(name)(*map(numeric, operands))
+        if len(operands) == 1:
+            return value
+    return value if is_truth(value) else _fold(value)
 
 
 def _floored(a: Any, b: Any) -> Any:
@@ -235,17 +279,12 @@ def _floored(a: Any, b: Any) -> Any:
 def pointwise_operands(node: Node) -> list[Any] | None:
     """What a node reads that `combine` knows; None for others."""
     target: Any = node.target
-    if target in (aten.bitwise_not.default, aten.logical_not.default, aten.neg.default) or target in _UNARY:
+    if target in (aten.bitwise_not.default, aten.logical_not.default):
         return [node.args[0]]
-    if target is aten.where.self:
-        return list(node.args)
-    packet = getattr(target, "overloadpacket", None)
-    if packet not in _ARITHMETIC and packet not in _COMPARISON and packet not in _LOGIC:
-        return None
-    rounded = node.kwargs.get("rounding_mode")
-    if node.kwargs.get("alpha", 1) != 1 or (rounded is not None and rounded != "floor") or len(node.args) < 2:
-        return None
-    return list(node.args[:2])
+    if _floors(node) or getattr(target, "overloadpacket", None) in (*_WHOLE, *_LOGIC):
+        return list(node.args[:2])
+    call = call_of(node)
+    return None if call is None else list(call.leaves())
 
 
 def combine(node: Node, values: Sequence[Any]) -> Any:
@@ -253,21 +292,20 @@ def combine(node: Node, values: Sequence[Any]) -> Any:
     target: Any = node.target
     if target in (aten.bitwise_not.default, aten.logical_not.default):
         return sympy.Not(truth(values[0])) if val(node).dtype == torch.bool else None
-    if target is aten.where.self:
-        return _choose(truth(values[0]), *values[1:])
-    if target is aten.neg.default:
-        return _fold(-numeric(values[0]))
-    if target in _UNARY:
-        tanh = target is aten.gelu.default and node.kwargs.get("approximate") == "tanh"
-        return opaque("gelu_tanh" if tanh else _UNARY[target])(numeric(values[0]))
     packet = target.overloadpacket
-    a, b = values
     if packet in _LOGIC:
-        return _LOGIC[packet](truth(a), truth(b)) if val(node).dtype == torch.bool else None
-    if packet in _COMPARISON:
-        return _compare(_COMPARISON[packet], numeric(a), numeric(b))
-    floors = packet is aten.div and node.kwargs.get("rounding_mode") == "floor"
-    return _fold(_ARITHMETIC[aten.floor_divide if floors else packet](numeric(a), numeric(b)))
+        return _LOGIC[packet](*map(truth, values)) if val(node).dtype == torch.bool else None
+    if _floors(node):
+        packet = aten.floor_divide
+    if packet in _WHOLE:
+        return _fold(_WHOLE[packet](*map(numeric, values)))
+    call, rest = call_of(node), iter(values)
+    return None if call is None else call.reduce(lambda _: next(rest), _called)
+
+
+def _floors(node: Node) -> bool:
+    """Whether a node is a quotient that is rounded down."""
+    return getattr(node.target, "overloadpacket", None) is aten.div and node.kwargs.get("rounding_mode") == "floor"
 
 
 def _gather(node: Node, index: Index) -> Any:
@@ -302,7 +340,7 @@ def truth(value: Any) -> Any:
 
 def numeric(value: Any) -> Any:
     """A value as a number: 1 where a condition holds."""
-    return _choose(value, sympy.Integer(1), sympy.Integer(0)) if is_truth(value) else value
+    return choose(value, sympy.Integer(1), sympy.Integer(0)) if is_truth(value) else value
 
 
 def cases(value: Any) -> list[tuple[Any, Any]]:
@@ -316,12 +354,6 @@ def cases(value: Any) -> list[tuple[Any, Any]]:
     if len(found) > _MOST_CASES:
         raise NotImplementedError("too many cases")
     return found
-
-
-def _choose(condition: Any, yes: Any, no: Any) -> Any:
-    if is_truth(yes) or is_truth(no):
-        return sympy.Or(sympy.And(condition, truth(yes)), sympy.And(sympy.Not(condition), truth(no)))
-    return _fold(sympy.Piecewise((yes, condition), (no, sympy.true)))
 
 
 def _compare(relation: Any, a: Any, b: Any) -> Any:

@@ -86,8 +86,8 @@ def of_latents(nodes: Sequence[Node]) -> str:
     if op is None:
         return ""
     operands = cast("tuple[Node, ...]", op.args[:4])
-    q, q_pe, kv, _ = operands
-    if not all(map(_is_even, operands)) or not _has_large_tiles(q, q_pe, kv):
+    q, _, kv, _ = operands
+    if not all(map(_is_even, operands)) or not _has_large_tiles(op):
         return ""
     scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]
     # Two products store scores and the softmax loads both; it stores weights, which the third loads, and latents again.
@@ -95,18 +95,20 @@ def of_latents(nodes: Sequence[Node]) -> str:
     return _verdict(op, moved, OF_ATTENTION, "scores are never stored, and latents are loaded once")
 
 
-def _has_large_tiles(q: Node, q_pe: Node, kv: Node) -> bool:
-    """Whether decoding has a kernel with the tiles that are best for Hopper: the widest latents leave room for small
-    ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
+def _has_large_tiles(op: Node) -> bool:
+    """Whether decoding launches a kernel with the tiles that are best for Hopper: the widest latents leave room for
+    small ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
     """
-    from torch_tile.kernels.common import Machine, power_of_two  # not before: they bring the compiler along
-    from torch_tile.kernels.mla.spec import HOPPER, SHORT, Problem, Spec, config_for
+    from torch_tile.inductor.compile_ahead.kernels import plan_of  # not before: they bring the compiler along
+    from torch_tile.kernels.common import Machine, power_of_two
+    from torch_tile.kernels.mla.spec import HOPPER, SHORT
 
-    batch, queries, heads, latent = sizes_of(q)
-    spec = Spec(val(q).dtype, latent, sizes_of(q_pe)[-1], paged=False, gathered=False, folded=True, vector=ALIGNED)
-    machine = Machine(Target("cuda", 90), 1)  # how many units only decides on shares
-    found = config_for(spec, Problem(batch, queries * heads, sizes_of(kv)[1]), machine, splits=1)
-    return spec.on_hopper(machine) and found in (SHORT[0], *HOPPER) and power_of_two(latent) == latent
+    machine = Machine(Target("cuda", 90), 1)  # with one SM positions are not split
+    launches = plan_of(op.target, op.args, dict(op.kwargs), machine).launches
+    if not launches:
+        return False
+    config, spec = launches[0].choice
+    return spec.on_hopper(machine) and config in (SHORT[0], *HOPPER) and power_of_two(spec.latent) == spec.latent
 
 
 def in_registers(norm: Node) -> str:
@@ -226,3 +228,38 @@ def _by_torch(
         wanted = [q, k, v, *([mask] if of_mask and mask is not None else [])]
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         return out.detach(), *torch.autograd.grad(out, wanted, grad)
+
+
+def compete_loss(
+    tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float, settings: Settings
+) -> Outcome:
+    """Times of `tile.cross_entropy` and `F.cross_entropy` on fake tensors: logits, target and maybe weights.
+
+    `widened`: torch's side makes float32 of the logits first. Where these want a gradient, it is computed on both
+    sides, from an upstream of ones.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from torch_tile.ops.losses import cross_entropy_loss
+
+    trained = tensors[0].requires_grad and torch.is_grad_enabled()
+
+    def timed(loss: Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+        def call(logits: torch.Tensor, *given: Any) -> Tensors:
+            if not trained:
+                return (loss(logits, *given, **options),)
+            with torch.enable_grad():
+                leaf = logits.detach().requires_grad_()
+                found = loss(leaf, *given, **options)
+                return found.detach(), *torch.autograd.grad(found.sum(), leaf)
+
+        return call
+
+    def theirs(logits: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        return F.cross_entropy(logits.float() if widened else logits, *given, **options)
+
+    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    with compat.isolated_compile(), FakeTensorMode():
+        fakes = [compat.empty_for(x) for x in tensors]
+        new, old = (_traced(timed(loss), fakes) for loss in (cross_entropy_loss, theirs))
+    return decide(new, old, settings)

@@ -65,6 +65,14 @@ class Fastest(Always):
 
         return compete_attention(tensors, causal, scale, self.settings)
 
+    def of_loss(
+        self, tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float
+    ) -> Outcome:
+        """Times of the loss by our kernels and by Inductor's code."""
+        from torch_tile.inductor.select.cost_rules import compete_loss
+
+        return compete_loss(tensors, widened, ignore_index, reduction, label_smoothing, self.settings)
+
 
 def policy_of(settings: Settings) -> Select:
     """The selection that the user chose."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,54 +13,79 @@ from torch_tile.kernels.attention.operands import Held, Rows
 from torch_tile.kernels.attention.spec import Spec
 from torch_tile.kernels.common import LOG2_E
 
+# Powers of two from which on neighbours among float32 numbers differ by 16: what is not a row's maximum has no weight.
+LARGE = 2.0**28
+
+
+def power_above(x: Any) -> Any:
+    """The power of two from a positive float32 `x`, exclusively, to `2 * x`."""
+    if isinstance(x, float):
+        return 2.0 ** math.frexp(x)[1]
+    exponent = T.bitwise_and(T.reinterpret(x, "int32"), 0x7F800000)
+    return T.reinterpret(exponent + 0x00800000, "float32")
+
+
+def factor_of(row_max: Any, scale_log2: Any) -> Any:
+    """What the scores of a row are multiplied by: `scale_log2`, so that they become exponents of 2.
+
+    The product of a large maximum is rounded by more than 2 ** 7, which as a power of two is infinite or nothing. There
+    a factor that is a power of two makes it exact. It is no smaller, so that other scores lose what weight they had.
+    """
+    return T.if_then_else(T.abs(row_max * scale_log2) >= LARGE, power_above(scale_log2), scale_log2)
+
+
+def base_of(row_max: Any, factor: Any = 1.0) -> Any:
+    """What the exponents of a row are reckoned from: finite, also for a row of nothing but -inf."""
+    return T.max(row_max * factor, T.min_value(row_max.dtype))
+
 
 @T.macro
 def exponentiate(
     scores: Any,
     row_max: Any,
+    base: Any,
     row_sum: Any,
     rescale: Any,
     scale_log2: Any,
     parts: int = 1,
     slack: float = 0.0,
-    finite_min_masks: bool = False,
+    subtracts: bool = False,
 ) -> None:
     """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, with the rows' maxima so far as
     `row_max`.
 
-    `row_max` and `row_sum` `[rows]` go from block to block; `rescale` becomes what sums of earlier blocks are worth
-    now. A row of nothing but -inf so far gives 0, and keeps `row_sum` 0. As `[rows, partial_sums]`, `row_sum` has key j
-    count for share `j % partial_sums`: threads then sum up the keys that they hold, and meet only when the caller adds
-    the shares.
+    `row_max`, `base` and `row_sum` `[rows]` go from block to block, from `begin_rows` on; `rescale` becomes what sums
+    of earlier blocks are worth now. A row of nothing but -inf so far gives 0, and keeps `row_sum` 0. As
+    `[rows, partial_sums]`, `row_sum` has key j count for share `j % partial_sums`: threads then sum up the keys that
+    they hold, and meet only when the caller adds the shares.
+
+    With `subtracts`, maxima are subtracted before `scale_log2` multiplies, which is exact. Else `base` is the product,
+    which a GPU takes off in the instruction that multiplies. Its rounding changes all weights of a row by one factor,
+    from 2 ** -8 to 2 ** 8: quotients of sums are right.
 
     With `slack`, `row_max` follows the maxima only where results would pass `2 ** slack` otherwise: quotients of sums
-    are the same, and `rescale` is exactly 1 for most blocks, which `T.scale_rows` then skips. With `finite_min_masks`,
-    scores may be as low as numbers go, where a mask stands for -inf by one: `scale_log2` then multiplies differences,
-    as the product of a row's maximum would overflow, or be rounded by more than 1.
+    are the same, and `rescale` is exactly 1 for most blocks, which `T.scale_rows` then skips. Scores as low as numbers
+    go, where a mask stands for -inf by one, ask for `subtracts`.
     """
     rows, keys = scores.shape
-    infinity = T.infinity(row_max.dtype)
-    old_row_max = T.alloc_fragment((rows,), row_max.dtype)
-    base = T.alloc_fragment((rows,), row_max.dtype)
-    T.copy(row_max, old_row_max)
+    factor = T.alloc_fragment((rows,), row_max.dtype)
+    if slack:
+        old_row_max = T.alloc_fragment((rows,), row_max.dtype)
+        T.copy(row_max, old_row_max)
     T.reduce_max(scores, row_max, dim=1, clear=False, nan_propagate=True)
     for i in T.Parallel(rows):
         if slack:
-            row_max[i] = T.if_then_else(
-                row_max[i] * scale_log2 > old_row_max[i] * scale_log2 + slack, row_max[i], old_row_max[i]
-            )
-        base[i] = T.if_then_else(
-            row_max[i] == -infinity, 0.0, row_max[i] if finite_min_masks else row_max[i] * scale_log2
-        )
-        rescale[i] = T.exp2(
-            (old_row_max[i] - base[i]) * scale_log2 if finite_min_masks else old_row_max[i] * scale_log2 - base[i]
-        )
-        if slack:  # a fused product and sum would come near 1
-            rescale[i] = T.if_then_else(row_max[i] == old_row_max[i], 1.0, rescale[i])
+            is_high = (row_max[i] - old_row_max[i]) * scale_log2 > slack
+            row_max[i] = T.if_then_else(is_high, row_max[i], old_row_max[i])
+        factor[i] = 1.0 if subtracts else factor_of(row_max[i], scale_log2)
+        new_base = base_of(row_max[i], factor[i])
+        rescale[i] = T.exp2((base[i] - new_base) * scale_log2 if subtracts else base[i] - new_base)
+        base[i] = new_base
     for i, j in T.Parallel(rows, keys):
-        scores[i, j] = T.exp2(
-            (scores[i, j] - base[i]) * scale_log2 if finite_min_masks else scores[i, j] * scale_log2 - base[i]
-        )
+        if subtracts:
+            scores[i, j] = T.exp2((scores[i, j] - base[i]) * scale_log2)
+        else:
+            scores[i, j] = T.exp2(T.fma(scores[i, j], factor[i], -base[i]))
     if len(row_sum.shape) == 2:
         each, partial_sums = keys // parts, row_sum.shape[1] // parts
         for i, c in T.Parallel(rows, row_sum.shape[1]):
@@ -71,6 +97,13 @@ def exponentiate(
         T.reduce_sum(scores, block_row_sum, dim=1)
         for i in T.Parallel(rows):
             row_sum[i] = row_sum[i] * rescale[i] + block_row_sum[i]
+
+
+@T.macro
+def begin_rows(row_max: Any, base: Any) -> None:
+    """No scores so far."""
+    T.fill(row_max, -T.infinity(row_max.dtype))
+    T.fill(base, T.min_value(base.dtype))
 
 
 # Probabilities of attention, computed again from log-sum-exps where gradients are, and what scores change them by.

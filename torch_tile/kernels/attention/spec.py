@@ -77,6 +77,7 @@ class Spec:
     `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
     fewer tiles. `score` is the text that changes scores (score_mod.py), and `aux` its operands. `keep` names those
     of "mask" and "x0".. whose gradients are stored, one for each score. `lse`: the log-sum-exp of each row is stored.
+    `fuses`: sums in float32, on a machine that makes a product and a sum in one instruction.
     """
 
     dtype: torch.dtype
@@ -94,6 +95,7 @@ class Spec:
     aux: tuple[Operand, ...] = ()
     keep: tuple[str, ...] = ()
     lse: bool = True
+    fuses: bool = True
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -144,6 +146,11 @@ class Spec:
         return (self.mask is not None and self.mask.dtype.is_floating_point) or may_have_finite_min_masks(
             self.score, self.aux
         )
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether the maxima are subtracted from all scores before these are scaled."""
+        return self.finite_min_masks or not self.fuses
 
     def unit(self, scale: Any) -> Any:
         """What scores are kept in multiples of."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_tile.kernels.epilogue.functions import FUNCTIONS
@@ -19,7 +19,7 @@ from torch_tile.kernels.epilogue.program import Epilogue, Operand, Statement, Va
 if TYPE_CHECKING:
     import torch
 
-_COMPARISONS = frozenset(("gt", "ge", "lt", "le", "eq", "ne"))
+_TRUTHS = frozenset(name for name, row in FUNCTIONS.items() if row.truth)
 _BOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.bounded)
 _UNBOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.singular)
 
@@ -121,7 +121,7 @@ class _Tape:
 
     def is_truth(self, name: str | None) -> bool:
         """Whether a value is 0 or 1."""
-        return name is not None and self._functions.get(name) in _COMPARISONS
+        return name is not None and self._functions.get(name) in _TRUTHS
 
     def call(self, function: str, *operands: Operand) -> _Value:
         """The value of a function, none of whose operands is trivial."""
@@ -139,34 +139,61 @@ class _Tape:
 
 @dataclass(frozen=True)
 class _Value:
-    """`number * name`, or just the number: so constants along a chain of derivatives meet, and many are 1."""
+    """`number * name`, or just the number: so constants along a chain of derivatives meet, and many are 1.
+
+    With a `mask`, the name of a truth: this where it is 1, and 0 elsewhere. It is chosen behind all products, since 0
+    times an infinite derivative of the branch that is not taken would be NaN.
+    """
 
     tape: _Tape
     number: float
     name: str | None = None
+    mask: str | None = None
 
     def operand(self) -> Operand:
+        if self.mask is not None:
+            return self.settled().operand()
         if self.name is None or self.number == 1.0:
             return self.number if self.name is None else self.name
         if self.number == -1.0:
             return self.tape.call("neg", self.name).operand()
         return self.tape.call("mul", self.name, self.number).operand()
 
+    def bare(self) -> _Value:
+        """This without its mask."""
+        return replace(self, mask=None)
+
+    def settled(self) -> _Value:
+        """This with its mask applied."""
+        if self.mask is None:
+            return self
+        if self.name is None:
+            return _Value(self.tape, self.number, self.mask)
+        return self.tape.call("where", self.mask, self.name, 0.0) * self.number
+
     def call(self, function: str, *others: float) -> _Value:
         return self.tape.call(function, self.operand(), *others)
 
     def __neg__(self) -> _Value:
-        return _Value(self.tape, -self.number, self.name)
+        return replace(self, number=-self.number)
 
     def __mul__(self, other: _Value | float) -> _Value:
         if isinstance(other, float):
-            return _Value(self.tape, self.number * other, self.name)
+            return replace(self, number=self.number * other)
+        if self.mask is not None:
+            inner = other if self.mask != other.mask else other.bare()
+            return replace(self.bare() * inner.settled(), mask=self.mask)
+        if other.mask is not None:
+            return other * self
         if self.name is None or other.name is None:
             return _Value(self.tape, self.number * other.number, self.name or other.name)
         function, names = ("square", (self.name,)) if self.name == other.name else ("mul", (self.name, other.name))
         return self.tape.call(function, *names) * (self.number * other.number)
 
     def __truediv__(self, other: _Value) -> _Value:
+        other = other.settled()
+        if self.mask is not None:
+            return replace(self.bare() / other, mask=self.mask)
         if other.name is None:
             return _Value(self.tape, self.number * (1 / other.number if other.number else math.inf), self.name)
         if other.number != 1.0:
@@ -175,6 +202,10 @@ class _Value:
 
     def __add__(self, other: _Value | float) -> _Value:
         other = _Value(self.tape, other) if isinstance(other, float) else other
+        if self.mask is not None or other.mask is not None:
+            if self.mask == other.mask:
+                return replace(self.bare() + other.bare(), mask=self.mask)
+            return self.settled() + other.settled()
         if self.name == other.name:
             return _Value(self.tape, self.number + other.number, self.name)
         if 0.0 in (self.number, other.number):
@@ -187,10 +218,8 @@ class _Value:
 
     def chosen(self, truth: _Value) -> _Value:
         """This where `truth`, 0 or 1, is 1, and 0 elsewhere, also where this is not finite."""
-        if self.name is None:
-            return truth * self.number
         assert truth.name is not None
-        return self.tape.call("where", truth.name, self.name, 0.0) * self.number
+        return replace(self.settled() if self.mask not in (None, truth.name) else self, mask=truth.name)
 
     def is_true(self) -> _Value:
         """1 where this is not 0."""

@@ -8,22 +8,60 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 Derivative = Callable[..., Any]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of the table on operands: other calls, numbers, or values of whoever reads them (nodes of a graph)."""
+
+    function: str
+    operands: tuple[Any, ...]
+
+    def leaves(self) -> Iterator[Any]:
+        """What the calls read that is no call, in order."""
+        for x in self.operands:
+            yield from x.leaves() if isinstance(x, Call) else (x,)
+
+    def reduce(self, leaf: Callable[[Any], Value], apply: Callable[[str, Sequence[Value]], Value]) -> Value:
+        """`apply` on the name of each function and its operands' values; leaves are valued by `leaf`, in order."""
+        values = [x.reduce(leaf, apply) if isinstance(x, Call) else leaf(x) for x in self.operands]
+        return apply(self.function, values)
+
+
+Binder = Callable[..., Call | None]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """An ATen operator. `bind` takes its arguments and says what it computes; None if no row does."""
+
+    packet: str
+    bind: Binder
 
 
 @dataclass(frozen=True)
 class Function:
     """A pointwise function.
 
-    `torch` names a function of torch, or is called with the module and the operands; `tile` and `quick` likewise with
-    the tile language. `quick` takes fewer instructions, for results rounded to 16 bits or fewer, and for scores.
-    `gradient` has one function per operand, of the upstream gradient, the operands and the result; None is zero.
-    `aten` lists packets, or overloads where a name has a dot. `bounded` results are finite for all operands; `singular`
-    ones may be infinite for finite operands.
+    Attributes:
+        name: its word in epilogue texts.
+        arity: the number of its operands.
+        torch: names a function of torch, or is called with the module and the operands. This is the reference.
+        tile: likewise with the tile language.
+        quick: a form with fewer instructions, for results rounded to 16 bits or fewer, and for scores.
+        gradient: one function per operand, of the upstream gradient, the operands and the result; None is zero.
+        aten: packets that have the row's operands and no other argument; `Spelling` says others.
+        index: likewise with `inductor/graph/index_expr.py`, on sympy expressions; None leaves the call unevaluated.
+        commutative: whether the two operands may change places.
+        bounded: whether results are finite for all operands.
+        singular: whether results may be infinite for finite operands.
+        truth: whether results are 1 or 0.
     """
 
     name: str
@@ -32,10 +70,19 @@ class Function:
     tile: str | Callable[..., Any]
     quick: str | Callable[..., Any] | None = None
     gradient: tuple[Derivative | None, ...] = ()
-    aten: tuple[str, ...] = ()
+    aten: tuple[str | Spelling, ...] = ()
+    index: str | Callable[..., Any] | None = None
     commutative: bool = False
     bounded: bool = False
     singular: bool = False
+    truth: bool = False
+
+    def spellings(self) -> tuple[Spelling, ...]:
+        """The operators that it is known by."""
+        return tuple(x if isinstance(x, Spelling) else Spelling(x, self._plain) for x in self.aten)
+
+    def _plain(self, *operands: Any, **others: Any) -> Call | None:
+        return Call(self.name, operands) if len(operands) == self.arity and not others else None
 
 
 def bind(implementation: str | Callable[..., Any], module: Any) -> Callable[..., Any]:
@@ -46,16 +93,38 @@ def bind(implementation: str | Callable[..., Any], module: Any) -> Callable[...,
     return functools.partial(implementation, module)
 
 
-def _comparison(name: str, tile: Callable[[Any, Any], Any], commutative: bool = False) -> Function:
+def _comparison(
+    name: str, tile: Callable[[Any, Any], Any], commutative: bool = False, more: tuple[Spelling, ...] = ()
+) -> Function:
     return Function(
         name,
         2,
         torch=lambda t, a, b: getattr(t, name)(a, b).to(a.dtype),
         tile=lambda T, a, b: T.cast(tile(a, b), a.dtype),
-        aten=(name,),
+        aten=(name, *more),
+        index=name,
         commutative=commutative,
         bounded=True,
+        truth=True,
     )
+
+
+def _sum(name: str) -> Spelling:
+    """`add` and `sub`, which may scale the second operand."""
+    return Spelling(name, lambda a, b, alpha=1: Call(name, (a, b if alpha == 1 else Call("mul", (b, alpha)))))
+
+
+def _quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Call | None:
+    return Call("div", (a, b)) if rounding_mode is None else None
+
+
+def _gelu_of(a: Any, approximate: str = "none") -> Call:
+    return Call("gelu_tanh" if approximate == "tanh" else "gelu", (a,))
+
+
+def _clamp(a: Any, min: Any = None, max: Any = None) -> Call | None:
+    below = None if min is None else Call("max", (a, min))
+    return below if max is None else Call("min", (below or a, max))
 
 
 def _same(g: Any, *_: Any) -> Any:
@@ -89,19 +158,71 @@ def _exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
 
 
 def _power(g: Any, a: Any, b: Any, y: Any) -> Any:
-    return g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
+    """Gradient of `pow(a, b)` in `a`: like torch's, 0 where the exponent is 0."""
+    slope = g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
+    return slope if b.name is None else slope.chosen(b.is_true())
+
+
+def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
+    if beta == 1 and threshold == 20:
+        return Call("softplus", (a,))
+    scaled = Call("mul", (a, beta))
+    curve = Call("div", (Call("log1p", (Call("exp", (scaled,)),)), beta))
+    return Call("where", (Call("gt", (scaled, threshold)), a, curve))
+
+
+def _tile_mish(T: Any, a: Any) -> Any:
+    """With e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2): 1 from 40 on, in float64 too."""
+    e = T.exp(T.if_then_else(a > 40.0, 40.0, a))
+    n = e * (e + 2.0)
+    return a * (n / (n + 2.0))
+
+
+def _mish(g: Any, a: Any, y: Any) -> Any:
+    t = a.call("softplus").call("tanh")
+    return g * (t + a * a.call("sigmoid") * (-(t * t) + 1.0))
+
+
+def _on_sides(a: Any, positive: Any, other: Any) -> Any:
+    """One operand where `a` is positive, the other elsewhere."""
+    return a.tape.call("where", a.call("gt", 0.0).operand(), positive, other)
+
+
+def _elu(a: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Call:
+    if scale == input_scale == 1:
+        return Call("elu", (a, alpha))
+    curve = Call("mul", (Call("expm1", (Call("mul", (a, input_scale)),)), alpha * scale))
+    return Call("where", (Call("gt", (a, 0.0)), Call("mul", (a, scale)), curve))
+
+
+def _clipped(T: Any, a: Any) -> Any:
+    """`min(max(a + 3, 0), 6)`; NaN passes."""
+    b = a + 3.0
+    return T.if_then_else(b < 0.0, 0.0, T.if_then_else(b > 6.0, 6.0, b))
+
+
+def _hardswish(g: Any, a: Any, y: Any) -> Any:
+    slope = (a * (1 / 3) + 0.5).chosen(a.call("gt", -3.0))
+    return g * a.tape.call("where", a.call("ge", 3.0).operand(), 1.0, slope.operand())
 
 
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
-    Function("add", 2, "add", lambda T, a, b: a + b, gradient=(_same, _same), aten=("add",), commutative=True),
-    Function("sub", 2, "sub", lambda T, a, b: a - b, gradient=(_same, lambda g, a, b, y: -g), aten=("sub",)),
     Function(
-        "mul", 2, "mul", lambda T, a, b: a * b, commutative=True, aten=("mul",),
+        "add", 2, "add", lambda T, a, b: a + b, gradient=(_same, _same), aten=(_sum("add"),), index="add",
+        commutative=True,
+    ),
+    Function(
+        "sub", 2, "sub", lambda T, a, b: a - b, gradient=(_same, lambda g, a, b, y: -g), aten=(_sum("sub"),),
+        index="sub",
+    ),
+    Function(
+        "mul", 2, "mul", lambda T, a, b: a * b, commutative=True, aten=("mul",), index="mul",
         gradient=(lambda g, a, b, y: g * b, lambda g, a, b, y: g * a),
     ),
     Function(
-        "div", 2, "div", lambda T, a, b: a / b, aten=("div",),
+        "div", 2, "div", lambda T, a, b: a / b, index="div",
+        aten=(Spelling("div", _quotient),),
         gradient=(lambda g, a, b, y: g / b, lambda g, a, b, y: -g * y / b),
     ),
     Function(
@@ -110,69 +231,112 @@ _ROWS = (
     ),
     Function(
         "max", 2, "maximum", lambda T, a, b: T.if_then_else(T.logical_or(a > b, a != a), a, b), commutative=True,
-        gradient=(lambda g, a, b, y: _ties(g, a, b), lambda g, a, b, y: _ties(g, b, a)), aten=("maximum", "clamp_min"),
+        gradient=(lambda g, a, b, y: _ties(g, a, b), lambda g, a, b, y: _ties(g, b, a)),
+        aten=("maximum", "clamp_min", Spelling("clamp", _clamp)),
     ),
-    Function("pow", 2, "pow", "pow", gradient=(_power, _exponent), aten=("pow",), singular=True),
+    Function("pow", 2, "pow", "pow", gradient=(_power, _exponent), aten=("pow",), index="power", singular=True),
     _comparison("gt", lambda a, b: a > b),
     _comparison("ge", lambda a, b: a >= b),
     _comparison("lt", lambda a, b: a < b),
     _comparison("le", lambda a, b: a <= b),
-    _comparison("eq", lambda a, b: a == b, commutative=True),
-    _comparison("ne", lambda a, b: a != b, commutative=True),
-    Function("neg", 1, "neg", lambda T, a: -a, gradient=(lambda g, a, y: -g,), aten=("neg.default",)),
-    Function("exp", 1, "exp", "exp", gradient=(lambda g, a, y: g * y,), aten=("exp.default",), singular=True),
-    Function("log", 1, "log", "log", gradient=(lambda g, a, y: g / a,), aten=("log.default",), singular=True),
-    Function("sqrt", 1, "sqrt", "sqrt", gradient=(lambda g, a, y: g * 0.5 / y,), aten=("sqrt.default",), singular=True),
+    _comparison(
+        "eq", lambda a, b: a == b, commutative=True, more=(Spelling("logical_not", lambda a: Call("eq", (a, 0.0))),)
+    ),
+    _comparison(
+        "ne", lambda a, b: a != b, commutative=True, more=(Spelling("isnan", lambda a: Call("ne", (a, a))),)
+    ),
+    Function("neg", 1, "neg", lambda T, a: -a, gradient=(lambda g, a, y: -g,), aten=("neg",), index="negative"),
+    Function("exp", 1, "exp", "exp", gradient=(lambda g, a, y: g * y,), aten=("exp",), singular=True),
+    Function("expm1", 1, "expm1", "expm1", gradient=(lambda g, a, y: g * (y + 1.0),), aten=("expm1",), singular=True),
+    Function("log", 1, "log", "log", gradient=(lambda g, a, y: g / a,), aten=("log",), singular=True),
+    Function("log1p", 1, "log1p", "log1p", gradient=(lambda g, a, y: g / (a + 1.0),), aten=("log1p",), singular=True),
+    Function("sqrt", 1, "sqrt", "sqrt", gradient=(lambda g, a, y: g * 0.5 / y,), aten=("sqrt",), singular=True),
     Function(
-        "rsqrt", 1, "rsqrt", "rsqrt", gradient=(lambda g, a, y: g * -0.5 * y / a,), aten=("rsqrt.default",),
+        "rsqrt", 1, "rsqrt", "rsqrt", gradient=(lambda g, a, y: g * -0.5 * y / a,), aten=("rsqrt",),
         singular=True,
     ),
     Function(
         "sigmoid", 1, "sigmoid", "sigmoid", gradient=(lambda g, a, y: g * (y * (-y + 1.0)),),
-        aten=("sigmoid.default",), bounded=True,
+        aten=("sigmoid",), bounded=True,
+    ),
+    Function(
+        "softplus", 1, lambda t, a: t.nn.functional.softplus(a),
+        lambda T, a: T.if_then_else(a > 20.0, a, T.log1p(T.exp(a))),
+        gradient=(lambda g, a, y: g * a.call("sigmoid"),), aten=(Spelling("softplus", _softplus),),
+    ),
+    Function(
+        "logsigmoid", 1, lambda t, a: t.nn.functional.logsigmoid(a),
+        lambda T, a: T.if_then_else(a > 0.0, 0.0, a) - T.log1p(T.exp(-T.abs(a))),
+        gradient=(lambda g, a, y: g * (-a).call("sigmoid"),), aten=("log_sigmoid",),
     ),
     Function(
         "tanh", 1, "tanh", "tanh", quick="quick_tanh", gradient=(lambda g, a, y: g * (-(y * y) + 1.0),),
-        aten=("tanh.default",), bounded=True,
+        aten=("tanh",), bounded=True,
     ),
     Function(
-        "erf", 1, "erf", "erf", aten=("erf.default",), bounded=True,
+        "erf", 1, "erf", "erf", aten=("erf",), bounded=True,
         gradient=(lambda g, a, y: g * (-(a * a)).call("exp") * (2 / math.sqrt(math.pi)),),
     ),
     Function(
-        "erfc", 1, "erfc", "erfc", aten=("erfc.default",), bounded=True,
+        "erfc", 1, "erfc", "erfc", aten=("erfc",), bounded=True,
         gradient=(lambda g, a, y: g * (-(a * a)).call("exp") * (-2 / math.sqrt(math.pi)),),
     ),
     Function(
-        "sin", 1, "sin", "sin", gradient=(lambda g, a, y: g * a.call("cos"),), aten=("sin.default",), bounded=True
+        "sin", 1, "sin", "sin", gradient=(lambda g, a, y: g * a.call("cos"),), aten=("sin",), bounded=True
     ),
     Function(
-        "cos", 1, "cos", "cos", gradient=(lambda g, a, y: -g * a.call("sin"),), aten=("cos.default",), bounded=True
+        "cos", 1, "cos", "cos", gradient=(lambda g, a, y: -g * a.call("sin"),), aten=("cos",), bounded=True
     ),
     Function(
-        "abs", 1, "abs", "abs", aten=("abs.default",),
+        "abs", 1, "abs", "abs", aten=("abs",),
         gradient=(lambda g, a, y: g * (a.call("gt", 0.0) + -a.call("lt", 0.0)),),
     ),
     Function(
-        "square", 1, "square", lambda T, a: a * a, gradient=(lambda g, a, y: g * a * 2.0,), aten=("square.default",)
+        "sign", 1, "sign", lambda T, a: T.cast(a > 0.0, a.dtype) - T.cast(a < 0.0, a.dtype), aten=("sign",),
+        bounded=True,
+    ),
+    Function(
+        "square", 1, "square", lambda T, a: a * a, gradient=(lambda g, a, y: g * a * 2.0,), aten=("square",),
+        index=lambda s, a: s.mul(a, a),
     ),
     Function(
         "reciprocal", 1, "reciprocal", lambda T, a: 1.0 / a, gradient=(lambda g, a, y: -g * (y * y),),
-        aten=("reciprocal.default",), singular=True,
+        aten=("reciprocal",), singular=True,
     ),
-    Function("floor", 1, "floor", "floor"),
+    Function("floor", 1, "floor", "floor", aten=("floor",), index="floor"),
     Function(
-        "relu", 1, "relu", lambda T, a: T.if_then_else(a < 0.0, 0.0, a), aten=("relu.default",),
+        "relu", 1, "relu", lambda T, a: T.if_then_else(a < 0.0, 0.0, a), aten=("relu",),
         gradient=(lambda g, a, y: g * a.call("gt", 0.0),),
     ),
     Function(
+        "leaky_relu", 2, lambda t, a, b: t.where(a > 0, a, a * b), lambda T, a, b: T.if_then_else(a > 0.0, a, a * b),
+        gradient=(
+            lambda g, a, b, y: g * _on_sides(a, 1.0, b.operand()),
+            lambda g, a, b, y: (g * a).chosen(a.call("le", 0.0)),
+        ),
+        aten=(Spelling("leaky_relu", lambda a, negative_slope=0.01: Call("leaky_relu", (a, negative_slope))),),
+    ),
+    Function(
+        "elu", 2, lambda t, a, b: t.where(a > 0, a, b * t.expm1(a)),
+        lambda T, a, b: T.if_then_else(a > 0.0, a, b * T.expm1(a)),
+        gradient=(
+            lambda g, a, b, y: g * _on_sides(a, 1.0, (b * a.call("exp")).operand()),
+            lambda g, a, b, y: (g * a.call("expm1")).chosen(a.call("le", 0.0)),
+        ),
+        aten=(Spelling("elu", _elu), Spelling("celu", lambda a, alpha=1.0: _elu(a, alpha, 1.0, 1.0 / alpha))),
+    ),
+    Function(
         "silu", 1, lambda t, a: t.nn.functional.silu(a), lambda T, a: a * T.sigmoid(a),
-        quick=lambda T, a: a * T.quick_sigmoid(a), gradient=(_silu,), aten=("silu.default",),
+        quick=lambda T, a: a * T.quick_sigmoid(a), gradient=(_silu,), aten=("silu",),
+    ),
+    Function(
+        "mish", 1, lambda t, a: t.nn.functional.mish(a), _tile_mish, gradient=(_mish,), aten=("mish",)
     ),
     Function(
         "gelu", 1, lambda t, a: t.nn.functional.gelu(a),
         lambda T, a: 0.5 * a * (1.0 + T.erf(a * math.sqrt(0.5))),
         quick=lambda T, a: 0.5 * a * (1.0 + T.quick_erf(a * math.sqrt(0.5))), gradient=(_gelu,),
+        aten=(Spelling("gelu", _gelu_of),),
     ),
     Function(
         "gelu_tanh", 1, lambda t, a: t.nn.functional.gelu(a, approximate="tanh"),
@@ -181,12 +345,22 @@ _ROWS = (
         gradient=(_gelu_tanh,),
     ),
     Function(
+        "hardsigmoid", 1, lambda t, a: t.nn.functional.hardsigmoid(a), lambda T, a: _clipped(T, a) * (1.0 / 6.0),
+        gradient=(lambda g, a, y: (g * (1 / 6)).chosen(a.call("gt", -3.0) * a.call("lt", 3.0)),),
+        aten=("hardsigmoid",), bounded=True,
+    ),
+    Function(
+        "hardswish", 1, lambda t, a: t.nn.functional.hardswish(a), lambda T, a: a * (_clipped(T, a) * (1.0 / 6.0)),
+        gradient=(_hardswish,), aten=("hardswish",),
+    ),
+    Function(
         "where", 3, lambda t, c, a, b: t.where(c != 0, a, b), lambda T, c, a, b: T.if_then_else(c != 0.0, a, b),
         gradient=(
             None,
             lambda g, c, a, b, y: g.chosen(c.is_true()),
             lambda g, c, a, b, y: g.chosen(c.is_false()),
         ),
+        aten=("where",), index="choose",
     ),
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 """The language of epilogues: what happens to products before they are stored (`gemm`), or to scores (`attention`).
 
 Decides what a text means: `parse` (strict) and `evaluate` in torch. A kernel author walks `Epilogue.statements` to
-print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text; autodiff.py has
+print tile expressions; `canonicalize.canonical` makes equal programs equal text; autodiff.py has
 derivatives.
 """
 
@@ -28,7 +28,7 @@ ARITY = {name: function.arity for name, function in FUNCTIONS.items()}
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
-_STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_]+)\(([^()]*)\)")
+_STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_][a-z0-9_]*)\(([^()]*)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _INPUT = re.compile(r"(acc|x|i)(0|[1-9]\d*)")
 _INPUTS = {"acc": "products", "x": "auxiliary operands", "i": "indices"}

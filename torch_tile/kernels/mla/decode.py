@@ -16,7 +16,7 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
-from torch_tile.kernels.attention.softmax import exponentiate
+from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.common import (
     LOG2_E,
     compute_dtype,
@@ -150,7 +150,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
             scores = T.alloc_fragment((rows, keys), accum)
             probs = T.alloc_shared((rows, keys), spec.dtype)
             lse_made = T.alloc_fragment((rows, latent), accum)
-            row_max, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
             partial_sums = T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
             for piece in T.serial(work_items.pieces(split)) if work_items else (0,):
                 sequence = work_items.sequence(split, piece) if work_items else bz
@@ -161,7 +161,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                     T.copy(q[sequence, bx * rows, 0], q_held)
                 T.clear(lse_made)
                 T.clear(partial_sums)
-                T.fill(row_max, -T.infinity(accum))
+                begin_rows(row_max, base)
 
                 length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
                 first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
@@ -178,7 +178,9 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                     T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
                     if spec.needs_mask(step * keys, keys, length, first_own):
                         hide(spec, scores, step * keys, length, length - q_len, heads, bx * rows, scale)
-                    exponentiate(scores, row_max, partial_sums, rescale, scale_log2, config.parts, SLACK)
+                    exponentiate(
+                        scores, row_max, base, partial_sums, rescale, scale_log2, config.parts, SLACK, not spec.fuses
+                    )
                     if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
                         for j, c in T.Parallel(keys, latent):
                             if step * keys + j >= length:
@@ -265,7 +267,9 @@ def run(
     vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
     paged, page = block_table is not None, kv.shape[1]
     whole = seq_lens is None
-    spec = Spec(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
+    spec = Spec(
+        q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole, machine.is_gpu
+    )
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):

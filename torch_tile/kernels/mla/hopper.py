@@ -21,6 +21,7 @@ from typing import Any
 import torch_tile.language as T
 from torch_tile.hardware import WARPGROUP
 from torch_tile.jit import jit
+from torch_tile.kernels.attention.softmax import base_of, begin_rows, factor_of
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.mla.scheduler import WorkItems, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Spec
@@ -35,8 +36,8 @@ ENDS = 3, 4  # the sums of the first or second warpgroup are
 class SoftmaxState:
     """What a warpgroup keeps of the softmax: scores of its tiles, and of each row the maximum so far, `row_max`.
 
-    `rescale` is what sums are worth since `row_max` was `before`; `row_sum` has parts of the sums of a row's weights.
-    Scores times `scale_log2` are exponents of 2.
+    Exponents of 2 are scores times `scale_log2` less `base`. `rescale` is what sums are worth since that changed;
+    `row_sum` has parts of the sums of a row's weights. `before` and `factor` hold values of one step.
     """
 
     scores: Any
@@ -44,7 +45,9 @@ class SoftmaxState:
     acc: Any
     row_sum: Any
     row_max: Any
+    base: Any
     before: Any
+    factor: Any
     rescale: Any
     scale_log2: Any
 
@@ -53,7 +56,7 @@ class SoftmaxState:
         """Nothing so far."""
         T.clear(self.acc)
         T.clear(self.row_sum)
-        T.fill(self.row_max, -T.infinity(self.row_max.dtype))
+        begin_rows(self.row_max, self.base)
 
     @T.macro
     def look(self, top: Any) -> None:
@@ -61,37 +64,38 @@ class SoftmaxState:
         T.copy(self.row_max, self.before)
         T.reduce_max(self.scores, self.row_max, dim=1, clear=False, nan_propagate=True)
         for i in T.Parallel(self.row_max.shape[0]):
-            is_high = self.row_max[i] * self.scale_log2 > self.before[i] * self.scale_log2 + SLACK
+            is_high = (self.row_max[i] - self.before[i]) * self.scale_log2 > SLACK
             self.row_max[i] = T.if_then_else(is_high, self.row_max[i], self.before[i])
         T.copy(self.row_max, top)
+        self.rebase()
 
     @T.macro
     def follow(self, top: Any) -> None:
         """Take over the maxima that the other warpgroup found."""
-        T.copy(self.row_max, self.before)
         T.copy(top, self.row_max)
+        self.rebase()
 
-    def base(self, i: Any) -> Any:
-        """What a row's exponents are reckoned from."""
-        return T.if_then_else(
-            self.row_max[i] == -T.infinity(self.row_max.dtype), 0.0, self.row_max[i] * self.scale_log2
-        )
+    @T.macro
+    def rebase(self) -> None:
+        """Reckon exponents from new maxima; sums are worth exactly as much as before where these are the same."""
+        for i in T.Parallel(self.row_max.shape[0]):
+            self.factor[i] = factor_of(self.row_max[i], self.scale_log2)
+            base = base_of(self.row_max[i], self.factor[i])
+            self.rescale[i] = T.exp2(self.base[i] - base)
+            self.base[i] = base
 
     @T.macro
     def weigh(self, shown: Any) -> None:
         """Scores become weights, which the other warpgroup finds in `shown`."""
         for i, j in T.Parallel(*self.scores.shape):
-            self.scores[i, j] = T.exp2(self.scores[i, j] * self.scale_log2 - self.base(i))
+            self.scores[i, j] = T.exp2(T.fma(self.scores[i, j], self.factor[i], -self.base[i]))
         T.copy(self.scores, self.narrow)
         T.copy(self.narrow, shown)
         T.fence_proxy_async()
 
     @T.macro
     def rescale_acc(self) -> None:
-        """What sums are worth since the maxima changed, exactly 1 for most tiles, and so the sums."""
-        for i in T.Parallel(self.row_max.shape[0]):
-            rescaled = T.exp2(self.before[i] * self.scale_log2 - self.base(i))
-            self.rescale[i] = T.if_then_else(self.row_max[i] == self.before[i], 1.0, rescaled)
+        """Scale sums to the new maxima, by exactly 1 for most tiles."""
         T.scale_rows(self.acc, self.rescale)
 
     @T.macro
@@ -277,9 +281,9 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
             tops, ends = ([T.alloc_shared((rows,), accum) for _ in range(2)] for _ in range(2))
             scores, narrow = T.alloc_fragment((rows, keys), accum), T.alloc_fragment((rows, keys), spec.dtype)
             acc, row_sum = T.alloc_fragment((rows, half), accum), T.alloc_fragment((rows, config.partial_sums), accum)
-            row_max, before, rescale = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            row_max, base, before, factor, rescale = (T.alloc_fragment((rows,), accum) for _ in range(5))
             scale_log2 = scale * LOG2_E if spec.folded else LOG2_E
-            mine = SoftmaxState(scores, narrow, acc, row_sum, row_max, before, rescale, scale_log2)
+            mine = SoftmaxState(scores, narrow, acc, row_sum, row_max, base, before, factor, rescale, scale_log2)
             with T.ws(2):
                 T.dec_max_nreg(24)
                 done = T.alloc_var("int32", 0)

@@ -45,7 +45,8 @@ class Spec:
 
     The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
     pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
-    result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache.
+    result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache. `fuses`: sums
+    in float32, on a machine that makes a product and a sum in one instruction.
     """
 
     dtype: torch.dtype
@@ -56,6 +57,7 @@ class Spec:
     folded: bool
     vector: int = 1
     whole: bool = False
+    fuses: bool = True
 
     def on_hopper(self, machine: Machine) -> bool:
         """Whether wgmma multiplies tiles that bulk copies bring."""

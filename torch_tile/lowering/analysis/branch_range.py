@@ -94,13 +94,13 @@ def _line(comparison: Expr, k: Var) -> tuple[int, Expr, bool] | None:
         return found
 
     step, rest = simplify(at(k + 1) - at(k)), at(const(0, k.type))
-    if not isinstance(step, Const) or id(k) in symbols(rest):
+    if not isinstance(step, Const) or k in symbols(rest):
         return None
     return int(step.value), rest, comparison.op in (">=", "<=")
 
 
 def _is_settled(values: list[Expr], loop: For) -> bool:
     """Whether all threads know the values before the loop."""
-    bound = {id(n.var) for n in find(loop, Let)} | {id(v) for v in loop.vars}
+    bound = {*loop.vars, *(n.var for n in find(loop, Let))}
     nodes = [n for value in values for n in find(value, Load, Var)]
-    return not any(isinstance(n, Load) or n.role == "thread" or id(n) in bound for n in nodes)
+    return not any(isinstance(n, Load) or n.role == "thread" or n in bound for n in nodes)

@@ -8,6 +8,7 @@ or a grid that ends at a run-time size only the first iteration is looked at, as
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +19,8 @@ from torch_tile.ir.node import Node, children, contents, find, symbols
 from torch_tile.ir.stmt import Assert, Break, Continue, For, Kernel, Stmt, While
 
 BUDGET = 512  # numbers given to variables in one search
-SIZE = 0  # stands for every size known only at run time
-Roots = frozenset[int]
+SIZE = Var("size", role="dim")  # stands for every size known only at run time
+Roots = frozenset[Var]
 NONE: Roots = frozenset()
 
 
@@ -56,11 +57,11 @@ Step = Turns | Named | Passed
 class Path:
     """What decides whether a place is reached, outermost first; never changed. `steps` None: something unknown does.
 
-    `roots` says for each variable (by identity) from which loop, block and thread variables it follows.
+    `roots` says for each variable from which loop, block and thread variables it follows.
     """
 
     steps: tuple[Step, ...] | None = ()
-    roots: Mapping[int, Roots] = field(default_factory=dict)
+    roots: Mapping[Var, Roots] = field(default_factory=dict)
 
     def kernel(self, kernel: Kernel) -> Path:
         """Inside a kernel."""
@@ -87,7 +88,7 @@ class Path:
         if SIZE in low | high and (low or high != {SIZE}):
             return LOST
         taken = Turns(var, first, None if SIZE in high else last, step)
-        return Path((*self.steps, taken), {**self.roots, id(var): frozenset((id(var),))})
+        return Path((*self.steps, taken), {**self.roots, var: frozenset((var,))})
 
     def under(self, condition: Expr, holds: bool = True) -> Path:
         """Where a condition holds, or does not."""
@@ -110,7 +111,7 @@ class Path:
         if self.steps is None or roots is None:
             return self
         steps = self.steps if SIZE in roots else (*self.steps, Named(var, value))
-        return Path(steps, {**self.roots, id(var): roots})
+        return Path(steps, {**self.roots, var: roots})
 
     def where(self, fails: Expr, shown: Sequence[Expr], ranges: Ranges) -> tuple[list[int], dict[str, int]] | None:
         """Of one way in which this place is reached and `fails` holds: values of `shown`, and of variables behind."""
@@ -121,7 +122,7 @@ class Path:
         if found is None:
             return None
         behind = NONE.union(*(r for r in roots if r is not None))
-        made = {s.var.name: int(found[s.var]) for s in self.steps if isinstance(s, Turns) and id(s.var) in behind}
+        made = {s.var.name: int(found[s.var]) for s in self.steps if isinstance(s, Turns) and s.var in behind}
         return [int(evaluate(e, found)) for e in shown], made
 
     def _roots(self, expr: Expr) -> Roots | None:
@@ -130,7 +131,7 @@ class Path:
             return None
         found = NONE
         for var in find(expr, Var):
-            roots = frozenset((SIZE,)) if var.role in ("dim", "param") else self.roots.get(id(var))
+            roots = frozenset((SIZE,)) if var.role in ("dim", "param") else self.roots.get(var)
             if roots is None:
                 return None
             found |= roots
@@ -148,24 +149,24 @@ class _Search:
         needed = set(NONE.union(*map(symbols, asked)))
         kept: list[Step] = []
         for step in reversed(steps):
-            if isinstance(step, Named) and id(step.var) not in needed:
+            if isinstance(step, Named) and step.var not in needed:
                 continue
             kept.append(step)
             for e in _expressions(step):
                 needed |= symbols(e)
         self.steps = kept[::-1]
-        self.idle = {id(s.var) for s in self.steps if isinstance(s, Turns) and id(s.var) not in needed}
+        self.idle = {s.var for s in self.steps if isinstance(s, Turns) and s.var not in needed}
         self.whole = self._whole()
 
-    def _whole(self) -> set[int]:
+    def _whole(self) -> set[Var]:
         """Variables of which every value is tried: those with the fewest, as long as the budget lasts."""
         widths = []
         for step in self.steps:
-            if isinstance(step, Turns) and step.stop is not None and id(step.var) not in self.idle:
+            if isinstance(step, Turns) and step.stop is not None and step.var not in self.idle:
                 known = self.ranges.interval(step.var)
-                widths.append((known.high - known.low + 1, id(step.var)))
-        found, total = set(), 1.0
-        for n, (width, var) in enumerate(sorted(widths)):
+                widths.append((known.high - known.low + 1, step.var))
+        found, total = set[Var](), 1.0
+        for n, (width, var) in enumerate(sorted(widths, key=operator.itemgetter(0))):
             total *= max(width, 1)
             if total * 4 ** (len(widths) - n - 1) > BUDGET:
                 break
@@ -205,9 +206,9 @@ class _Search:
     def _numbers(self, step: Turns, start: int, stop: int) -> Iterator[int]:
         """Values of a variable to try: all, or the ends of its range as a loop and as conditions around narrow it."""
         iterations = range(start, stop, step.step)
-        if not iterations or id(step.var) in self.idle:
+        if not iterations or step.var in self.idle:
             yield from iterations[:1]
-        elif id(step.var) in self.whole:
+        elif step.var in self.whole:
             yield from iterations
         else:
             known = self.ranges.interval(step.var)

@@ -20,7 +20,7 @@ class Known(Rewriter):
 
     def __init__(self) -> None:
         self.ranges = Ranges()
-        self.names: dict[int, Expr] = {}  # what names stand for
+        self.names: dict[Var, Expr] = {}  # what names stand for
         self.values = Substitute(self.names)
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
@@ -49,7 +49,7 @@ class Known(Rewriter):
             ranges = ranges.loop(var, start, stop, loop.step)
             if loop.step > 1:
                 multiple = math.gcd(loop.step, divisor_of(self.values(start), self.ranges))
-                self.names[id(var)] = Var(var.name, var.type, var.role, multiple)
+                self.names[var] = Var(var.name, var.type, var.role, multiple)
         return ranges
 
     def visit_If(self, node: If) -> Stmt:
@@ -73,7 +73,7 @@ class Known(Rewriter):
                     value = value.args[0]
                 self.ranges = self.ranges.define(one.var, value)
                 if one.var.dtype.is_integer:
-                    self.names[id(one.var)] = self.values(value)
+                    self.names[one.var] = self.values(value)
         self.ranges = outer
         unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if unchanged else Block(tuple(new), span=block.span)

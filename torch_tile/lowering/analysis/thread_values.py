@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from torch_tile.ir.node import Node, children, contains, find, symbols
 from torch_tile.ir.stmt import Block, Break, Continue, For, If, Kernel, Let, Stmt, Store, While
@@ -23,13 +24,13 @@ class Numbers:
     Arrays of each have one axis of their own, so that what does not depend on a loop is computed once.
     """
 
-    def __init__(self, values: Mapping[int, Any], thread: Any):
+    def __init__(self, values: Mapping[Var, Any], thread: Any):
         self.values, self.thread = values, thread
 
     def knows(self, e: Expr) -> bool:
         """Whether `e` can be computed."""
         if isinstance(e, Var):
-            return e.role == "thread" or id(e) in self.values
+            return e.role == "thread" or e in self.values
         known = isinstance(e, Const | Unary | Select) or (isinstance(e, Binary) and e.op in _operators())
         known = known or (isinstance(e, Cast) and e.type.is_integer)
         return known and not e.dtype.is_float and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
@@ -43,7 +44,7 @@ class Numbers:
         import numpy as np
 
         if isinstance(e, Var):
-            return self.thread if e.role == "thread" else self.values[id(e)]
+            return self.thread if e.role == "thread" else self.values[e]
         if isinstance(e, Const):
             return np.asarray(e.value)
         if isinstance(e, Cast):
@@ -76,14 +77,14 @@ def _operators() -> dict[str, Any]:
 
 
 class Divergence:
-    """The names and variables of a kernel whose value differs between threads, by identity: `mixed`.
+    """The names and variables of a kernel whose value differs between threads: `mixed`.
 
     With `arrays`, also the arrays of threads in which such a value, or one at such a place, is stored.
     """
 
     def __init__(self, kernel: Kernel, arrays: bool = False):
         self.scopes = ("var", "local") if arrays else ("var",)
-        self.mixed = {id(n) for n in find(kernel, Var) if n.role == "thread"}
+        self.mixed: set[Var | Buffer] = {n for n in find(kernel, Var) if n.role == "thread"}
         size = -1
         while size != len(self.mixed):
             size = len(self.mixed)
@@ -91,10 +92,10 @@ class Divergence:
 
     def _spread(self, node: Node, divergent: bool) -> None:
         if isinstance(node, Let) and self.is_divergent(node.value):
-            self.mixed.add(id(node.var))
+            self.mixed.add(node.var)
         elif isinstance(node, Store) and node.buffer.scope in self.scopes:
             if divergent or any(map(self.is_divergent, (*node.indices, node.value))):
-                self.mixed.add(id(node.buffer))
+                self.mixed.add(node.buffer)
         elif isinstance(node, If):
             divergent = divergent or self.is_divergent(node.condition)
         elif isinstance(node, For | While):

@@ -48,7 +48,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.tileop import RegisteredOp
-from torch_tile.tileop.base import describe
+from torch_tile.tileop.base import describe, is_of_each
 from torch_tile.tileop.copy.tma import TmaCopy
 
 TRUE = const(True, dt.bool_)
@@ -81,11 +81,11 @@ class _Check(Rewriter):
 
     def sizes(self, program: Program) -> None:
         """Every size known only at run time is one of some tensor."""
-        known = {id(v) for v in dimensions(program)}
+        known = set(dimensions(program))
         for kernel in program.kernels:
             for var in find(kernel, Var):
-                if var.role == "dim" and id(var) not in known:
-                    known.add(id(var))
+                if var.role == "dim" and var not in known:
+                    known.add(var)
                     self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
@@ -211,7 +211,7 @@ class _Check(Rewriter):
             for region in (*reads, *writes):
                 self._region(region, op)
             by_one = isinstance(op, TmaCopy)  # of its threads, whichever come by
-            if not by_one and not _is_of_each((*reads, *writes)):
+            if not by_one and not is_of_each((*reads, *writes)):
                 self._by_all(op, f"T.{op.op_name}")
             self.children(op)
         return op
@@ -291,12 +291,6 @@ def _is_whole(r: Range, size: Expr) -> bool:
     return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
 
 
-def _is_of_each(regions: tuple[Region, ...]) -> bool:
-    """Whether each thread does an operation by itself: on memory of its own, or on single elements."""
-    own = any(region.buffer.scope in ("local", "var") for region in regions)
-    return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)
-
-
 def _own_statements(body: Block) -> Iterator[Stmt]:
     """The statements of a loop body without those of further loops in it."""
     for one in body.stmts:
@@ -338,7 +332,7 @@ def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
         for node in (n for n in find(loop.body, Alloc) if n.buffer.scope in ("fragment", "shared")):
             what = f"T.alloc_{node.buffer.scope} inside T.Parallel"
             fix = "allocate the tile before the loop; T.alloc_local and T.alloc_var are of each iteration"
-            found[id(node)] = diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix)
+            found[node] = diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix)
     return list(found.values())
 
 
@@ -381,13 +375,13 @@ def check_views(program: Program) -> list[Diagnostic]:
 
 
 def _check(kernel: Kernel) -> list[Diagnostic]:
-    names: dict[int, dict[int, Buffer]] = {}  # of the memory of each buffer
+    names: dict[Buffer, dict[Buffer, None]] = {}  # of the memory of each buffer
     for node in find(kernel.body, Load, Store, Region, Address):
-        names.setdefault(_memory(node.buffer), {})[id(node.buffer)] = node.buffer
-    found: dict[int, Diagnostic] = {}
+        names.setdefault(_memory(node.buffer), {})[node.buffer] = None
+    found: dict[Buffer, Diagnostic] = {}
     for writer in find(kernel.body, Store, RegisteredOp, Call):
         for buffer in _writes(writer):
-            others = [b.name for b in names[_memory(buffer)].values() if b is not buffer]
+            others = [b.name for b in names[_memory(buffer)] if b is not buffer]
             if others:
                 why = f"is written as `{buffer.name}` and used as `{others[0]}` in one kernel"
                 fix = "use one of the two names there"
@@ -396,8 +390,8 @@ def _check(kernel: Kernel) -> list[Diagnostic]:
     return list(found.values())
 
 
-def _memory(buffer: Buffer) -> int:
-    return id(buffer.base or buffer)
+def _memory(buffer: Buffer) -> Buffer:
+    return buffer.base or buffer
 
 
 def _writes(node: Node) -> list[Buffer]:

@@ -27,7 +27,7 @@ def flatten(program: Program) -> Program:
 
 class _Flatten(Rewriter):
     def __init__(self) -> None:
-        self.flat: dict[int, Buffer] = {}
+        self.flat: dict[Buffer, Buffer] = {}
         self.on_threads = False
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
@@ -50,13 +50,13 @@ class _Flatten(Rewriter):
             return self.one(buffer.base)
         if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None and buffer.layout is None):
             return buffer
-        found = self.flat.get(id(buffer))
+        found = self.flat.get(buffer)
         if found is None:
             size = simplify(product(buffer.shape))
             if buffer.layout is not None and self.on_threads:
                 size = const(buffer.layout.extent("m"), dt.int32)
             found = replace(buffer, shape=(size,), strides=None, layout=None)
-            self.flat[id(buffer)] = found
+            self.flat[buffer] = found
         return found
 
     def visit_Alloc(self, node: Alloc) -> Alloc:

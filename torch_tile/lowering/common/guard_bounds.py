@@ -37,12 +37,12 @@ NOTHING = Block(())
 
 def guard_bounds(program: Program) -> Program:
     """Guard every access of a global buffer that may lie outside it."""
-    outside = {id(b) for b in find(program, Buffer) if b.scope == "global"}
+    outside = {b for b in find(program, Buffer) if b.scope == "global"}
     return _Guard(outside)(program)  # type: ignore[no-any-return]
 
 
 class _Guard(Known):
-    def __init__(self, outside: set[int]):
+    def __init__(self, outside: set[Buffer]):
         super().__init__()
         self.outside = outside  # the buffers (by identity) in global memory
 

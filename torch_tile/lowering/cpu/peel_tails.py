@@ -74,22 +74,22 @@ def _is_idle(one: Stmt) -> bool:
 def _with_body(loop: For, start: Expr, stop: Expr, body: Block) -> For:
     """A part of the loop, with its own variable and its own local names."""
     var = Var(loop.vars[0].name, loop.vars[0].type, "loop")
-    fresh = _Rename({id(loop.vars[0]): var})
+    fresh = _Rename({loop.vars[0]: var})
     return For(loop.kind, (var,), (start,), (stop,), fresh(body), span=loop.span)
 
 
 class _Rename(Rewriter):
     """Copies a body with fresh symbols, so that every symbol is bound once in the program."""
 
-    def __init__(self, names: dict[int, Var]):
+    def __init__(self, names: dict[Var, Var]):
         self.names = names
 
     def visit_Var(self, var: Var) -> Var:
-        return self.names.get(id(var), var)
+        return self.names.get(var, var)
 
     def visit_For(self, loop: For) -> For:
         fresh = tuple(Var(v.name, v.type, v.role) for v in loop.vars)
-        self.names |= {id(v): f for v, f in zip(loop.vars, fresh, strict=True)}
+        self.names |= zip(loop.vars, fresh, strict=True)
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
         return For(
             loop.kind, fresh, starts, stops, self(loop.body), loop.step, loop.stages, loop.order, loop.stage,
@@ -98,7 +98,7 @@ class _Rename(Rewriter):
 
     def visit_Let(self, let: Let) -> Let:
         value = self(let.value)
-        fresh = self.names[id(let.var)] = Var(let.var.name, let.var.type, let.var.role)
+        fresh = self.names[let.var] = Var(let.var.name, let.var.type, let.var.role)
         return Let(fresh, value, span=let.span)
 
 
@@ -151,8 +151,8 @@ def _is_elementwise(loop: For) -> bool:
 
 def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
     """Conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
-    bound = {id(v) for n in walk(loop.body) for v in _binds(n)}
-    in_full = Expand({id(n.var): n.value for n in find(loop.body, Let)})
+    bound = {v for n in walk(loop.body) for v in _binds(n)}
+    in_full = Expand({n.var: n.value for n in find(loop.body, Let)})
     for node in walk(loop.body):
         if isinstance(node, If | Select):
             for part in terms_of("and", node.condition):
@@ -165,7 +165,7 @@ def _binds(node: object) -> tuple[Var, ...]:
     return node.vars if isinstance(node, For) else (node.var,) if isinstance(node, Let) else ()
 
 
-def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[int]) -> Expr | None:
+def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[Var]) -> Expr | None:
     """`n` such that the condition is `var < n`; its terms must not change within the loop."""
     if not (isinstance(condition, Binary) and condition.op == "<"):
         return None
@@ -174,7 +174,7 @@ def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[int]) -> Expr 
         return None
     scale, rest = split
     for part in (rest, condition.b):
-        if any(isinstance(n, Load) or n is var or id(n) in bound for n in walk(part)):
+        if any(isinstance(n, Load) or n is var or n in bound for n in walk(part)):
             return None
     room = binary("-", condition.b, rest)
     return room if scale == 1 else binary("//", binary("+", room, scale - 1), scale)
@@ -184,7 +184,7 @@ def affine(expr: Expr, var: Var) -> tuple[int, Expr] | None:
     """`expr` as `scale * var + rest` with `rest` free of `var`; None if it is not of that form."""
     if expr is var:
         return 1, const(0, var.type)
-    if id(var) not in symbols(expr):
+    if var not in symbols(expr):
         return 0, expr
     if isinstance(expr, Binary) and expr.op in ("+", "-"):
         a, b = affine(expr.a, var), affine(expr.b, var)

@@ -121,7 +121,7 @@ def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) 
         return f"{extent.value} blocks are no clusters of {size}"
     cluster, rank = Var("cluster", int32, "block"), Var("rank", int32, "block")
     ranges = Ranges().loop(rank, 0, size).loop(cluster, 0, binary("//", extent, const(size, int32)))
-    place = Substitute({id(block): cluster * size + rank})
+    place = Substitute({block: cluster * size + rank})
     for expr, what in decisive(copy, body):
         if not what and expr.dtype.is_integer:
             continue  # the value of a name, which stands where it is used

@@ -100,7 +100,7 @@ def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
         return None
     if not calls(stmts[0], "cp_async_wait") or not all(map(_only_starts, stmts[1:count])):
         return None
-    bound = {id(n.var) for n in find(loop.body, Let)}
+    bound = {n.var for n in find(loop.body, Let)}
     regions = [r for op in products for r in (op.A, op.B, op.C)]
     named = any(not bound.isdisjoint(symbols(r)) for r in regions)
     return None if named else (stmts[0], stmts[1:count], products)
@@ -217,4 +217,4 @@ def _sources(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
     """A and B with their dimensions along K. Products that read the same in the same layout have equal keys."""
     split = op.policy, structure(op.C.extents)
     for name, region, along in (("A", op.A, -2 if op.transpose_A else -1), ("B", op.B, -1 if op.transpose_B else -2)):
-        yield (name, along, id(region.buffer), structure((*region.starts, *region.extents)), split), region, along
+        yield (name, along, region.buffer, structure((*region.starts, *region.extents)), split), region, along

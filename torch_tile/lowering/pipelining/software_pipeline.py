@@ -317,7 +317,7 @@ class _Arrivals:
 def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
     """Statements under their names and conditions; neighbours share what they have in common."""
     made: list[Stmt] = []
-    for head, group in groupby(parts, key=lambda part: id(part[0][0]) if part[0] else 0):
+    for head, group in groupby(parts, key=lambda part: part[0][0] if part[0] else None):
         found = list(group)
         if not head:
             made += [stmt for _, stmt in found]

@@ -8,7 +8,7 @@ compared symbolically. What is not shown to be harmless is a hazard.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from torch_tile.ir.arith_util import Substitute, terms_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, const
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, Var, const
 from torch_tile.ir.node import NONE, Node, children, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import Simplifier
@@ -63,21 +63,21 @@ class Access:
     @cached_property
     def key(self) -> Hashable:
         """The same for accesses of one node to the same places."""
-        return id(self.origin), id(self.buffer), self.kind, structure(self.indices), tuple(id(x) for x in self.loops)
+        return self.origin, self.buffer, self.kind, structure(self.indices), self.loops
 
     @cached_property
-    def symbols(self) -> frozenset[int]:
-        """What indices and conditions use, by identity, without the variables of its own loops."""
+    def symbols(self) -> frozenset[Var | Buffer]:
+        """What indices and conditions use, without the variables of its own loops."""
         used = NONE.union(*map(symbols, (*self.indices, *self.conditions)))
-        return used - {id(v) for loop in self.loops for v in loop.vars}
+        return used.difference(*(loop.vars for loop in self.loops))
 
 
 class Collector:
     """Finds accesses. `names` holds what names stand for; those of loaded values stay names."""
 
-    def __init__(self, names: Mapping[int, Expr], relevant: set[int]):
+    def __init__(self, names: Mapping[Var, Expr], relevant: Set[Buffer]):
         self.expand = Substitute(names)
-        self.relevant = relevant  # buffers that matter, by identity
+        self.relevant = relevant  # buffers that matter
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
         """Accesses of a statement or expression and all below it."""
@@ -125,7 +125,7 @@ class Collector:
         self, place: Load | Store | Address, origin: Node, kind: str, loops: tuple[For, ...],
         conditions: tuple[Expr, ...],
     ) -> Iterator[Access]:  # fmt: skip
-        if id(place.buffer) in self.relevant:
+        if place.buffer in self.relevant:
             indices = tuple(self.expand(i) for i in place.indices)
             yield Access(place.buffer, indices, kind, origin, loops=loops, conditions=conditions)
 
@@ -137,18 +137,18 @@ class Hazards:
 
     def __init__(self, threads: int, first: int = 0):
         self.threads, self.first = threads, first
-        self.pairs: dict[tuple[int, int], tuple[Access, Access, bool]] = {}  # by identity: keys take long to hash
+        self.pairs: dict[tuple[Access, Access], bool] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
         self.simplify = Simplifier(Ranges())  # one for all, since indices share much
 
     def between(self, a: Access, b: Access) -> bool:
         """Whether `b` by one thread may touch what `a` by another touched, and one of the two writes."""
-        pair = id(a), id(b)
+        pair = a, b
         found = self.pairs.get(pair)
         if found is None:
-            found = self.pairs[pair] = a, b, self._between(a, b)
-        return found[2]
+            found = self.pairs[pair] = self._between(a, b)
+        return found
 
     def _between(self, a: Access, b: Access) -> bool:
         if not (a.writes or b.writes) or (a.atomic and b.atomic):
@@ -210,7 +210,7 @@ def overlap(a: Buffer, b: Buffer) -> bool:
 
 def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
     """Whether `e` is the same for all threads and all iterations of `loops`."""
-    turning = {id(v) for loop in loops for v in loop.vars}
+    turning = {v for loop in loops for v in loop.vars}
     return turning.isdisjoint(symbols(e)) and not is_unsure(e)
 
 
@@ -303,9 +303,9 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
         return None
     thread, *iterations = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
     thread = thread + first
-    values: dict[int, Any] = {}
+    values: dict[Var, Any] = {}
     for loop, iteration in zip(access.loops, iterations, strict=True):
-        values[id(loop.vars[0])] = int(loop.starts[0].value) + iteration * loop.step  # type: ignore[attr-defined]
+        values[loop.vars[0]] = int(loop.starts[0].value) + iteration * loop.step  # type: ignore[attr-defined]
     numbers = Numbers(values, thread)
     active = np.ones(tuple(e or 0 for e in (threads, *extents)), bool)
     for condition in access.conditions:

@@ -12,6 +12,7 @@ from torch_tile.intrinsics.memory import option
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var
 from torch_tile.ir.node import children, contains, find, symbols
 from torch_tile.ir.stmt import Break, Continue, Do, For, Let, Role, Stmt, Store, While
@@ -36,39 +37,38 @@ def _fills(call: Call) -> bool:
     return starts(call, Engine.BULK) and any("w" in e.kind for e in found.effects(call))
 
 
-def handed_over(kernel: st.Kernel) -> frozenset[int]:
-    """The tiles (by identity) that only bulk copies write: mbarriers order who touches them."""
-    filled, written = set[int](), set[int]()
+def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
+    """The tiles that only bulk copies write: mbarriers order who touches them."""
+    filled, written = set[Buffer](), set[Buffer]()
     for node in find(kernel, Store, Call):
         if isinstance(node, Store):
-            written.add(id(node.buffer))
+            written.add(node.buffer)
         else:
             for effect in lookup(node.name).effects(node):
                 place = node.args[effect.operand]
                 if isinstance(place, Address) and "w" in effect.kind:
-                    (filled if _fills(node) else written).add(id(place.buffer))
+                    (filled if _fills(node) else written).add(place.buffer)
     return frozenset(filled - written)
 
 
-def refilled(kernel: st.Kernel) -> frozenset[int]:
-    """Shared buffers (by identity) that bulk copies of the kernel may fill when threads have used them already.
+def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
+    """Shared buffers that bulk copies of the kernel may fill when threads have used them already.
 
     None where the compiler has made the roles, whose arrivals are fences, too.
     """
     loads = [n for n in find(kernel, Call) if _fills(n)]
     if not loads or any(not n.by_hand for n in find(kernel, Role)):
         return frozenset()
-    often, filled = set[int](), set[int]()
+    often, filled = set[Buffer](), set[Buffer]()
     loops = list(find(kernel, For, While))
-    inside = {id(n) for loop in loops for n in find(loop, Call)}
+    inside = {n for loop in loops for n in find(loop, Call)}
     for call in loads:
         tile = call.args[0]
         assert isinstance(tile, Address)
-        (often if id(call) in inside or id(tile.buffer) in filled else filled).add(id(tile.buffer))
-    buffers = {id(n.buffer): n.buffer for n in find(kernel, Load, Store, Address)}
-    for number, buffer in buffers.items():  # what lay there before is used earlier
-        if any(overlap(buffer, buffers[other]) for other in filled | often if other != number):
-            often.add(number)
+        (often if call in inside or tile.buffer in filled else filled).add(tile.buffer)
+    for buffer in {n.buffer: None for n in find(kernel, Load, Store, Address)}:  # what lay there before is used earlier
+        if any(overlap(buffer, other) for other in filled | often if other is not buffer):
+            often.add(buffer)
     return frozenset(often)
 
 
@@ -105,59 +105,59 @@ class BarrierGroups:
 class Facts(Divergence):
     """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
 
-    def __init__(self, kernel: st.Kernel, handed_over: frozenset[int] = frozenset()):
+    def __init__(self, kernel: st.Kernel, handed_over: frozenset[Buffer] = frozenset()):
         super().__init__(kernel)
-        written = {id(n.buffer) for n in find(kernel, Store, Address)}
+        written = {n.buffer for n in find(kernel, Store, Address)}
         touched = (n.buffer for n in find(kernel, Store, Address, Load))
-        relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
+        relevant = {b for b in touched if b.scope == "shared" or (b.scope == "global" and b in written)}
         relevant -= handed_over
         calls = [n for n in find(kernel, Call) if by_engine(n) and lookup(n.name).starts and not _fills(n)]
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
         # What wgmma and bulk copies read, past the proxy through which threads write.
-        self.read_by_engines = {id(a.buffer) for a in addresses if a.buffer.scope == "shared"}
-        self.refilled = frozenset[int]()  # memory that bulk copies fill again, if it is fences that hand it over
+        self.read_by_engines = {a.buffer for a in addresses if a.buffer.scope == "shared"}
+        self.refilled = frozenset[Buffer]()  # memory that bulk copies fill again, if it is fences that hand it over
         self.lets = list(find(kernel, Let))
-        names: dict[int, Expr] = {}
+        names: dict[Var, Expr] = {}
         expand = Substitute(names)
         for let in self.lets:
             value = expand(let.value)
             if not contains(value, Load, Call):
-                names[id(let.var)] = value
+                names[let.var] = value
         self.collector = Collector(names, relevant)
-        self.memory: dict[int, tuple[st.Stmt, bool]] = {}
+        self.memory: dict[Stmt, bool] = {}
         self.ordered: Callable[[Intrinsic], bool] = is_ordered
-        self.unknown: dict[int, Var] = {}
-        self.stand_ins: dict[int, Mapping[int, Expr]] = {}
+        self.unknown: dict[Var, Var] = {}
+        self.stand_ins: dict[Stmt, Mapping[Var, Expr]] = {}
 
     def orders(self, one: Stmt) -> bool:
         """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
-        if id(one) not in self.memory:
+        if one not in self.memory:
             call = one.call if isinstance(one, Do) else None
             found = intrinsic_of(call)
             ordered = isinstance(one, Break | Continue) or (found is not None and self.ordered(found))
             below = (child for child in children(one) if isinstance(child, Stmt))
-            self.memory[id(one)] = one, ordered or any(map(self.orders, below))
-        return self.memory[id(one)][1]
+            self.memory[one] = ordered or any(map(self.orders, below))
+        return self.memory[one]
 
     def is_behind(self, access: Access) -> bool:
         """Whether threads write, past the proxy of engines, memory that engines read."""
-        return access.writes and not by_engine(access.origin) and id(access.buffer) in self.read_by_engines
+        return access.writes and not by_engine(access.origin) and access.buffer in self.read_by_engines
 
     def uses_refilled(self, one: Stmt) -> bool:
         """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
         if self.refilled.isdisjoint(symbols(one)):
             return False
-        engines = {id(a) for n in find(one, Call) if by_engine(n) for a in n.args}
-        touched = (n for n in find(one, Load, Store, Address) if id(n) not in engines)
-        return any(id(n.buffer) in self.refilled for n in touched)
+        engines = {a for n in find(one, Call) if by_engine(n) for a in n.args}
+        touched = (n for n in find(one, Load, Store, Address) if n not in engines)
+        return any(n.buffer in self.refilled for n in touched)
 
-    def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
+    def forgotten(self, loop: For | While) -> Mapping[Var, Expr]:
         """Stand-ins for the variables of a loop, of which nothing is known."""
-        if id(loop) in self.stand_ins:
-            return self.stand_ins[id(loop)]
+        if loop in self.stand_ins:
+            return self.stand_ins[loop]
         inner = [v for n in find(loop, For) for v in n.vars]
         inner += [n.var for n in find(loop, Let)]
         for v in inner:
-            self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
-        self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}
-        return self.stand_ins[id(loop)]
+            self.unknown.setdefault(v, Var(f"earlier_{v.name}", v.type, "let"))
+        self.stand_ins[loop] = {v: self.unknown[v] for v in inner}
+        return self.stand_ins[loop]

@@ -24,6 +24,7 @@ from torch_tile.intrinsics.memory import barrier, option, warp_barrier
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Expr, unary
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
@@ -33,6 +34,7 @@ from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
+DIVERGENT_PASSES = 2  # over one that only some threads run, before its accesses count as being anywhere
 STARTS = 16  # points of a loop body from which placing is tried
 
 
@@ -57,27 +59,27 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
 
 
 class Walk:
-    """Finds the places of barriers in one kernel, or role. Blocks and statements are known by identity.
+    """Finds the places of barriers in one kernel, or role.
 
     `fences` are places before barriers where what threads wrote is shown to wgmma and bulk copies, `shown` those before
     `arrivals` at what others wait for, by which authors hand tiles over. `others` are the barriers that are not the
-    block's, `own` those of the roles (by identity) in which an author calls for one.
+    block's, `own` those of the roles in which an author calls for one.
     """
 
-    def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[int] | None = None):
+    def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None):
         self.kernel, self.threads = kernel, threads
         self.filled = handed_over(kernel) if filled is None else filled
         self.facts = Facts(kernel, self.filled)
         self.hazards = Hazards(threads, first)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
-        self.own: dict[int, Do] = {}
+        self.own: dict[Role, Do] = {}
         self.shown: set[Place] = set()
         self.hands_over = False  # whether authors order the threads, so that what they arrive at hands tiles over
         self.arriving = False  # the statement before arrives at the cluster's barrier
         self.barrier_groups = BarrierGroups(kernel)
         self.after_roles = False
-        self.collected: dict[int, list[Access]] = {}
+        self.collected: dict[Stmt, list[Access]] = {}
         self.forced: set[Place] = set()
         self.depth = 0  # of loops
         self.branches = 0
@@ -89,11 +91,11 @@ class Walk:
         self.heads: list[list[Access]] = []  # and what their conditions read before each further iteration
         self.trying = False
         self.last: list[Place] = []  # of the barriers that the loop walked last has inside
-        self.leaves: dict[int, bool] = {}
-        self.failing: dict[tuple[int, int], tuple[Expr, bool]] = {}
+        self.leaves: dict[Stmt, bool] = {}
+        self.failing: dict[tuple[For, Expr], bool] = {}
         self.shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
-    def by_hand(self, refilled: frozenset[int]) -> None:
+    def by_hand(self, refilled: frozenset[Buffer]) -> None:
         """Authors order the threads: what they arrive at, or meet at, passes what engines read or fill again."""
         self.facts.refilled, self.hands_over = refilled, True
         self.facts.ordered = lambda found: is_ordered(found) or found.hands_over
@@ -103,7 +105,7 @@ class Walk:
         places: dict[Place, float] = {}
         self.arriving = False
         for n, one in enumerate(block.stmts):
-            place = id(block), n
+            place = block, n
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
@@ -188,12 +190,14 @@ class Walk:
         inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
-        found = inner.block(role.body, State(most_pending(role.body)))
+        end = State(most_pending(role.body))
+        found = inner.block(role.body, end)
+        state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # to be shown at the next barrier
         conflicts = any(map(is_barrier, find(role.body, Do)))
         if found or conflicts:
             wait = warp_barrier() if role.count == 32 else named_barrier(self.barrier_groups.number(role), role.count)
             self.others |= dict.fromkeys(found, wait)
-            self.own |= {id(role): wait} if conflicts else {}
+            self.own |= {role: wait} if conflicts else {}
         self.fences |= inner.fences
         self.shown |= inner.shown
         places |= found
@@ -204,20 +208,20 @@ class Walk:
         return next(found, None)
 
     def _accesses(self, one: Stmt) -> list[Access]:
-        if id(one) not in self.collected:
-            self.collected[id(one)] = list(self.facts.collector.of(one, (), self.conditions))
-        return self.collected[id(one)]
+        if one not in self.collected:
+            self.collected[one] = list(self.facts.collector.of(one, (), self.conditions))
+        return self.collected[one]
 
     def _is_leaf(self, loop: For | While) -> bool:
         """Whether a loop needs nothing inside: its iterations do not meet each other, and it waits for nothing."""
         if isinstance(loop, While) or self.facts.orders(loop):
             return False
-        if id(loop) not in self.leaves:
+        if loop not in self.leaves:
             found = self._accesses(loop)
             # Threads that repeat one store write the same.
             pairs = ((a, b) for n, a in enumerate(found) for b in found[n + 1 :] if a.origin is not b.origin)
-            self.leaves[id(loop)] = not any(self.hazards.between(a, b) for a, b in pairs)
-        return self.leaves[id(loop)]
+            self.leaves[loop] = not any(self.hazards.between(a, b) for a, b in pairs)
+        return self.leaves[loop]
 
     def _if(self, one: If, place: Place, state: State, places: dict[Place, float]) -> None:
         """What the branches meet of what was before is ordered in front of them, so that it counts on both ways."""
@@ -251,6 +255,10 @@ class Walk:
         for access in head:
             state.add(access)
         outer, self.divergent = self.divergent, self.divergent or self.facts.parts(loop)
+        if self.divergent and not outer:
+            self.divergent = False
+            self._meet(self._accesses(loop), loop, place, state, places)  # in front: no barrier can be inside
+            self.divergent = True
         if isinstance(loop, For) and trips(loop) == 1:
             found, ends, exits = self._body(loop, state)
             places |= found
@@ -302,7 +310,7 @@ class Walk:
                 yield from (_end_of(b) for b in (one.then, one.otherwise) if self._hands_over(b))
         # From a barrier that stands in the body already, placing is best anyway.
         if len(self.last) > 1 and not any(map(is_barrier, loop.body.stmts)):
-            yield from ((id(loop.body), n) for n in self._between(loop)[:STARTS])
+            yield from ((loop.body, n) for n in self._between(loop)[:STARTS])
         self.trying = False
 
     def _between(self, loop: For | While) -> list[int]:
@@ -312,7 +320,7 @@ class Walk:
         such ranges, the one with the fewest statements will do.
         """
         busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
-        here = sorted(n for block, n in self.last if block == id(loop.body))
+        here = sorted(n for block, n in self.last if block is loop.body)
         ranges = [[n for n in busy if first < n <= last] for first, last in itertools.pairwise(here)]
         return min([*ranges, busy], key=len)
 
@@ -328,12 +336,17 @@ class Walk:
         self.depth += 1
         back = State(entry.most)
         for iteration in itertools.count():
-            if iteration == PASSES:
-                self.forced = self.forced | {(id(loop.body), 0)}
+            if iteration == PASSES and not self.divergent:
+                self.forced = self.forced | {(loop.body, 0)}
+            elif iteration == DIVERGENT_PASSES and self.divergent:
+                back = self._anywhere(loop, back)
             state = entry.join(back)
             for access in self._head(loop) if isinstance(loop, While) else ():
                 state.add(access)
             places, ends, exits = self._body(loop, state)
+            if iteration == DIVERGENT_PASSES and self.divergent:  # threads come here or not: no barrier cuts it off
+                ends = self._anywhere(loop, ends)
+                break
             before, back = back, self._next(loop, ends)
             if iteration > PASSES:  # from here on it only grows, up to what the body can do
                 back = before.join(back)
@@ -344,6 +357,13 @@ class Walk:
         if not self.trying:
             self.last = list(places)
         return places, self._left(loop, ends, exits)
+
+    def _anywhere(self, loop: For | While, state: State) -> State:
+        """The state with all accesses of a loop at unknown places."""
+        found = state.copy()
+        for access in self._accesses(loop):
+            found.since[access.key] = replace(access, count=-1)
+        return found
 
     def _entered(self, loop: For | While, entry: State) -> State:
         """What was before a loop as its first iteration sees it."""
@@ -366,18 +386,18 @@ class Walk:
         if isinstance(loop, For) and loop.step == 1:
             for key, access in state.since.items():
                 # Where the place changes with the iteration, no earlier one has made an access of the same key.
-                changes = any(id(loop.vars[0]) in symbols(i) for i in access.indices)
+                changes = any(loop.vars[0] in symbols(i) for i in access.indices)
                 if changes and any(self._fails_last(loop, c) for c in access.conditions):
                     del left.since[key]
         return left.join(exits).earlier(self.shifts.of(loop, leave=True))
 
     def _fails_last(self, loop: For, condition: Expr) -> bool:
         """Whether a condition certainly fails in the last iteration."""
-        key = id(loop), id(condition)
+        key = loop, condition
         if key not in self.failing:
-            last = Substitute({id(loop.vars[0]): loop.stops[0] - 1})(condition)
-            self.failing[key] = condition, is_literal(self.hazards.simplify(last), False)
-        return self.failing[key][1]
+            last = Substitute({loop.vars[0]: loop.stops[0] - 1})(condition)
+            self.failing[key] = is_literal(self.hazards.simplify(last), False)
+        return self.failing[key]
 
     def _head(self, loop: For | While) -> list[Access]:
         read = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
@@ -390,7 +410,7 @@ class Walk:
 
 def _end_of(block: Block) -> Place:
     """The place behind the last statement of a block."""
-    return id(block), len(block.stmts)
+    return block, len(block.stmts)
 
 
 def _is_for_all(call: Call, threads: int) -> bool:
@@ -401,7 +421,7 @@ def _is_for_all(call: Call, threads: int) -> bool:
 
 # Barriers and fences put into the blocks of a kernel where insert_barriers found that they belong.
 
-Place = tuple[int, int]  # a block by identity, and before which of its statements
+Place = tuple[Block, int]  # a block, and before which of its statements
 
 
 class Found(Protocol):
@@ -410,7 +430,7 @@ class Found(Protocol):
     fences: set[Place]
     shown: set[Place]
     others: dict[Place, Do]
-    own: dict[int, Do]
+    own: dict[Role, Do]
 
 
 def is_barrier(one: Node) -> bool:
@@ -433,7 +453,7 @@ class Insert(Rewriter):
 
     def visit_Role(self, role: Role) -> Stmt:
         """The block's barrier is for those of the role only."""
-        self.wait = self.found.own.get(id(role))
+        self.wait = self.found.own.get(role)
         new = self.children(role)
         self.wait = None
         return new
@@ -455,9 +475,9 @@ class Insert(Rewriter):
         """With what stands between its statements."""
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
-            new += self.at((id(block), n), one, True)
+            new += self.at((block, n), one, True)
             new.append(self(one))
         if block.stmts:
-            new += self.at((id(block), len(block.stmts)), block.stmts[-1], False)
+            new += self.at((block, len(block.stmts)), block.stmts[-1], False)
         same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if same else Block(tuple(new), span=block.span)

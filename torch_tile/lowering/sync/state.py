@@ -10,11 +10,12 @@ from typing import Any
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Const, Expr, Var, binary
 from torch_tile.ir.node import equal, find, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Block, For, While
+from torch_tile.ir.stmt import Block, For, Stmt, While
 from torch_tile.lowering.sync.accesses import Access
 
 # A write of a copy or read of a product, and how many groups of its kind may have been committed after its own.
@@ -86,7 +87,7 @@ class State:
         iterations = var - start
 
         def moved(access: Access) -> Access:
-            return _entering(access, iterations, versions.get(id(access.buffer), set()), simplify)
+            return _entering(access, iterations, versions.get(access.buffer, set()), simplify)
 
         return self.earlier(moved)
 
@@ -138,13 +139,13 @@ def _later(a: Access, b: Access) -> Access:
     return a if len(kept) == len(a.conditions) else replace(a, conditions=kept)
 
 
-def _versions(accesses: Sequence[Access]) -> dict[int, set[int]]:
-    """The dimensions of each buffer (by identity) whose indices are all modulo their size."""
-    found: dict[int, set[int]] = {}
+def _versions(accesses: Sequence[Access]) -> dict[Buffer, set[int]]:
+    """The dimensions of each buffer whose indices are all modulo their size."""
+    found: dict[Buffer, set[int]] = {}
     for access in accesses:
         pairs = enumerate(zip(access.indices, access.buffer.shape, strict=True))
         dims = {n for n, (index, size) in pairs if _base(index, size) is not None and not isinstance(index, Const)}
-        found[id(access.buffer)] = dims & found.get(id(access.buffer), dims)
+        found[access.buffer] = dims & found.get(access.buffer, dims)
     return found
 
 
@@ -185,29 +186,29 @@ class Shifts:
     """The shifts of one kernel's loops. `forgotten` gives stand-ins for the variables of a loop of which nothing is
     known."""
 
-    def __init__(self, forgotten: Callable[[For | While], Mapping[int, Expr]], simplify: Callable[[Expr], Expr]):
+    def __init__(self, forgotten: Callable[[For | While], Mapping[Var, Expr]], simplify: Callable[[Expr], Expr]):
         self.forgotten, self.simplify = forgotten, simplify
-        self.known: dict[tuple[int, bool], Shift] = {}
+        self.known: dict[tuple[Stmt, bool], Shift] = {}
         self.alike: dict[Hashable, Access] = {}
 
     def of(self, loop: For | While, leave: bool) -> Shift:
         """To the next iteration, or with `leave` to what comes after the loop."""
-        if (id(loop), leave) not in self.known:
-            self.known[id(loop), leave] = self._made(loop, leave)
-        return self.known[id(loop), leave]
+        if (loop, leave) not in self.known:
+            self.known[loop, leave] = self._made(loop, leave)
+        return self.known[loop, leave]
 
     def _made(self, loop: For | While, leave: bool) -> Shift:
         forget = _Mover(self.forgotten(loop), self.simplify)
         step = forget
         if isinstance(loop, For) and not leave:
-            step = _Mover({**forget.values, id(loop.vars[0]): loop.vars[0] - loop.step}, self.simplify)
-        seen: dict[int, tuple[Access, Access]] = {}
+            step = _Mover({**forget.values, loop.vars[0]: loop.vars[0] - loop.step}, self.simplify)
+        seen: dict[Access, Access] = {}
 
         def shift(access: Access) -> Access:
-            found = seen.get(id(access))
-            if found is None:  # the access is kept, so that its id stays its own
-                found = seen[id(access)] = access, self._shifted(access, step, forget)
-            return found[1]
+            found = seen.get(access)
+            if found is None:
+                found = seen[access] = self._shifted(access, step, forget)
+            return found
 
         return shift
 
@@ -216,9 +217,7 @@ class Shifts:
         if access.symbols.isdisjoint(step.values):
             return access
         move = step if access.age < ITERATIONS else forget
-        turning = tuple(
-            id(v) for loop in access.loops for v in loop.vars
-        )  # in a loop inside, which has all its iterations
+        turning = tuple(v for loop in access.loops for v in loop.vars)  # in a loop inside, which has all its iterations
         indices = tuple(move.index(i, turning) for i in access.indices)
         conditions = tuple(move.condition(c, turning) for c in access.conditions)
         new = replace(access, indices=indices, conditions=conditions, age=0 if step is forget else access.age + 1)
@@ -229,44 +228,44 @@ class Shifts:
 class _Mover:
     """Replaces variables by `values`, but for those `turning`; remembers expressions by what they say."""
 
-    def __init__(self, values: Mapping[int, Expr], simplify: Callable[[Expr], Expr]):
+    def __init__(self, values: Mapping[Var, Expr], simplify: Callable[[Expr], Expr]):
         self.values, self.simplify = values, simplify
-        self.swaps: dict[tuple[int, ...], _Swap] = {}
-        self.indices: dict[Hashable, tuple[Expr, Expr]] = {}
-        self.conditions: dict[Hashable, tuple[Expr, Expr]] = {}
+        self.swaps: dict[tuple[Var, ...], _Swap] = {}
+        self.indices: dict[Hashable, Expr] = {}
+        self.conditions: dict[Hashable, Expr] = {}
 
-    def index(self, e: Expr, turning: tuple[int, ...]) -> Expr:
+    def index(self, e: Expr, turning: tuple[Var, ...]) -> Expr:
         """An index, simplified."""
         key = structure(e), turning
-        if key not in self.indices:  # the expression is kept, as its key is of symbols by identity
-            self.indices[key] = e, self.simplify(self._swap(turning)(e))
-        return self.indices[key][1]
+        if key not in self.indices:
+            self.indices[key] = self.simplify(self._swap(turning)(e))
+        return self.indices[key]
 
-    def condition(self, e: Expr, turning: tuple[int, ...]) -> Expr:
+    def condition(self, e: Expr, turning: tuple[Var, ...]) -> Expr:
         """A condition; the same object if it uses none of the variables."""
         if self.values.keys().isdisjoint(symbols(e)):
             return e
         key = structure(e), turning
         if key not in self.conditions:
-            self.conditions[key] = e, self._swap(turning)(e)
-        return self.conditions[key][1]
+            self.conditions[key] = self._swap(turning)(e)
+        return self.conditions[key]
 
-    def _swap(self, turning: tuple[int, ...]) -> _Swap:
+    def _swap(self, turning: tuple[Var, ...]) -> _Swap:
         if turning not in self.swaps:
-            self.swaps[turning] = _Swap({i: v for i, v in self.values.items() if i not in turning})
+            self.swaps[turning] = _Swap({v: e for v, e in self.values.items() if v not in set(turning)})
         return self.swaps[turning]
 
 
 class _Swap(Substitute):
     """A substitution that walks once over what expressions share: names stand for the same objects in all of them."""
 
-    def __init__(self, known: Mapping[int, Expr]):
+    def __init__(self, known: Mapping[Var, Expr]):
         super().__init__(known)
-        self.done: dict[int, tuple[Any, Any]] = {}
+        self.done: dict[Any, Any] = {}
 
     def __call__(self, node: Any) -> Any:
         """What becomes of it."""
-        found = self.done.get(id(node))
-        if found is None:  # the node is kept, so that its id stays its own
-            found = self.done[id(node)] = node, super().__call__(node)
-        return found[1]
+        found = self.done.get(node)
+        if found is None:
+            found = self.done[node] = super().__call__(node)
+        return found

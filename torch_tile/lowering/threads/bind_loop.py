@@ -17,6 +17,7 @@ from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.polynomial import structure
@@ -49,31 +50,48 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """The statements of one thread for a static nest; fragments that do not fit are staged around it."""
     nest = nest_of(loop, ctx.values)
     layout = layout_of(nest, ctx)
-    staged = misplaced(nest, layout, Layouts())
+    told_apart = _told_apart(nest, layout, ctx)
+    staged = misplaced(nest, layout, Layouts()) or told_apart
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
     before, after = [], []
-    tiles: dict[int, Buffer] = {}
+    tiles: dict[Buffer, Buffer] = {}
     for fragment in staged:
         shape = fragment.static_shape
         assert shape is not None
-        tile = tiles[id(fragment)] = ctx.shared(fragment.name, shape, fragment.dtype)
+        tile = tiles[fragment] = ctx.shared(fragment.name, shape, fragment.dtype)
         before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
         if any(use.stored for use in nest.fragments if use.buffer is fragment):
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
-    ctx.build.remark(
-        loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory",
-        "the threads that need its elements do not hold them",
-    )  # fmt: skip
+    why = (
+        "threads with copies of an element would meet in memory"
+        if staged is told_apart
+        else "the threads that need its elements do not hold them"
+    )
+    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
     moved: For = _Swap(tiles)(replace(loop, layout=layout))
     return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
 
 
+def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
+    """The fragments to stage because threads that hold copies of an element would meet in memory.
+
+    All of them run the iteration for its fragments, but one of them does its stores and updates: the others would read
+    before or after it, as it comes.
+    """
+    if nest.uniform or not any(use.stored for use in nest.fragments) or layout.canonical.owner(ctx.thread) is None:
+        return []
+    stored = IdSet(use.buffer for use in nest.memory if use.stored)
+    if not _updates(nest.loop.body) and not any(use.buffer in stored for use in nest.memory if not use.stored):
+        return []
+    return list(IdMap((use.buffer, use.buffer) for use in nest.fragments).values())
+
+
 def _remark_order(nest: Nest, ctx: ThreadContext) -> None:
     """Tell of the variables that are not spread over threads."""
-    extents = {id(v): n for v, n in zip(nest.loop.vars, nest.extents, strict=True)}
-    met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[id(var)] > 1]
+    extents = dict(zip(nest.loop.vars, nest.extents, strict=True))
+    met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[var] > 1]
     if met and nest.carried:
         names, buffers = ("`, `".join(dict.fromkeys(part)) for part in ([v.name for v, _ in met], [b for _, b in met]))
         why = f"iterations may touch the same elements of `{buffers}`; if they never do, say independent=True"
@@ -91,11 +109,11 @@ def _move(source: Buffer, target: Buffer, fragment: Buffer) -> For:
 class _Swap(Rewriter):
     """Puts other buffers in the place of some."""
 
-    def __init__(self, tiles: Mapping[int, Buffer]):
+    def __init__(self, tiles: Mapping[Buffer, Buffer]):
         self.tiles = tiles
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        return self.tiles.get(id(buffer), buffer)
+        return self.tiles.get(buffer, buffer)
 
 
 class _Step:
@@ -132,7 +150,7 @@ class _Binder:
             ranges = ranges.loop(self.ctx.thread, 0, self.ctx.count)
         for step in self.steps:
             ranges = ranges.loop(step.var, 0, step.digit.size)
-        unrolled = {id(f) for f in self.nest.inner if _indexes(f, self.nest)}
+        unrolled = {f for f in self.nest.inner if _indexes(f, self.nest)}
         body: Stmt = _Body(self, ranges, self.owner if self.private else None, unrolled)(self.nest.loop.body)
         if not self.steps and _goes_on(self.nest.loop.body):  # a loop for `continue` to go on with
             once = Var("once", dt.int32)
@@ -185,7 +203,7 @@ class _Binder:
             return 1
         return 16 // min(16, max(use.buffer.dtype.itemsize for use in self.nest.memory))
 
-    def _values(self) -> dict[int, Expr]:
+    def _values(self) -> dict[Var, Expr]:
         """Each variable of the nest in terms of the thread and the steps."""
         found = {}
         top = self.layout.extent("t")
@@ -203,7 +221,7 @@ class _Binder:
                 if step.dim == dim:
                     part = step.var if step.place == 1 else step.var * step.place
                     total = part if total is None else total + part
-            found[id(var)] = ZERO if total is None else total
+            found[var] = ZERO if total is None else total
         return found
 
     def _guards(self) -> list[tuple[int, Expr]]:
@@ -212,13 +230,13 @@ class _Binder:
         for dim, (var, extent) in enumerate(zip(self.nest.loop.vars, self.nest.extents, strict=True)):
             if self.layout.shape[dim] <= extent or not self._needs_guard(dim):
                 continue
-            value = self.values[id(var)]
+            value = self.values[var]
             depth = max((n + 1 for n, s in enumerate(self.steps) if s.dim == dim), default=0)
             last = self.steps[-1] if self.steps else None
             whole = last is not None and last.kind is LoopKind.VECTOR and last.dim == dim
             if last is not None and whole and extent % last.digit.size == 0 and depth == len(self.steps):
                 depth -= 1
-                value = Substitute({id(last.var): ZERO})(value)
+                value = Substitute({last.var: ZERO})(value)
             found.append((depth, binary("<", value, extent)))
         return found
 
@@ -259,24 +277,24 @@ class _Binder:
 class _Body(Rewriter):
     """The body for one thread: variables replaced, fragments become registers, stores to memory made by the owner."""
 
-    def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[int]):
+    def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[For]):
         self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
         self.inline = Expand({**binder.ctx.values, **binder.values})
         self.names = dict(binder.values)
         self.places: dict[Hashable, Expr] = {}  # registers, by layouts and indices
 
     def visit_Var(self, var: Var) -> Expr:
-        return self.names.get(id(var), var)
+        return self.names.get(var, var)
 
     def visit_Let(self, let: Let) -> Stmt:
         """Names of indices are put in place, so that later passes see how addresses move."""
         new: Let = self.children(let)
         if not let.var.dtype.is_integer:
             return new
-        self.inline = Expand({**self.inline.known, id(let.var): let.value})
+        self.inline = Expand({**self.inline.known, let.var: let.value})
         if contains(new.value, Load, Call):
             return new
-        self.names[id(let.var)] = new.value
+        self.names[let.var] = new.value
         return Block(())
 
     def visit_Load(self, load: Load) -> Load:
@@ -299,7 +317,7 @@ class _Body(Rewriter):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
         self.places = {}  # more is known now
         new: For = self.children(loop)
-        return replace(new, kind=LoopKind.UNROLLED) if id(loop) in self.unrolled else new
+        return replace(new, kind=LoopKind.UNROLLED) if loop in self.unrolled else new
 
     def _owned(self, node: Stmt, everyone: bool) -> Stmt:
         if self.owner is None or everyone:

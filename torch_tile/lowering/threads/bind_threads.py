@@ -192,15 +192,15 @@ class _Bind(Known):
 def _in_chunks(loop: For, count: int) -> Stmt:
     """A nest with extents known only at run time: serial loops around one of as many points as there are threads."""
     names = tuple(Var(v.name, v.type, "loop") for v in loop.vars)
-    values: dict[int, Expr] = {}
+    values: dict[Var, Expr] = {}
     last = len(names) - 1
     for d, (old, new) in enumerate(zip(loop.vars, names, strict=True)):
-        values[id(old)] = new if d < last else loop.starts[d] + new
+        values[old] = new if d < last else loop.starts[d] + new
     body: Block = Substitute(values)(loop.body)
     iteration = Var(f"{names[last].name}_turn", dt.int32, "loop")
     size = loop.stops[last] - loop.starts[last]
     lane = Var(names[last].name, dt.int32, "loop")
-    body = Substitute({id(names[last]): iteration * count + lane})(body)
+    body = Substitute({names[last]: iteration * count + lane})(body)
     inside = If(binary("<", iteration * count + lane, size), body, Block(()), span=loop.span)
     extent, body = const(count, dt.int32), Block((inside,))
     nest: Stmt = For(

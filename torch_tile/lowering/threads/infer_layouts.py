@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from torch_tile.compiler.context import Build, Placement
@@ -265,13 +265,13 @@ def _is_tile(buffer: Buffer) -> bool:
 def private_vars(kernel: Kernel) -> Kernel:
     """Give nests variables of their own where that changes no value."""
     stored = {
-        id(n.buffer): n.buffer
+        n.buffer: None
         for loop in find(kernel, For)
         if loop.kind is LoopKind.PARALLEL
         for n in find(loop.body, Store)
         if n.buffer.scope == "var"
     }
-    private = {key: buffer for key, buffer in stored.items() if _Reads(buffer).are_covered(kernel.body)}
+    private = {buffer for buffer in stored if _Reads(buffer).are_covered(kernel.body)}
     return _Own(private)(kernel) if private else kernel
 
 
@@ -317,19 +317,19 @@ class _Reads:
 
 
 class _Own(Rewriter):
-    def __init__(self, private: dict[int, Buffer]):
+    def __init__(self, private: Set[Buffer]):
         self.private = private
-        self.here: dict[int, Buffer] = {}
+        self.here: dict[Buffer, Buffer] = {}
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        return self.here.get(id(buffer), buffer)
+        return self.here.get(buffer, buffer)
 
     def visit_For(self, loop: For) -> For:
         if loop.kind is not LoopKind.PARALLEL or self.here:
             return self.children(loop)
-        names = {id(n.buffer): n.buffer for n in find(loop.body, Store) if id(n.buffer) in self.private}
-        made_here = {id(n.buffer) for n in find(loop.body, Alloc)}  # the iteration's own already
-        self.here = {key: replace(buffer) for key, buffer in names.items() if key not in made_here}
+        stored = {n.buffer: None for n in find(loop.body, Store) if n.buffer in self.private}
+        made_here = {n.buffer for n in find(loop.body, Alloc)}  # the iteration's own already
+        self.here = {buffer: replace(buffer) for buffer in stored if buffer not in made_here}
         allocs = tuple(Alloc(b, span=loop.span) for b in self.here.values())
         new: For = self.children(loop)
         self.here = {}

@@ -63,7 +63,7 @@ class _Hide(Rewriter):
         if loop.kind is not LoopKind.SERIAL or not (_multiplies(loop.body) or _repeats_products(loop.body)):
             return new
         own = Var(self.thread.name, self.thread.type, "let")
-        body = Substitute({id(self.thread): own})(new.body)
+        body = Substitute({self.thread: own})(new.body)
         return new if body is new.body else replace(new, body=Block((Let(own, here(self.thread)), *body.stmts)))
 
 
@@ -105,7 +105,7 @@ class _Move(Rewriter):
         self.descriptors, self.copies = 0, 1
         inside = list(find(loop.body, For, Let))
         changing = [*loop.vars, *(v for n in inside for v in (n.vars if isinstance(n, For) else (n.var,)))]
-        self.changing = {id(v) for v in changing}
+        self.changing = set(changing)
 
     def visit_For(self, loop: For) -> For:
         """Inside an unrolled loop each product is several. Loops inside have done their own."""

@@ -72,7 +72,7 @@ class _Loop:
         self.before: list[Stmt] = []
         self.after: list[Stmt] = []
         self.loaded: list[tuple[Load, Buffer]] = []
-        self.inside: set[int] = set()  # names that differ from step to step
+        self.inside: set[Var] = set()  # names that differ from step to step
 
     def run(self) -> Stmt | None:
         """What replaces the loop; None if nothing in it is wide."""
@@ -83,18 +83,14 @@ class _Loop:
             return None
         if (moved := self.moved(body)) is not None:
             return moved
-        written = {id(s.buffer) for s in body.stmts if isinstance(s, Store)}
+        written = {s.buffer for s in body.stmts if isinstance(s, Store)}
         new = []
         for s in body.stmts:
-            if (
-                isinstance(s, Let)
-                and not self.differs(s.value)
-                and not any(id(n.buffer) in written for n in _loads_of(s))
-            ):
+            if isinstance(s, Let) and not self.differs(s.value) and not any(n.buffer in written for n in _loads_of(s)):
                 self.before.append(s)  # wide accesses before the loop may use the name
                 continue
             if isinstance(s, Let):
-                self.inside.add(id(s.var))
+                self.inside.add(s.var)
             new.append(self.statement(s))
         if not self.loaded and not self.after:
             return None
@@ -103,9 +99,9 @@ class _Loop:
 
     def hoisted(self, node: If) -> Stmt | None:
         """A branch that all steps take is taken once; where some may not, that is asked first."""
-        written = {id(s.buffer) for s in find(node, Store)}
+        written = {s.buffer for s in find(node, Store)}
         read = (n for n in find(node.condition, Load))
-        if any(id(n.buffer) in written for n in read):
+        if any(n.buffer in written for n in read):
             return None
         found = in_all_steps(node.condition, self.var, self.count, self.known)
         if found is None or (not found[1] and node.otherwise.stmts):
@@ -180,11 +176,11 @@ class _Loop:
 
     def differs(self, expr: Expr) -> bool:
         """Whether a value may not be the same in all steps."""
-        return not symbols(expr).isdisjoint((id(self.var), *self.inside))
+        return not symbols(expr).isdisjoint((self.var, *self.inside))
 
     def at_start(self, access: Load | Store) -> Address:
         """Where the first step's element lies."""
-        zero = Substitute({id(self.var): const(0, self.var.type)})
+        zero = Substitute({self.var: const(0, self.var.type)})
         indices = tuple(simplify(zero(i), self.known.ranges) for i in access.indices)
         return Address(access.buffer, indices, span=access.span)
 
@@ -283,18 +279,18 @@ def _moved(address: Address, by: Expr) -> Address:
 
 
 def _mentions(node: Node, var: Var) -> bool:
-    return id(var) in symbols(node)
+    return var in symbols(node)
 
 
 def _without_index_names(body: Block, var: Var) -> Block:
     """Integer names that depend on the step are replaced by their values, so that indices show it."""
-    known: dict[int, Expr] = {}
+    known: dict[Var, Expr] = {}
     inline = Substitute(known)
     stmts: list[Stmt] = []
     for s in body.stmts:
         new = inline(s)
         if isinstance(new, Let) and new.var.dtype.is_integer and _mentions(new.value, var) and not _loads(new.value):
-            known[id(new.var)] = new.value
+            known[new.var] = new.value
         else:
             stmts.append(new)
     return Block(tuple(stmts), span=body.span)
@@ -307,15 +303,15 @@ def _loads(expr: Expr) -> bool:
 def _is_ordered(body: Block) -> bool:
     """Whether all loads may come before all stores: a stored buffer is read before, at the very same place, or not."""
     stores = [s for s in body.stmts if isinstance(s, Store)]
-    stored = {id(s.buffer): s for s in stores}
-    done: set[int] = set()
+    stored = {s.buffer: s for s in stores}
+    done: set[Buffer] = set()
     for s in body.stmts:
         for node in _loads_of(s):
-            store = stored.get(id(node.buffer))
-            if store is not None and (id(node.buffer) in done or not _same_place(node.indices, store.indices)):
+            store = stored.get(node.buffer)
+            if store is not None and (node.buffer in done or not _same_place(node.indices, store.indices)):
                 return False
         if isinstance(s, Store):
-            done.add(id(s.buffer))
+            done.add(s.buffer)
     return len(stored) == len(stores)
 
 
@@ -349,7 +345,7 @@ def in_all_steps(condition: Expr, var: Var, count: int, known: Known) -> tuple[E
 
 
 def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] | None:
-    if id(var) not in symbols(term):
+    if var not in symbols(term):
         return term, True
     if not isinstance(term, Binary) or term.op not in ORDER or contains(term, Load):
         return None
@@ -367,4 +363,4 @@ def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] |
 
 
 def _at(expr: Expr, var: Var, value: int, known: Known) -> Expr:
-    return simplify(Substitute({id(var): const(value, var.type)})(expr), known.ranges)
+    return simplify(Substitute({var: const(value, var.type)})(expr), known.ranges)

@@ -66,7 +66,7 @@ class Barriers(Memory):
         place = self.threads.block if block is None else block, index
         found = self.items.get(place)
         if found is None:
-            agent = order.agent(f"copies for `{self.name}[{index}]`", id(self), *place)
+            agent = order.agent(f"copies for `{self.name}[{index}]`", self, *place)
             found = self.items[place] = Phases(f"`{self.name}[{index}]`", self.buffer.arrivals, agent)
             found.pending = found.arrivals
             self.calls.state(Made).barriers.append(found)

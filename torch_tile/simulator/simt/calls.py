@@ -132,7 +132,7 @@ class Place:
         self.memory: list[Memory | None] = []
         for a in call.args:
             is_address = isinstance(a, Address)
-            self.memory.append(expressions.memory[id(a.buffer)] if isinstance(a, Address | TensorMap) else None)
+            self.memory.append(expressions.memory[a.buffer] if isinstance(a, Address | TensorMap) else None)
             compiled = (
                 expressions.index if is_address else _no_value if isinstance(a, TensorMap) else expressions.compile
             )
@@ -299,7 +299,8 @@ def _atomic(p: Place) -> Run:
 
     def run() -> Value:
         ids = p.threads.active()
-        index, value = p.addresses(0, ids), p.threads.each(p.operands[1](), ids)
+        index = p.addresses(0, ids)
+        value = p.threads.each(p.operands[1](), ids).astype(va.carrier(memory.dtype), copy=False)
         ok = memory.inside(index, 1, p.span)
         if ok is not None:
             index, value, ids = index[ok], value[ok], ids[ok]
@@ -343,7 +344,7 @@ def _arrive_last(p: Place) -> Run:
             memory.touch(where, ids[n : n + 1], p.span)
             memory.poke(where, va.encode(np.array([0 if old >= final else old + 1]), memory.dtype))
             last[n] = old == final
-            p.calls.clock.arrive(ids[n : n + 1], (id(memory), int(where[0])), bool(last[n]))
+            p.calls.clock.arrive(ids[n : n + 1], (memory, int(where[0])), bool(last[n]))
         return p.threads.spread(last.astype(va.carrier(p.call.type)), ids)
 
     return run

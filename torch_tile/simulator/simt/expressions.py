@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import expr as ex
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Expr
 from torch_tile.ir.node import Node, Visitor
 from torch_tile.simulator.simt import values as va
@@ -36,25 +37,25 @@ class Fixed:
 
 
 class Expressions(Visitor):
-    """Compiles expressions. `values` holds variables by `id`, `memory` buffers by `id`."""
+    """Compiles expressions. `values` holds those of variables, `memory` that of buffers."""
 
-    def __init__(self, threads: Threads, calls: Calls, values: dict[int, Value], memory: Mapping[int, Memory]):
+    def __init__(self, threads: Threads, calls: Calls, values: dict[ex.Var, Value], memory: Mapping[Buffer, Memory]):
         self.threads, self.calls = threads, calls
         self.values, self.memory = values, memory
         self.thread: ex.Var | None = None
         self.span: Span | None = None  # of the statement being compiled
-        self.lets: dict[int, Fixed] = {}  # names of values that never change
-        self.known: dict[int, tuple[Node, Run]] = {}  # the node is kept, so that its id stays its own
+        self.lets: dict[ex.Var, Fixed] = {}  # names of values that never change
+        self.known: dict[Node, Run] = {}
 
     def compile(self, node: Expr) -> Run:
         """The function that computes `node`."""
-        found = self.known.get(id(node))
+        found = self.known.get(node)
         if found is None:
             handler = self.method_of(node)
             if handler is None:
                 raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span or self.span)
-            found = self.known[id(node)] = node, handler(node)
-        return found[1]
+            found = self.known[node] = handler(node)
+        return found
 
     def fixed(self, node: Expr) -> Value | None:
         """The value of what depends on nothing but the thread's number, else None."""
@@ -82,10 +83,10 @@ class Expressions(Visitor):
         """Compile a variable."""
         if node is self.thread:
             return Fixed((self.threads.ids % self.threads.of_block).astype(va.carrier(node.dtype)))
-        if id(node) in self.lets:
-            return self.lets[id(node)]
-        values, key = self.values, id(node)
-        return lambda: values[key]
+        if node in self.lets:
+            return self.lets[node]
+        values = self.values
+        return lambda: values[node]
 
     def visit_Unary(self, node: ex.Unary) -> Run:
         """Compile an operator with one operand."""
@@ -103,7 +104,7 @@ class Expressions(Visitor):
 
     def visit_Load(self, node: ex.Load) -> Run:
         """Compile an element."""
-        memory, span = self.memory[id(node.buffer)], node.span or self.span
+        memory, span = self.memory[node.buffer], node.span or self.span
         index = self.index(node)
         return lambda: memory.load(index(), span)
 

@@ -54,10 +54,10 @@ MOST_ITERATIONS = 1_000_000  # of a `while`
 
 
 def run_threads(
-    program: st.Program, tensors: Mapping[int, torch.Tensor], values: Mapping[Var, Any],
+    program: st.Program, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
     blocks: Iterable[tuple[int, ...]] | None = None,
 ) -> Findings:  # fmt: skip
-    """Run a program of stage FLAT: `tensors` by `id(buffer)`, CPU; `values` of dimensions and scalar parameters.
+    """Run a program of stage FLAT: `tensors` of buffers, CPU; `values` of dimensions and scalar parameters.
 
     `blocks` chooses blocks, x first; None runs all. Tensors are written in place. Raises InternalError for IR that is
     not of the stage.
@@ -75,7 +75,7 @@ class _Machine(Visitor):
     """One kernel, compiled for running its blocks."""
 
     def __init__(
-        self, program: st.Program, kernel: st.Kernel, tensors: Mapping[int, torch.Tensor], values: Mapping[Var, Any],
+        self, program: st.Program, kernel: st.Kernel, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
         findings: Findings,
     ):  # fmt: skip
         self.kernel, self.findings = kernel, findings
@@ -90,11 +90,11 @@ class _Machine(Visitor):
         table[foreign.NAME] = run_foreign
         self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table)
         self.products = set(product_registers(kernel))
-        self.values: dict[int, Value] = {id(v): x for v, x in values.items()}
-        self.memory: dict[int, Memory] = {}
+        self.values: dict[Var, Value] = {**values}
+        self.memory: dict[Buffer, Memory] = {}
         for buffer in (*program.params, *program.workspaces, *program.outputs):
             if isinstance(buffer, Buffer):
-                self.memory[id(buffer)] = self.tensor(buffer, tensors[id(buffer)])
+                self.memory[buffer] = self.tensor(buffer, tensors[buffer])
         self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
         self.expressions.thread = kernel.thread
         # Threads that have left the current iteration, and of these the ones that have left the loop.
@@ -138,7 +138,7 @@ class _Machine(Visitor):
         """One of the blocks that run at the same time."""
         threads, point = self.threads, self.points[block]
         everyone = threads.in_block(block) if self.linked else threads.everyone
-        place = {id(v): n for v, n in zip(self.kernel.blocks, point, strict=True)}
+        place = dict(zip(self.kernel.blocks, point, strict=True))
         self.restore((everyone, everyone, None, None, block, place, [v.value for v in self.variables]))
         self.body()
         if self.linked:
@@ -206,40 +206,40 @@ class _Machine(Visitor):
     visit_Block = block
 
     def visit_Let(self, node: st.Let) -> Step:
-        run, values, key = self.value(node.value), self.values, id(node.var)
+        run, values, var = self.value(node.value), self.values, node.var
         if isinstance(run, Fixed):
-            self.expressions.lets[key] = run
+            self.expressions.lets[var] = run
             return lambda: None
 
         def let() -> None:
-            values[key] = run()
+            values[var] = run()
 
         return let
 
     def visit_Alloc(self, node: st.Alloc) -> Step:
         buffer, threads = node.buffer, self.threads
         if buffer.scope == "var":
-            variable = self.memory[id(buffer)] = Variable(buffer, threads)
+            variable = self.memory[buffer] = Variable(buffer, threads)
             init = None if node.init is None else self.value(node.init)
             return variable.reset if init is None else lambda: variable.store(0, init(), node.span)
         shape = buffer.static_shape
         if shape is None or buffer.scope not in ("shared", "local", "barrier"):
             raise InternalError(f"`{buffer.name}` of scope {buffer.scope} at stage FLAT", node.span)
         if buffer.scope == "shared":
-            self.memory[id(buffer)] = Tile(buffer, math.prod(shape), threads, self.shared)
+            self.memory[buffer] = Tile(buffer, math.prod(shape), threads, self.shared)
             return lambda: None
         if buffer.scope == "barrier":
-            barriers = self.memory[id(buffer)] = Barriers(buffer, math.prod(shape), self.calls)
+            barriers = self.memory[buffer] = Barriers(buffer, math.prod(shape), self.calls)
             return barriers.reset
-        local = self.memory[id(buffer)] = (
+        local = self.memory[buffer] = (
             Accumulators(buffer, math.prod(shape), self.calls)
-            if id(buffer) in self.products
+            if buffer in self.products
             else Local(buffer, math.prod(shape), threads)
         )
         return local.reset
 
     def visit_Store(self, node: st.Store) -> Step:
-        memory, span = self.memory[id(node.buffer)], node.span
+        memory, span = self.memory[node.buffer], node.span
         index, value = self.expressions.index(node), self.value(node.value)
         return lambda: memory.store(index(), value(), span)
 
@@ -353,18 +353,18 @@ class _Machine(Visitor):
         if len(node.vars) != 1:
             raise InternalError("a loop nest at stage FLAT", node.span)
         start, stop = self.value(node.starts[0]), self.value(node.stops[0])
-        body, key, values = self.block(node.body), id(node.vars[0]), self.values
+        body, var, values = self.block(node.body), node.vars[0], self.values
         early, step = any(map(leaves, node.body.stmts)), node.step
 
         def run() -> None:
             a, b = start(), stop()
             if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-                self._iterate((a + trip * step for trip in itertools.count()), lambda n: n < b, key, body)
+                self._iterate((a + trip * step for trip in itertools.count()), lambda n: n < b, var, body)
             elif early:
-                self._iterate(iter(range(a, b, step)), lambda n: True, key, body)
+                self._iterate(iter(range(a, b, step)), lambda n: True, var, body)
             else:
                 for n in range(a, b, step):
-                    values[key] = n
+                    values[var] = n
                     body()
 
         return run
@@ -379,13 +379,13 @@ class _Machine(Visitor):
 
         return run
 
-    def _iterate(self, numbers: Any, goes_on: Callable[[Any], Value], key: int | None, body: Step) -> int:
+    def _iterate(self, numbers: Any, goes_on: Callable[[Any], Value], var: Var | None, body: Step) -> int:
         """Iterations that threads may leave at different times; how many there were."""
         threads, outer = self.threads, (self.threads.mask, self.gone, self.broken)
         iterations = 0
         for n in numbers:
-            if key is not None:
-                self.values[key] = n
+            if var is not None:
+                self.values[var] = n
             wanted = goes_on(n)
             if isinstance(wanted, np.ndarray):
                 some, threads.mask = threads.narrowed(wanted)

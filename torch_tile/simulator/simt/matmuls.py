@@ -39,14 +39,14 @@ class Products:
         self.done = np.zeros(groups, np.int64)  # of these, known to be done
         self.fences = np.zeros(groups, np.int64)  # how many there were
         self.last: dict[int, tuple[int, Span | None]] = {}  # of each warpgroup: the group of its last product
-        self.uses: dict[int, Uses] = {}
+        self.uses: dict[Memory, Uses] = {}
         self.in_flight = False  # whether any product is
 
     def uses_of(self, memory: Memory) -> Uses:
         """Of one array of registers."""
-        found = self.uses.get(id(memory))
+        found = self.uses.get(memory)
         if found is None:
-            found = self.uses[id(memory)] = Uses(memory.size, len(self.done))
+            found = self.uses[memory] = Uses(memory.size, len(self.done))
         return found
 
     def agents(self, group: int) -> tuple[int, ...]:

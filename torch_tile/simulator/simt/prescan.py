@@ -89,12 +89,12 @@ def writes(node: Node, buffer: Buffer) -> bool:
     return any(isinstance(a := node.args[n], Address) and a.buffer is buffer for n in written)
 
 
-def product_registers(kernel: st.Kernel) -> Iterator[int]:
-    """`id`s of the buffers that products of warpgroups use as registers."""
+def product_registers(kernel: st.Kernel) -> Iterator[Buffer]:
+    """The buffers that products of warpgroups use as registers."""
     for node in walk(kernel.body):
         found = intrinsic_of(node) if isinstance(node, Call) else None
         if isinstance(node, Call) and found is not None and found.engine is Engine.WGMMA:
-            yield from (id(a.buffer) for a in node.args if isinstance(a, Address) and a.buffer.scope == "local")
+            yield from (a.buffer for a in node.args if isinstance(a, Address) and a.buffer.scope == "local")
 
 
 def shared_size(kernel: st.Kernel) -> tuple[int, int]:

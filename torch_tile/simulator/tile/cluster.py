@@ -72,7 +72,7 @@ def at_rank(call: Call, crowd: Crowd, reader: Tiles) -> Value:
     address, rank = call.args[0], reader.expr(call.args[1])
     assert isinstance(address, Address)
     load = Load(address.buffer, address.indices, span=call.span)
-    tiles = [block.memory[id(address.buffer)] for block in crowd.blocks]
+    tiles = [block.memory[address.buffer] for block in crowd.blocks]
     if not isinstance(rank, torch.Tensor):
         if not 0 <= rank < len(tiles):
             shape = f"a cluster of {len(tiles)} blocks"

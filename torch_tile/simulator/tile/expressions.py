@@ -22,7 +22,7 @@ from torch_tile.simulator import values as va
 from torch_tile.simulator.memory import Index, Storage, inside
 from torch_tile.simulator.tile.nests import Watch
 from torch_tile.simulator.values import Value, both, shared, some
-from torch_tile.tileop.atomic import folds
+from torch_tile.tileop.atomic import folded
 from torch_tile.tileop.base import describe
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class Expressions(Visitor):
     """The state that expressions depend on. `lanes` are the extents of the nests run side by side, innermost first."""
 
     def __init__(self) -> None:
-        self.values: dict[int, Value] = {}
-        self.memory: dict[int, Storage] = {}
-        self.constants: dict[int, tuple[Expr, Value]] = {}
+        self.values: dict[ex.Var, Value] = {}
+        self.memory: dict[Buffer, Storage] = {}
+        self.constants: dict[Expr, Value] = {}
         self.lanes: tuple[int, ...] = ()
         self.mask: torch.Tensor | None = None
         self.watches: list[Watch] = []
@@ -54,17 +54,17 @@ class Expressions(Visitor):
     def visit_Const(self, node: ex.Const) -> Value:
         """Compute a constant."""
         if not node.dtype.is_float:
-            return node.value
-        found = self.constants.get(id(node))
+            return va.constant(node.value, node.dtype)
+        found = self.constants.get(node)
         if found is None:
-            found = self.constants[id(node)] = node, va.constant(node.value, node.dtype)
-        return found[1]
+            found = self.constants[node] = va.constant(node.value, node.dtype)
+        return found
 
     def visit_Var(self, node: ex.Var) -> Value:
         """Compute a variable."""
-        if id(node) not in self.values:
+        if node not in self.values:
             raise LaunchError(f"dimension `{node.name}` does not follow from the shapes of the arguments")
-        return self.values[id(node)]
+        return self.values[node]
 
     def visit_Unary(self, node: ex.Unary) -> Value:
         """Compute an operator with one operand."""
@@ -116,7 +116,7 @@ class Expressions(Visitor):
 
     def visit_Load(self, node: ex.Load) -> Value:
         """Compute an element."""
-        return self.loaded(self.memory[id(node.buffer)], node)
+        return self.loaded(self.memory[node.buffer], node)
 
     def loaded(self, storage: Storage, node: ex.Load) -> Value:
         """The element that a load reads, if this is its buffer."""
@@ -148,7 +148,7 @@ class Expressions(Visitor):
 
     def out_of_bounds(self, buffer: Buffer, dim: int, index: str, span: Span | None) -> NoReturn:
         """An access outside an on-chip buffer."""
-        shape = self.memory[id(buffer)].shape
+        shape = self.memory[buffer].shape
         size, text = shape[dim], describe(buffer.shape)
         raise error("out_of_bounds", span, dim=dim, buffer=buffer.name, index=index, size=size, shape=text)
 
@@ -200,11 +200,11 @@ class Env(Protocol):
 def atomic(call: Call, block: Tiles) -> Value:
     """Update one element; gives what stood there, 0 outside a tensor."""
     load = _load(call)
-    storage = block.memory[id(load.buffer)]
+    storage = block.memory[load.buffer]
     old = block.loaded(storage, load)
     operand = block.expr(call.args[1])
     wide = block.wide(load.dtype)
-    new = folds()[str(call.options[0])](*(torch.as_tensor(x).to(wide) for x in (old, operand)))
+    new = folded(str(call.options[0]), *(torch.as_tensor(x).to(wide) for x in (old, operand)), load.dtype)
     block.put(load, storage, new if load.dtype.is_float else shared(new))
     return old
 
@@ -212,7 +212,7 @@ def atomic(call: Call, block: Tiles) -> Value:
 def atomic_load(call: Call, block: Tiles) -> Value:
     """What stands there."""
     load = _load(call)
-    return block.loaded(block.memory[id(load.buffer)], load)
+    return block.loaded(block.memory[load.buffer], load)
 
 
 def foreign_value(call: Call, block: Tiles) -> Value:
@@ -226,7 +226,7 @@ def foreign_value(call: Call, block: Tiles) -> Value:
             value = block.expr(operand)
             args.append(value.item() if isinstance(value, torch.Tensor) else value)
             continue
-        tensor, start = block.memory[id(operand.buffer)].tensor, 0
+        tensor, start = block.memory[operand.buffer].tensor, 0
         for size, index in zip(tensor.shape, operand.indices, strict=True):
             start = start * size + int(block.expr(index))
         elements = accesses[number].elements

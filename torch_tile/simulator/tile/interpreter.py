@@ -22,7 +22,7 @@ from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.dtype import DType
+from torch_tile.ir.dtype import DType, int64
 from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Node, walk
 from torch_tile.simulator.interpret import bind
@@ -31,7 +31,7 @@ from torch_tile.simulator.simt.cluster import crowds
 from torch_tile.simulator.tile.cluster import Crowd, at_rank
 from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load, foreign_value
 from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
-from torch_tile.simulator.values import Value, both, some
+from torch_tile.simulator.values import Value, both, some, wrap
 
 
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
@@ -84,7 +84,7 @@ class Tiles(Expressions):
     def __init__(self) -> None:
         super().__init__()
         self.loop_mask: torch.Tensor | None = None
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[st.For, Plan] = {}
         self.undo: list[tuple[Storage, Index, torch.Tensor]] = []
         self.crowd: Crowd | None = None  # the cluster's blocks, where they run together
 
@@ -96,13 +96,14 @@ class Tiles(Expressions):
             raise TileError(*found)
         tensors, self.values = bind(program, args)
         for buffer in (*program.workspaces, *program.outputs):
-            tensors[id(buffer)] = poisoned([self.size(s) for s in buffer.shape], buffer.dtype)
+            tensors[buffer] = poisoned([self.size(s) for s in buffer.shape], buffer.dtype)
         for param in (*program.params, *program.workspaces, *program.outputs):
             if isinstance(param, Buffer):
-                self.memory[id(param)] = Storage(param, tensors[id(param)])
+                self.memory[param] = Storage(param, tensors[param])
         for view in program.views:
+            assert view.base is not None
             shape = [self.size(n) for n in view.shape]
-            self.memory[id(view)] = Storage(view, tensors[id(view.base)].view(shape))
+            self.memory[view] = Storage(view, tensors[view.base].view(shape))
         for kernel in program.kernels:
             for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
                 blocks = [self._at(kernel, point) for point in points]
@@ -113,13 +114,13 @@ class Tiles(Expressions):
                     for block in blocks:
                         block.crowd = crowd
                     crowd.run(kernel.body)
-        return tuple(tensors[id(buffer)] for buffer in program.outputs)
+        return tuple(tensors[buffer] for buffer in program.outputs)
 
     def _at(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
         """A block of the kernel, before it runs."""
         block = Tiles()
         block.memory, block.plans, block.constants = dict(self.memory), self.plans, self.constants
-        block.values = self.values | {id(v): n for v, n in zip(kernel.blocks, point, strict=True)}
+        block.values = self.values | dict(zip(kernel.blocks, point, strict=True))
         return block
 
     # Env: what tile ops ask.
@@ -152,7 +153,8 @@ class Tiles(Expressions):
 
     def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
         """A constant tile."""
-        one = torch.tensor(value, dtype=self.wide(dtype)).to(dtype.as_torch())
+        one = torch.tensor(value if dtype.is_float else wrap(int(value), int64), dtype=self.wide(dtype))
+        one = one.to(dtype.as_torch())
         return one.expand(tuple(shape)).clone()
 
     def wide(self, dtype: DType) -> torch.dtype:
@@ -160,7 +162,7 @@ class Tiles(Expressions):
         return torch.float64 if dtype.is_float else torch.int64
 
     def _box(self, region: Region) -> tuple[Storage, list[int], list[int]]:
-        storage = self.memory[id(region.buffer)]
+        storage = self.memory[region.buffer]
         starts, extents = [self.size(s) for s in region.starts], self.extents(region)
         if region.buffer.scope != "global":
             for dim, (start, extent, size) in enumerate(zip(starts, extents, storage.shape, strict=True)):
@@ -187,19 +189,19 @@ class Tiles(Expressions):
 
     def visit_Let(self, node: st.Let) -> None:
         """Run a name."""
-        self.values[id(node.var)] = self.expr(node.value)
+        self.values[node.var] = self.expr(node.value)
 
     def visit_Alloc(self, node: st.Alloc) -> None:
         """Run a buffer."""
         shape = [*self.lanes, *(self.size(s) for s in node.buffer.shape)]
         storage = Storage(node.buffer, poisoned(shape, node.buffer.dtype), self.lanes)
-        self.memory[id(node.buffer)] = storage
+        self.memory[node.buffer] = storage
         if node.init is not None:
             storage.raw[...] = storage.bits_of(self.expr(node.init))
 
     def visit_Store(self, node: st.Store) -> None:
         """Run a store."""
-        self.put(node, self.memory[id(node.buffer)], self.expr(node.value))
+        self.put(node, self.memory[node.buffer], self.expr(node.value))
 
     def put(self, node: Load | st.Store, storage: Storage, value: Value) -> None:
         """Write a value where `node` says, in the active lanes."""
@@ -305,7 +307,7 @@ class Tiles(Expressions):
         start, stop = self.expr(loop.starts[0]), self.expr(loop.stops[0])
         if not isinstance(start, torch.Tensor) and not isinstance(stop, torch.Tensor):
             for number in range(start, stop, loop.step):
-                self.values[id(loop.vars[0])] = number
+                self.values[loop.vars[0]] = number
                 if not self._iteration(loop.body, self.mask):
                     return
             return
@@ -313,7 +315,7 @@ class Tiles(Expressions):
         for trip in itertools.count():  # each lane has its own bounds
             number = start + trip * loop.step
             active = both(outer, number < stop)
-            self.values[id(loop.vars[0])] = number
+            self.values[loop.vars[0]] = number
             if not some(active) or not self._iteration(loop.body, active):
                 return
 
@@ -345,13 +347,13 @@ class Tiles(Expressions):
         ranges = [range(self.size(a), self.size(b)) for a, b in zip(loop.starts, loop.stops, strict=True)]
         if not all(ranges):
             return
-        how = self.plans.get(id(loop)) or plan(loop)
+        how = self.plans.get(loop) or plan(loop)
         if how is not Plan.ORDERED and self._side_by_side(loop, ranges, how):
-            self.plans[id(loop)] = how
+            self.plans[loop] = how
             return
-        self.plans[id(loop)] = Plan.ORDERED
+        self.plans[loop] = Plan.ORDERED
         for point in itertools.product(*ranges):
-            self.values |= {id(v): n for v, n in zip(loop.vars, point, strict=True)}
+            self.values |= zip(loop.vars, point, strict=True)
             if not self._iteration(loop.body, self.mask):
                 return
 
@@ -360,7 +362,7 @@ class Tiles(Expressions):
         state = self.lanes, self.mask, self.loop_mask
         extents = [len(r) for r in ranges]
         ids = lane_ids(extents, after=len(self.lanes))
-        self.values |= {id(v): i + r.start for v, i, r in zip(loop.vars, ids, ranges, strict=True)}
+        self.values |= {v: i + r.start for v, i, r in zip(loop.vars, ids, ranges, strict=True)}
         watch = Watch(written(loop), extents, self.lanes) if how is Plan.UNSURE else None
         self.watches += [watch] if watch else []
         mark = len(self.undo)

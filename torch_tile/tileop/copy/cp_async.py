@@ -163,7 +163,7 @@ def gather_of(loop: For) -> Gather | None:
     sizes = all(isinstance(e, Const) for e in (*loop.starts, *loop.stops)) and not any(_value(s) for s in loop.starts)
     if not sizes or not isinstance(last, Store) or not all(isinstance(s, Let) for s in names):
         return None
-    inline = Expand({id(s.var): s.value for s in names if isinstance(s, Let)})
+    inline = Expand({s.var: s.value for s in names if isinstance(s, Let)})
     value: Expr = inline(last.value)
     condition: Expr | None = None
     if isinstance(value, Select) and isinstance(value.b, Const) and value.b.value == 0:
@@ -185,7 +185,7 @@ def _value(e: Expr) -> int:
 def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
     """The box that a loop fills: each variable counts along one dimension, in their order."""
     left = list(zip(loop.vars, loop.stops, strict=True))
-    own = {id(v) for v in loop.vars}
+    own = set(loop.vars)
     ranges = []
     for index in indices:
         offset = simplify(index - left[0][0]) if left else index
@@ -198,7 +198,7 @@ def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
     return None if left else Region(buffer, tuple(ranges))
 
 
-def _mentions(e: Expr, wanted: set[int]) -> bool:
+def _mentions(e: Expr, wanted: set[Var]) -> bool:
     return not wanted.isdisjoint(symbols(e))
 
 
@@ -225,7 +225,7 @@ class AsyncLoop(RegisteredOp):
         """Reads all that the loop loads, writes the box."""
         found = gather_of(self.loop)
         assert found is not None
-        buffers = {id(n.buffer): n.buffer for n in find(self.loop, Load)}
+        buffers = {n.buffer: n.buffer for n in find(self.loop, Load)}
         whole = [Region(b, tuple(Range(ZERO, size) for size in b.shape)) for b in buffers.values()]
         return whole, [found.region]
 
@@ -265,11 +265,11 @@ class AsyncLoop(RegisteredOp):
             return f"`{src.name}` may not start at a multiple of {width} bytes"
         for buffer, indices in (found.dst, found.src):
             start = simplify(indices[-1] - along)
-            if any(_mentions(i, {id(along)}) for i in (start, *indices[:-1])):
+            if any(_mentions(i, {along}) for i in (start, *indices[:-1])):
                 return f"`{along.name}` does not count along the last dimension of `{buffer.name}`"
             if not divides(run, start, ctx.ranges):
                 return f"runs of {run} in `{buffer.name}` may not be aligned"
-        if found.condition is not None and _mentions(found.condition, {id(along)}):
+        if found.condition is not None and _mentions(found.condition, {along}):
             return f"the condition depends on `{along.name}`"
         if aligned_run(dst) % run:
             return f"`{dst.name}` does not keep runs of {run} together"
@@ -282,7 +282,7 @@ class AsyncLoop(RegisteredOp):
         (dst, dst_indices), (src, src_indices) = found.dst, found.src
 
         def move(point: tuple[Expr, ...]) -> Stmt:
-            at = Substitute({id(v): p for v, p in zip(self.loop.vars, point, strict=True)})
+            at = Substitute(dict(zip(self.loop.vars, point, strict=True)))
             valid: Expr = const(width, dt.int32)
             if found.condition is not None:
                 valid = select(at(found.condition), valid, ZERO)

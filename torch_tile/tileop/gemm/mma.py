@@ -61,7 +61,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
     for operand in (op.C, op.A, op.B):
         buffer = operand.buffer
         if buffer.scope == "fragment":
-            what = {id(op.C): "accumulator", id(op.A): "A operand", id(op.B): "B operand"}[id(operand)]
+            what = {op.C: "accumulator", op.A: "A operand", op.B: "B operand"}[operand]
             demands.append(Demand(buffer, _layout_of(op, operand, chosen), True, f"mma.sync {what}", op.span))
         elif (sizes := buffer.static_shape) is not None:
             layout = shared_tile(sizes, buffer.dtype.bits)

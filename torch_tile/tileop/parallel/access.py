@@ -30,18 +30,18 @@ class Places:
                 known = isinstance(start, Const) and isinstance(stop, Const)
                 last = (int(start.value), int(stop.value) - 1) if known else None  # type: ignore[attr-defined]
                 self.ranges[self.atoms.variable(var)] = last
-        self.expand = Expand({id(n.var): n.value for n in find(loop.body, Let)})
-        changed = {id(n.buffer) for n in find(loop.body, Store, Alloc)}  # by the nest, or an iteration's own
+        self.expand = Expand({n.var: n.value for n in find(loop.body, Let)})
+        changed = {n.buffer for n in find(loop.body, Store, Alloc)}  # by the nest, or an iteration's own
         self.changed = frozenset(changed)
-        self.bound = {id(v) for one in (loop, *find(loop.body, For)) for v in one.vars}
+        self.bound = {v for one in (loop, *find(loop.body, For)) for v in one.vars}
         self.varying: dict[int, bool] = {}
-        self.known: dict[int, tuple[Load | Store, list[Polynomial]]] = {}
+        self.known: dict[Load | Store, list[Polynomial]] = {}
 
     def of(self, access: Load | Store) -> list[Polynomial]:
         """Its indices; answers are remembered."""
-        if id(access) not in self.known:
-            self.known[id(access)] = access, [self.atoms.of(self.expand(i)) for i in access.indices]
-        return self.known[id(access)][1]
+        if access not in self.known:
+            self.known[access] = [self.atoms.of(self.expand(i)) for i in access.indices]
+        return self.known[access]
 
     def disjoint(self, a: Load | Store, b: Load | Store) -> bool:
         """Whether two accesses of a buffer meet in no two iterations, nor in one."""

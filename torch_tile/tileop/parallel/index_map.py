@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch_tile.ir.expr import Const, Expr
+from torch_tile.ir.expr import Const, Expr, Var
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.mixed_radix import Digits, MixedRadix
 from torch_tile.ir.node import symbols
@@ -43,12 +43,12 @@ class Index:
     rest: Expr | None = None
 
 
-def index_of(expr: Expr, numbers: Mapping[int, int]) -> Index | None:
+def index_of(expr: Expr, numbers: Mapping[Var, int]) -> Index | None:
     """An index in terms of the variables that `numbers` counts (by identity); None if it is opaque."""
     pieces, others = [], []
     found = MixedRadix().of(expr)
     for term in found.terms:
-        number = numbers.get(id(term.atom))
+        number = numbers.get(term.atom) if isinstance(term.atom, Var) else None
         if number is not None and term.factor > 0:
             pieces.append(Piece(term.factor, number, term.divisor, term.modulus))
         elif not numbers.keys().isdisjoint(symbols(term.atom)) or number is not None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from torch_tile.ir.arith_util import Expand
@@ -63,18 +63,18 @@ def is_static(loop: For) -> bool:
     )
 
 
-def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
+def nest_of(loop: For, values: Mapping[Var, Expr]) -> Nest:
     """The facts of a static nest; `values` are the names bound around it."""
-    numbers = {id(v): k for k, v in enumerate(loop.vars)}
+    numbers: dict[Var, int] = {v: k for k, v in enumerate(loop.vars)}
     inner, allocated, values = [], set(), dict(values)
     for node in find(loop.body, For, Let, Alloc):
         if isinstance(node, For) and node.kind is not LoopKind.PARALLEL and is_static(node) and node.step == 1:
-            numbers[id(node.vars[0])] = len(numbers)
+            numbers[node.vars[0]] = len(numbers)
             inner.append(node)
         elif isinstance(node, Let) and node.var.dtype.is_integer:
-            values[id(node.var)] = node.value
+            values[node.var] = node.value
         elif isinstance(node, Alloc):
-            allocated.add(id(node.buffer))
+            allocated.add(node.buffer)
     inline = Expand(values)
     extents = tuple(int(e.value) for e in loop.stops if isinstance(e, Const))
     nest = Nest(loop, extents, tuple(inner))
@@ -83,15 +83,15 @@ def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
     nest.effects = contains(loop.body, Assert, Do, Print) or any(
         call.name == "atomic" for call in find(loop.body, Call)
     )
-    nest.carried = frozenset() if loop.independent else frozenset(numbers[id(v)] for v in carried_vars(loop))
+    nest.carried = frozenset() if loop.independent else frozenset(numbers[v] for v in carried_vars(loop))
     return nest
 
 
-def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[int, int], own: set[int]) -> None:
+def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[Var, int], own: set[Buffer]) -> None:
     scope = node.buffer.scope
     stored = isinstance(node, Store)
     if scope in ("local", "var"):
-        nest.uniform |= stored and id(node.buffer) not in own
+        nest.uniform |= stored and node.buffer not in own
         return
     indices: tuple[Expr, ...] = tuple(inline(i) for i in node.indices)
     use = Use(node.buffer, indices, tuple(index_of(i, numbers) for i in indices), stored)
@@ -101,7 +101,7 @@ def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: di
         nest.memory.append(use)
 
 
-def mentions(nodes: Sequence[Node], wanted: set[int]) -> bool:
+def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
     """Whether one of the symbols (by identity) occurs in the nodes."""
     return any(not wanted.isdisjoint(symbols(node)) for node in nodes)
 

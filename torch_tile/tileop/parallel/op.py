@@ -62,18 +62,18 @@ def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> 
 
 def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext) -> list[Demand]:
     """What fragments without a layout must have for a nest in `layout`."""
-    found: dict[int, Demand] = {}
+    found: dict[Buffer, Demand] = {}
     dims = all_dims(nest, layout)
     for use in nest.fragments:
         shape = use.buffer.static_shape
-        if known.get(use.buffer) is not None or id(use.buffer) in found or shape is None:
+        if known.get(use.buffer) is not None or use.buffer in found or shape is None:
             continue
         wanted = layout_of_buffer(use.map, dims, shape, ctx.count)
         if wanted is not None and all(
             fits(other.map, dims, wanted) for other in nest.fragments if other.buffer is use.buffer
         ):
             why = f"held by the threads that run this loop: {layout}"
-            found[id(use.buffer)] = Demand(use.buffer, wanted, False, why, nest.loop.span)
+            found[use.buffer] = Demand(use.buffer, wanted, False, why, nest.loop.span)
     return list(found.values())
 
 
@@ -98,12 +98,12 @@ def all_dims(nest: Nest, layout: Layout) -> list[Dim]:
 def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
     """Fragments of which a thread would need elements that others hold."""
     dims = all_dims(nest, layout)
-    found: dict[int, Buffer] = {}
+    found: dict[Buffer, None] = {}
     for use in nest.fragments:
         own = known.get(use.buffer)
         if own is None or not fits(use.map, dims, own):
-            found.setdefault(id(use.buffer), use.buffer)
-    return list(found.values())
+            found[use.buffer] = None
+    return list(found)
 
 
 def _allowed(nest: Nest, dims: Sequence[Dim | None]) -> bool:
@@ -218,7 +218,7 @@ def _aligned(use: Use, k: int, width: int, nest: Nest, ctx: ThreadContext) -> bo
     var = nest.loop.vars[k]
     last = use.map[-1]
     assert last is not None
-    if any(id(var) in symbols(i) for i in use.indices[:-1]):
+    if any(var in symbols(i) for i in use.indices[:-1]):
         return False
     for p in last.pieces:
         here = p.var == k

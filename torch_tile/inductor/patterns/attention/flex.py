@@ -22,7 +22,20 @@ from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import axes_of, extent
 from torch_tile.inductor.graph.extract import EXAMPLE, body_of
-from torch_tile.inductor.graph.nodes import CAST, Miss, Rewrite, aten, dtype, is_call, is_tensor, known, shape, val
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    Miss,
+    Rewrite,
+    aten,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    name_of,
+    shape,
+    val,
+)
+from torch_tile.inductor.graph.pointwise import WORDS
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.rewrite import call, describe
@@ -152,8 +165,8 @@ def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
             value = _computed(node, values)
             if value is None:
                 raise NoMatch(
-                    f"{node.target} in a modification of flex_attention has no word in the kernel's language",
-                    "write it with arithmetic, comparisons, torch.where, exp, log and tanh",
+                    f"{name_of(node)} in a modification of flex_attention has no word in the kernel's language",
+                    WORDS,
                 )
             values[node] = value
     raise NoMatch("a modification of flex_attention returns nothing", "return the score")

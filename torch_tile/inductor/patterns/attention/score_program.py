@@ -26,9 +26,11 @@ from torch_tile.inductor.graph.nodes import (
     is_call,
     is_tensor,
     known,
+    name_of,
     ordered,
     shape,
 )
+from torch_tile.inductor.graph.pointwise import WORDS
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.patterns.attention.scores import (
     Modified,
@@ -87,8 +89,8 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
                 )
             if result is None:
                 raise NoMatch(
-                    "a modification of the scores has no word in the kernel's language",
-                    "write it with arithmetic, comparisons, torch.where, exp, log and tanh",
+                    f"{name_of(root)} in a modification of the scores has no word in the kernel's language",
+                    WORDS,
                     at=root,
                 )
         values[here] = result

@@ -296,6 +296,6 @@ def _same(a: Scores, b: Scores) -> bool:
     return all(
         all(map(equivalent, p.operands, q.operands))
         and math.isclose(p.scale, q.scale, rel_tol=1e-6)
-        and [id(f.node) for f in p.factors] == [id(f.node) for f in q.factors]
+        and [f.node for f in p.factors] == [f.node for f in q.factors]
         for p, q in zip(a.products, b.products, strict=True)
     )

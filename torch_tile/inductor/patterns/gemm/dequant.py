@@ -348,6 +348,7 @@ def _replace(context: Context, seed: Node, weight: Weight) -> list[Node]:
         return True
 
     region, out = epilogue.region_of(seed, ordered(context.graph), joins)
+    epilogue.tell_wordless(context, "dequant", out)
     rewrite = Rewrite(out)
     aux, kinds, text = epilogue.write(region, out, rewrite)
     found = [weights[p] for p in region.products]

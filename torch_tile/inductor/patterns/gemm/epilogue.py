@@ -16,27 +16,30 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor.context import Context
 from torch_tile.inductor.graph.nodes import (
     CAST,
     VIEWS,
+    Miss,
     Rewrite,
-    arg,
     aten,
     constant,
     dtype,
     equivalent,
     is_call,
+    is_number,
     is_tensor,
     known,
+    name_of,
     ordered,
     product,
     same_shape,
     shape,
     val,
 )
+from torch_tile.inductor.graph.pointwise import WORDS, call_of, is_wordless
 from torch_tile.inductor.patterns.gemm import column_slices, grouped_ops
 from torch_tile.kernels.epilogue.canonicalize import canonical
-from torch_tile.kernels.epilogue.functions import FUNCTIONS
 
 MAX_OPS = 32
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -214,7 +217,8 @@ def _representable(region: Region, node: Node) -> bool:
     if kind == torch.float64:
         return dtype(region.products[0]) == torch.float64
     if is_call(node, CAST):
-        return kind.is_floating_point and dtype(node.args[0]).is_floating_point
+        before = dtype(node.args[0])
+        return kind.is_floating_point and (before.is_floating_point or before == torch.bool)
     return kind.is_floating_point or kind == torch.bool
 
 
@@ -327,24 +331,11 @@ class Writer:
         return self.names[operand]
 
     def _op(self, node: Node) -> str:
-        target: Any = node.target
         if is_call(node, *VIEWS, CAST):
             return self._name(node.args[0], node)
-        words = [self._name(x, node) for x in operands_of(node) or []]
-        if target in UNARY:
-            return self._say(UNARY[target], *words)
-        if target is aten.gelu.default:
-            return self._say("gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", *words)
-        if target is aten.where.self:
-            return self._say("where", *words)
-        if target is aten.clamp.default:
-            low, high = arg(node, "min"), arg(node, "max")
-            value = words[0] if low is None else self._say("max", words[0], repr(float(low)))
-            return value if high is None else self._say("min", value, repr(float(high)))
-        function = BINARY[target.overloadpacket]
-        if function in ("add", "sub"):
-            words[1] = self._scaled(words[1], arg(node, "alpha"))
-        return self._say(function, *words)
+        call = call_of(node)
+        assert call is not None, f"{node} was admitted without a word"
+        return call.reduce(lambda x: self._name(x, node), lambda function, words: self._say(function, *words))
 
 
 def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
@@ -361,32 +352,29 @@ def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str,
     return aux, "".join(writer.kinds), text
 
 
-# Maps ATen's pointwise ops to functions of the epilogue language (kernels/epilogue/program.py).
-
-BINARY = {getattr(aten, spelling): name for name, row in FUNCTIONS.items() if row.arity == 2 for spelling in row.aten}
-UNARY = {
-    getattr(aten, spelling.removesuffix(".default")).default: name
-    for name, row in FUNCTIONS.items()
-    if row.arity == 1
-    for spelling in row.aten
-}
+def tell_wordless(context: Context, family: str, out: Node) -> None:
+    """Report each pointwise op on a kernel's result that Inductor would fuse and that the language has no word for."""
+    readers = list(out.users)
+    for node in readers:
+        if is_call(node, *VIEWS, CAST):
+            readers.extend(u for u in node.users if u not in readers)
+        elif is_tensor(node) and same_shape(shape(node)[-1:], shape(out)[-1:]) and is_wordless(node):
+            name = name_of(node)
+            reason = f"no epilogue has a word for {name}, so the kernel in front of it ends there"
+            context.miss(family, node, Miss(reason, WORDS))
 
 
 def operands_of(node: Node) -> list[Any] | None:
     """The values a pointwise op reads, numbers included; None if the epilogue language has no word for the op, or one
     of them is a number that the graph does not know (a size).
     """
-    target: Any = node.target
-    if not all(map(is_tensor, node.all_input_nodes)):
+    call = call_of(node)
+    if call is None or not all(map(is_tensor, node.all_input_nodes)):
         return None
-    if target in (*UNARY, aten.gelu.default, aten.clamp.default):
-        return [node.args[0]]
-    if target is aten.where.self:
-        return list(node.args)
-    if getattr(target, "overloadpacket", None) in BINARY and "rounding_mode" not in node.kwargs:
-        pair = list(node.args[:2])
-        return pair if len(pair) == 2 and all(isinstance(x, Node | int | float) for x in pair) else None
-    return None
+    if dtype(node) == torch.bool and call.function == "add":
+        return None  # True + True is True
+    operands = list(call.leaves())
+    return operands if all(isinstance(x, Node) or is_number(x) for x in operands) else None
 
 
 def tensors_of(node: Node) -> list[Node]:

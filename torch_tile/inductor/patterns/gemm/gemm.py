@@ -66,6 +66,7 @@ def replace(context: Context, seed: Node, offsets: Callable[[Rewrite], Node] | N
     """
     family, op = ("gemm", torch.ops.tile.gemm) if offsets is None else ("grouped", torch.ops.tile.grouped_gemm)
     region, out = region_of(seed, ordered(context.graph))
+    epilogue.tell_wordless(context, family, out)
     rewrite = Rewrite(out)
     aux, kinds, text = epilogue.write(region, out, rewrite)
     bs = [epilogue.right(p) for p in region.products]

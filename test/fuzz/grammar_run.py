@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run random programs of grammar.py on every executor and compare each with the reference.
+
+python test/fuzz/grammar_run.py --count 2000 --seed 0 --processes 2 [--ways cpu,text] [--gpu]
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import ctypes
+import functools
+import re
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.codegen.cpu import ENTRY, emit_cpu
+from torch_tile.codegen.cuda import emit_cuda
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import InternalError, TileError
+from torch_tile.hardware import Target
+from torch_tile.ir.stmt import dimensions
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.runtime.host_compiler import compile_shared
+from torch_tile.runtime.launch import Launcher
+from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.tile.interpreter import evaluate
+from torch_tile.tools.emulate import EmulatedLauncher, build as build_texts
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fuzz_lines import shrunk
+from grammar import generated
+
+WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
+PER_UNIT = 20  # programs in one compiled file
+# What an author is told to write otherwise: the grammar does not know where.
+REFUSED = {"nested_too_deep", "layout_conflict", "divergent_hazard", "leaves_tile", "shared_memory", "out_of_bounds"}
+
+
+@dataclass
+class Outcome:
+    """How a program went on an executor: "same", "refused", or what is wrong, with a text."""
+
+    seed: int
+    way: str
+    kind: str
+    text: str = ""
+
+    @property
+    def is_fault(self):
+        return self.kind not in ("same", "refused")
+
+
+def traced(program, folder):
+    """The T.prim_func's program."""
+    path = Path(folder) / f"{program.name}.py"
+    path.write_text(program.text())
+    space = {"T": T}
+    exec(compile(program.text(), str(path), "exec"), space)
+    return space[program.name].program
+
+
+def disagreement(program, got, wanted):
+    """Where tensors differ from the reference's; empty if nowhere. Bits count, except those of NaN."""
+    for tensor, x, y in zip(program.tensors, got, wanted, strict=False):
+        bits = {"float32": torch.int32, "uint64": torch.int64, "uint32": torch.int32, "uint16": torch.int16}
+        a, b = (z.view(bits.get(tensor.dtype, z.dtype)) for z in (x, y))
+        bad = a != b
+        if tensor.dtype == "float32":
+            bad &= ~(x.isnan() & y.isnan())
+        if bad.any():
+            place = tuple(bad.nonzero()[0].tolist())
+            return f"{tensor.name}{list(place)}: {x[place].item()}, not {y[place].item()}; {int(bad.sum())} differ"
+    return ""
+
+
+class Case:
+    """A program with what its executors need, made once."""
+
+    def __init__(self, program, folder):
+        self.program, self.traced = program, traced(program, folder)
+        self.wanted = program.arguments()
+        program.expected(self.wanted)
+
+    @functools.cache  # noqa: B019
+    def flat(self, arch):
+        build = Build(Target.of(arch))
+        return lower(self.traced, cuda_passes(build)), build
+
+    @functools.cache  # noqa: B019
+    def text(self, arch):
+        flat, build = self.flat(arch)
+        return emit_cuda(flat, build, self.traced)
+
+    @functools.cache  # noqa: B019
+    def cpu(self):
+        return emit_cpu(lower(self.traced), dimensions(self.traced))
+
+
+def on_tiles(case):
+    args = case.program.arguments()
+    evaluate(case.traced, *args)
+    return disagreement(case.program, args, case.wanted)
+
+
+def on_threads(arch, case):
+    args = case.program.arguments()
+    findings = interpret(case.flat(arch)[0], case.traced, args)
+    found = disagreement(case.program, args, case.wanted)
+    return found or (findings.report() if findings else "")
+
+
+def on_cpu(case, entry):
+    args = case.program.arguments()
+    Launcher(case.traced, entry, case.cpu().asserts)(*args)
+    return disagreement(case.program, args, case.wanted)
+
+
+def on_text(case, library):
+    args = case.program.arguments()
+    EmulatedLauncher(case.traced, case.text("sm_80"), seed=case.program.seed, library=library)(*args)
+    return disagreement(case.program, args, case.wanted)
+
+
+def on_gpu(case):
+    args = case.program.arguments()
+    there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
+    torch_tile.compile(case.traced, target="cuda")(*there)
+    return disagreement(case.program, [a.cpu() for a in there[:-1]], case.wanted)
+
+
+def outcome(case, way, run):
+    """Run one program on one executor."""
+    try:
+        found = run()
+    except Exception as error:
+        return failed(case.program.seed, way, error)
+    return Outcome(case.program.seed, way, "values" if found else "same", found)
+
+
+def failed(seed, way, error):
+    text = f"{type(error).__name__}: {str(error).strip()[:1500]}"
+    if isinstance(error, TileError) and not isinstance(error, InternalError):
+        return Outcome(seed, way, "refused" if error.code in REFUSED else f"error {error.code}", text)
+    return Outcome(seed, way, type(error).__name__, text)
+
+
+def joined(cases):
+    """The CPU texts of programs as one."""
+    heads, bodies = {}, []
+    for n, case in enumerate(cases):
+        text = case.cpu().text.replace(ENTRY, f"{ENTRY}_{n}")
+        heads |= dict.fromkeys(re.findall(r"^#include .*$", text, re.MULTILINE))
+        bodies.append(f"namespace p{n} {{\n" + re.sub(r"^#include .*\n", "", text, flags=re.MULTILINE) + "}\n")
+    return "\n".join([*heads, *bodies])
+
+
+def cpu_entries(cases):
+    library = ctypes.CDLL(str(compile_shared(joined(cases))))
+    for n, _ in enumerate(cases):
+        entry = library[f"{ENTRY}_{n}"]
+        entry.restype, entry.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p)
+        yield entry
+
+
+def compiled(cases, way):
+    """Programs that share a compiled library, in units; one that does not compile is looked for by itself."""
+    ready, outcomes = [], []
+    for case in cases:
+        try:
+            case.cpu() if way == "cpu" else case.text("sm_80")
+            ready.append(case)
+        except Exception as error:
+            outcomes.append(failed(case.program.seed, way, error))
+    for start in range(0, len(ready), PER_UNIT):
+        outcomes += unit(ready[start : start + PER_UNIT], way)
+    return outcomes
+
+
+def unit(cases, way):
+    try:
+        if way == "cpu":
+            pairs = list(zip(cases, cpu_entries(cases), strict=True))
+            return [outcome(c, way, functools.partial(on_cpu, c, entry)) for c, entry in pairs]
+        library = build_texts([case.text("sm_80") for case in cases])
+        return [outcome(c, way, functools.partial(on_text, c, library)) for c in cases]
+    except Exception as error:
+        if len(cases) == 1:
+            return [failed(cases[0].program.seed, way, error)]
+        return [found for case in cases for found in unit([case], way)]
+
+
+def outcomes(programs, ways, folder):
+    """How each program goes on each executor."""
+    cases, found = [], []
+    for program in programs:
+        try:
+            cases.append(Case(program, folder))
+        except Exception as error:
+            found.append(failed(program.seed, "trace", error))
+    for way in ways:
+        if way in ("cpu", "text"):
+            found += compiled(cases, way)
+        else:
+            run = {"tiles": on_tiles, "gpu": on_gpu}.get(way) or functools.partial(on_threads, way)
+            found += [outcome(case, way, functools.partial(run, case)) for case in cases]
+    return found
+
+
+def smallest(seed, way, kind, folder):
+    """The program of a seed, shrunk as long as it fails in the same way."""
+    program = generated(seed)
+
+    def fails():
+        with contextlib.suppress(Exception):
+            return any(o.kind == kind and o.is_fault for o in outcomes([program], [way], folder))
+        return False
+
+    shrunk(program, fails)
+    return program
+
+
+def part(seeds, ways):
+    """How the programs of some seeds go, in a process that keeps no file."""
+    torch.set_num_threads(1)
+    folder = tempfile.mkdtemp(prefix="grammar_")
+    try:
+        return outcomes([generated(s) for s in seeds], ways, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--gpu", action="store_true", help="run on a GPU, too")
+    parser.add_argument("--show", type=int, default=5, help="how many faults are shrunk and printed")
+    given = parser.parse_args()
+    ways = [w for w in given.ways.split(",") if w] + ["gpu"] * given.gpu
+    counts, faults, begin = collections.Counter(), [], time.time()
+    seeds = range(given.seed, given.seed + given.count)
+    parts = [seeds[i : i + 2 * PER_UNIT] for i in range(0, len(seeds), 2 * PER_UNIT)]
+    with concurrent.futures.ProcessPoolExecutor(given.processes, max_tasks_per_child=8) as pool:
+        for done, found in enumerate(pool.map(part, parts, [ways] * len(parts))):
+            for o in found:
+                counts[o.way, "fault" if o.is_fault else o.kind] += 1
+                if o.is_fault:
+                    faults.append(o)
+                    print(f"seed {o.seed} {o.way} {o.kind}: {o.text[:300]}", flush=True)
+            if done % 10 == 9:
+                print(f"-- {(done + 1) * 2 * PER_UNIT} programs, {time.time() - begin:.0f} s", flush=True)
+    for (way, kind), n in sorted(counts.items()):
+        print(f"{way:8} {kind:8} {n}")
+    for fault in faults[: given.show]:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"\n# seed {fault.seed} {fault.way} {fault.kind}: {fault.text[:600]}")
+            print(smallest(fault.seed, fault.way, fault.kind, folder).text())
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names as TIR spells them: T.Var, T.let, T.Let, T.PrimExpr, T.Buffer and T.alloc_buffer."""
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
+
+
+def test_let_in_an_expression(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((3, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            x = T.Var("x", "float32")
+            y = T.Var("y", "float32")
+            for i in T.Parallel(64):
+                B[0, i] = T.let(x, A[i] + 1, x * x)
+                B[1, i] = T.Let(x - y, where={x: A[i], y: 2})
+                B[2, i] = T.let(A[i] * 2) + 1
+
+    a, b = torch.randn(64), torch.zeros(3, 64)
+    way(kernel, a, b)
+    torch.testing.assert_close(b, torch.stack([(a + 1) ** 2, a - 2, a * 2 + 1]))
+
+
+def test_let_as_a_statement_and_an_annotation(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((2, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                x = T.Var("x", "int32")
+                T.let(x, i * 3)
+                y: T.let[T.int32] = A[i]
+                B[0, i] = x + x
+                B[1, i] = y
+
+    a, b = torch.randn(64) * 10, torch.zeros(2, 64, dtype=torch.int32)
+    way(kernel, a, b)
+    assert torch.equal(b, torch.stack([torch.arange(64) * 6, a.to(torch.int32)]).int())
+
+
+def test_a_symbol_is_a_size(way):
+    n = T.Var("n", "int32")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
+            for i in T.Parallel(32):
+                B[bx * 32 + i] = A[bx * 32 + i] + n
+
+    a, b = torch.randn(50), torch.zeros(50)
+    way(kernel, a, b)
+    assert torch.equal(b, a + 50) and isinstance(n, T.Var) and not isinstance(3, T.Var)
+
+
+def test_annotations_of_macros(way):
+    @T.macro
+    def put(to: T.Buffer, at: T.PrimExpr, value: T.PrimExpr):
+        assert isinstance(at, T.PrimExpr)
+        to[at] = value * 2
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                put(B, i, A[i])
+
+    a, b = torch.randn(64), torch.zeros(64)
+    way(kernel, a, b)
+    assert torch.equal(b, a * 2)
+
+
+def test_memory_by_its_scope(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((8, 8), "float32")):
+        again = T.alloc_buffer((64,), "float32", data=A)
+        scratch = T.alloc_buffer((64,), "float32")
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_buffer((64,), "float32", scope="shared.dyn")
+            part = T.alloc_buffer([64], scope="local.fragment")
+            assert (tile.scope(), part.scope(), scratch.scope()) == ("shared", "fragment", "global")
+            T.copy(again, tile)
+            T.copy(tile, part)
+            T.copy(part, scratch)
+        with T.Kernel(1, threads=64):
+            for i, j in T.Parallel(8, 8):
+                B[i, j] = scratch[i * 8 + j]
+
+    a, b = torch.randn(64), torch.zeros(8, 8)
+    way(kernel, a, b)
+    assert torch.equal(b, a.view(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: T.let(3, 4, 5), "bad_argument"),
+        (lambda: T.Let(T.Var("x"), where={"x": 1}), "bad_argument"),
+        (lambda: T.alloc_buffer((8,), scope="local.var"), "bad_scope"),
+        (lambda: T.alloc_buffer((8,), scope="elsewhere"), "bad_scope"),
+        (lambda: T.alloc_buffer((8,), strides=(1,)), "bad_argument"),
+    ],
+)
+def test_what_names_cannot_be(make, code):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float32")):
+            with T.Kernel(1):
+                make()
+
+    assert caught.value.code == code

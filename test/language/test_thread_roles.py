@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches on the thread that hold operations of tiles are roles of warps."""
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import Role
+
+TARGETS = ["cuda:sm_80", "cuda:sm_90a"]
+
+
+def roles(kernel):
+    return [(role.first, role.count, role.registers) for role in find(kernel.program, Role)]
+
+
+def check(kernel, target, *args):
+    findings = torch_tile.compile(kernel, target=target).interpret(*args)
+    assert not findings, findings.report()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("synced", [False, True])
+def test_one_after_the_other(target, synced):
+    """Without T.sync_threads between them, a barrier is put there."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((64, 64), "float16")
+            if tx < 128:
+                T.copy(A, tile)
+            if synced:
+                T.sync_threads()
+            if tx >= 128:
+                own = T.alloc_fragment((64, 64), "float32")
+                T.copy(tile, B)
+                T.clear(own)
+                T.gemm(tile, tile, own)
+                for i, j in T.Parallel(64, 64):
+                    C[i, j] = own[i, j] * 2.0
+
+    assert roles(kernel) == [(0, 128, 0), (128, 128, 0)]
+    a, b, c = torch.randn(64, 64).half(), torch.zeros(64, 64).half(), torch.zeros(64, 64)
+    check(kernel, target, a, b, c)
+    assert torch.equal(a, b)
+    torch.testing.assert_close(c, 2 * a.float() @ a.float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_chains_and_names(target):
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 32), "int32")):
+        with T.Kernel(1, threads=(32, 4)):
+            warp = T.get_thread_binding(1)
+            if warp == 0:
+                for i in T.Parallel(32):
+                    A[0, i] = i
+            elif warp >= 1 and warp < 3:
+                T.fill(A[1:3, :], 7)
+            else:
+                A[3, T.get_thread_binding(0)] = warp
+
+    assert roles(kernel) == [(0, 32, 0), (32, 64, 0), (96, 32, 0)]
+    again = torch_tile.compile(kernel, target=target)
+    a = torch.zeros(4, 32, dtype=torch.int32)
+    check(kernel, target, a)
+    assert torch.equal(a[0], torch.arange(32, dtype=torch.int32)) and (a[1:3] == 7).all() and (a[3] == 3).all()
+    assert "by_hand=True" in again.script()
+
+
+@pytest.mark.parametrize("by_warps", [False, True])
+def test_producers_and_consumers(by_warps):
+    """A loop of each role, ordered by mbarriers; registers move from the producer to the consumers."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            group = tx // 128
+            a = T.alloc_shared((2, 64, 64), "float16")
+            b = T.alloc_shared((2, 64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            full, empty = T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
+            if tx >= 128:
+                T.dec_max_nreg(24)
+                for k in T.serial(4):
+                    T.mbarrier_wait_parity(empty[k % 2], (k // 2 + 1) % 2)
+                    T.tma_copy(A[0, k * 64], a[k % 2, :, :], barrier=full[k % 2])
+                    T.tma_copy(B[k * 64, 0], b[k % 2, :, :], barrier=full[k % 2])
+                    T.mbarrier_arrive(full[k % 2])
+            elif group == 0:
+                T.inc_max_nreg(240)
+                T.clear(c)
+                for k in T.serial(4):
+                    T.mbarrier_wait_parity(full[k % 2], k // 2 % 2)
+                    T.gemm(a[k % 2, :, :], b[k % 2, :, :], c)
+                    T.mbarrier_arrive(empty[k % 2])
+                T.copy(c, C)
+
+    assert roles(kernel) == [(128, 128, 24), (0, 128, 240)]
+    a, b, c = torch.randn(64, 256).half(), torch.randn(256, 64).half(), torch.zeros(64, 64)
+    check(kernel, "cuda:sm_90a", a, b, c)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-2, atol=2e-2)
+
+
+def test_roles_inside_a_loop_need_mbarriers():
+    def made(ordered):
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 128), "float32"), B: T.Tensor((4, 128), "float32")):
+            with T.Kernel(1, threads=256):
+                tx = T.get_thread_binding()
+                tile = T.alloc_shared((128,), "float32")
+                if ordered:
+                    full, empty = T.alloc_barrier(128), T.alloc_barrier(128)
+                for k in T.serial(4):
+                    if tx < 128:
+                        if ordered:
+                            T.mbarrier_wait_parity(empty[0], (k + 1) % 2)
+                        T.copy(A[k, :], tile)
+                        if ordered:
+                            T.mbarrier_arrive(full[0])
+                    else:
+                        if ordered:
+                            T.mbarrier_wait_parity(full[0], k % 2)
+                        T.copy(tile, B[k, :])
+                        if ordered:
+                            T.mbarrier_arrive(empty[0])
+
+        return kernel
+
+    a, b = torch.randn(4, 128), torch.zeros(4, 128)
+    check(made(True), "cuda:sm_90a", a, b)
+    assert torch.equal(a, b) and roles(made(True)) == [(0, 128, 0), (128, 128, 0)]
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(made(False), target="cuda:sm_90a")
+    assert {each.code for each in caught.value.diagnostics} == {"parted_threads"}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda tx, n: tx < 40,  # parts a warp
+        lambda tx, n: tx % 64 < 32,  # warps that do not follow each other
+        lambda tx, n: tx < n,  # known at run time
+    ],
+)
+def test_other_branches_stay(condition):
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            if condition(tx, n):
+                T.clear(A)
+
+    assert not roles(kernel)
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel, target="cuda:sm_80")
+    assert caught.value.code == "parted_threads"
+
+
+def test_branches_of_all_threads_and_of_elements_stay():
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            tile = T.alloc_fragment((128,), "float32")
+            if tx < 128:
+                T.copy(A, tile)
+            if tx < 64:
+                B[tx] = 1.0
+            for i in T.Parallel(128):
+                B[i] = B[i] + tile[i]
+
+    assert not roles(kernel)
+    a, b = torch.randn(128), torch.zeros(128)
+    check(kernel, "cuda:sm_80", a, b)
+    torch.testing.assert_close(b, a + (torch.arange(128) < 64))
+
+
+def test_registers_are_of_warpgroups():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((128,), "float32")):
+            with T.Kernel(1, threads=128):
+                if T.get_thread_binding() < 32:
+                    T.set_max_nreg(240, 1)
+                    T.clear(A)
+
+    assert caught.value.code == "bad_argument" and "warpgroups" in str(caught.value)
+    with pytest.raises(TileError, match="is said outside"):
+
+        @T.prim_func
+        def outside(A: T.Tensor((128,), "float32")):
+            with T.Kernel(1, threads=128):
+                T.set_max_nreg(240, 1)

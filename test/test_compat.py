@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files with `import tilelang` run unchanged once torch_tile.compat.install() was called, and not before."""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+import torch_tile
+from torch_tile import compat
+
+FILE = """
+import tilelang
+import tilelang.language as T
+import tilelang.testing
+import tvm
+from tilelang import tvm as same
+from tilelang.autotuner import AutoTuner, autotune
+from tilelang.layout import make_swizzled_layout
+from tilelang.profiler import do_bench
+from tilelang.transform import PassConfigKey, simplify_prim_func
+from tilelang.utils.tensor import map_torch_type
+from tvm import DataType, tirx
+from tvm.target import Target
+
+assert tvm is same and tirx is tvm.tir
+bits = DataType("float16").bits
+
+
+@tilelang.jit(out_idx=[-1], target=Target("c"))
+def scaled(rows, columns, dtype="float32"):
+    @simplify_prim_func
+    @T.prim_func
+    def main(A: T.Tensor((rows, columns), dtype), B: T.Tensor((rows, columns), dtype)):
+        with T.Kernel(tilelang.cdiv(rows, 4), threads=tilelang.next_power_of_2(100)) as (bx,):
+            for i, j in T.Parallel(4, columns):
+                B[bx * 4 + i, j] = A[bx * 4 + i, j] * tirx.const(2, dtype)
+
+    return main
+"""
+
+
+@pytest.fixture
+def installed():
+    compat.install()
+    yield
+    compat.uninstall()
+    assert not any(name.partition(".")[0] in ("tilelang", "tvm") for name in sys.modules)
+
+
+def test_a_file_of_tilelangs(installed, tmp_path):
+    path = tmp_path / "kernel_file.py"
+    path.write_text(FILE)
+    spec = importlib.util.spec_from_file_location("kernel_file", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    a = torch.randn(10, 7)
+    assert torch.equal(module.scaled(10, 7)(a), 2 * a) and module.bits == 16
+    assert module.map_torch_type("bfloat16") is torch.bfloat16
+
+
+def test_served_modules_are_the_same_objects(installed):
+    for served, ours in (
+        ("tilelang", "torch_tile"),
+        ("tilelang.language", "torch_tile.language"),
+        ("tilelang.layout", "torch_tile.language.layout"),
+        ("tilelang.jit", "torch_tile.jit"),
+        ("tilelang.utils.tensor", "torch_tile.utils.tensor"),
+        ("tvm.tirx", "torch_tile.compat.tvm.tir"),
+    ):
+        module = importlib.import_module(served)
+        assert module is importlib.import_module(ours) and module.__spec__.name == ours, served
+    compat.install()  # again: no change
+    assert compat.is_installed() and importlib.import_module("tilelang") is torch_tile
+
+
+@pytest.mark.parametrize("name", ["tilelang.carver", "tilelang.language.nothing", "tvm.relax"])
+def test_modules_without_a_counterpart(installed, name):
+    with pytest.raises(ModuleNotFoundError, match="no counterpart") as caught:
+        importlib.import_module(name)
+    assert caught.value.name == name
+
+
+def test_nothing_is_served_unasked():
+    script = (
+        "import torch_tile, torch_tile.compat, sys, importlib.util as u; sys.exit(u.find_spec('tilelang') is not None)"
+    )
+    if importlib.util.find_spec("tilelang") is None:
+        assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["tilelang", "tvm"])
+def test_the_real_modules_are_never_replaced(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(ImportError, match=f"the real {name} is imported already"):
+        compat.install()
+    compat.uninstall()
+    if name == "tvm":
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        real = sys.modules[name]
+        compat.install(tvm=False)
+        assert importlib.import_module("tvm") is real and importlib.import_module("tilelang") is torch_tile
+        compat.uninstall()
+        assert sys.modules[name] is real

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels in TileLang's styles, whose files import tilelang: run as they are, on the CPU and thread by thread."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile import compat
+
+FILES = Path(__file__).parent / "files"
+
+
+@cache
+def load(name: str) -> Any:
+    """A file of kernels, imported while tilelang is served."""
+    compat.install()
+    try:
+        spec = importlib.util.spec_from_file_location(f"tilelang_kernels_{name}", FILES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        compat.uninstall()
+    return module
+
+
+@dataclass
+class Case:
+    """`file.function(**sizes)`, called with what `inputs()` gives, shall give `reference(*inputs)`.
+
+    Without results the last argument counts. `targets` are those beside the CPU.
+    """
+
+    kernel: str
+    sizes: dict[str, Any]
+    inputs: Callable[[], list[Any]]
+    reference: Callable[..., Any]
+    tolerance: float = 1e-3
+    targets: tuple[str, ...] = ("cuda:sm_80",)
+    on_cpu: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel}-" + "-".join(f"{k}{v}" for k, v in self.sizes.items())
+
+
+def floats(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype)
+
+
+def rotated(x, cos, sin):
+    a, b = x.float().chunk(2, -1)
+    c, s = cos[:, None], sin[:, None]
+    return torch.cat([a * c - b * s, b * c + a * s], -1).half()
+
+
+def averaged(a):
+    b = a.clone()
+    b[1:-1, 1:-1] = (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]) / 4
+    return b
+
+
+def quantized(x):
+    scale = x.abs().amax(1).clamp(min=1e-4) / 127
+    return [scale, (x / scale[:, None]).round().clamp(-127, 127).to(torch.int8)]
+
+
+H, BF = torch.float16, torch.bfloat16
+CASES = [
+    Case("elementwise.add", {}, lambda: [floats(50, 70), floats(50, 70)], lambda a, b: a + b),
+    Case("elementwise.vector_add_dynamic", {}, lambda: [floats(1000), floats(1000)], lambda a, b: a + b),
+    Case("elementwise.gelu", {"N": 1000}, lambda: [floats(1000, dtype=H)], F.gelu, 2e-3),
+    Case("elementwise.swiglu", {"M": 20, "N": 100}, lambda: [floats(20, 200, dtype=BF)],
+         lambda x: (F.silu(x[:, :100].float()) * x[:, 100:].float()).to(BF), 2e-2),
+    Case("elementwise.transpose", {"M": 50, "N": 70}, lambda: [floats(50, 70)], lambda a: a.T.contiguous()),
+    Case("elementwise.rope", {"seq": 9, "heads": 3, "dim": 16},
+         lambda: [floats(9, 3, 16, dtype=H), floats(9, 8), floats(9, 8)],
+         rotated, 2e-2),
+    Case("elementwise.embedding", {"rows": 11, "vocabulary": 20, "dim": 40},
+         lambda: [torch.randint(-1, 20, (11,), dtype=torch.int32), floats(20, 40)],
+         lambda i, t: torch.where(i[:, None] >= 0, t[i.clamp(min=0)], 0)),
+    Case("elementwise.stencil", {"M": 30, "N": 50}, lambda: [floats(30, 50)],
+         averaged),
+    Case("elementwise.quantize_rows", {"M": 12, "N": 64}, lambda: [floats(12, 64)], quantized),
+    Case("rows.rms_norm", {"M": 10, "N": 128}, lambda: [floats(10, 128, dtype=H), floats(128, dtype=H)],
+         lambda x, w: (F.rms_norm(x.float(), (128,), eps=1e-6) * w.float()).half(), 1e-2),
+    Case("rows.rms_norm_split", {"M": 10, "N": 150}, lambda: [floats(10, 150)],
+         lambda x: F.rms_norm(x, (150,), eps=1e-6)),
+    Case("rows.layer_norm", {"M": 7, "N": 96}, lambda: [floats(7, 96), floats(96), floats(96)],
+         lambda x, w, b: [*torch.native_layer_norm(x, (96,), w, b, 1e-5)[:1], x.mean(1),
+                          (x.var(1, unbiased=False) + 1e-5).rsqrt()]),
+    Case("rows.online_softmax", {"M": 6, "N": 192}, lambda: [floats(6, 192, dtype=H)],
+         lambda x: x.float().softmax(-1).half(), 1e-2),
+    Case("rows.row_sums", {"M": 30, "N": 200}, lambda: [floats(30, 200)], lambda a: a.sum(1)),
+    Case("rows.column_extrema", {"M": 24, "N": 40}, lambda: [floats(24, 40)], lambda a: [a.amin(0), a.amax(0)]),
+    Case("rows.cumulative_sums", {"M": 12, "N": 64}, lambda: [floats(12, 64)], lambda a: a.cumsum(1)),
+    Case("rows.cumulative_sums", {"M": 12, "N": 64, "reverse": True}, lambda: [floats(12, 64)],
+         lambda a: a.flip(1).cumsum(1).flip(1)),
+    Case("rows.top_k", {"M": 12, "N": 32, "topk": 4}, lambda: [torch.rand(12, 32).argsort(1).float()],
+         lambda x: [x.topk(4).values, x.topk(4).indices.int()]),
+    Case("rows.cross_entropy", {"M": 9, "V": 150},
+         lambda: [floats(9, 150), torch.randint(0, 150, (9,), dtype=torch.int32)],
+         lambda x, y: F.cross_entropy(x, y.long(), reduction="none")),
+    Case("rows.histogram", {"N": 500, "bins": 20}, lambda: [torch.randint(0, 20, (500,), dtype=torch.int32)],
+         lambda x: torch.bincount(x, minlength=20).int()),
+    Case("rows.argmax", {"M": 5, "N": 40}, lambda: [floats(5, 40)], lambda a: a.argmax(1).int()),
+    Case("rows.bitonic_sort", {"N": 64}, lambda: [floats(64)], lambda a: a.sort().values),
+]  # fmt: skip
+
+
+def listed(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def run(case: Case, target: str) -> None:
+    file, _, function = case.kernel.partition(".")
+    made = getattr(load(file), function).on(target)
+    inputs = case.inputs()
+    expected = listed(case.reference(*[x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]))
+    kernel = made.compile(**case.sizes) if made.is_lazy else made.compile(*inputs, **case.sizes)
+    if target == "cpu":
+        results = kernel(*inputs)
+    else:
+        findings = kernel.interpret(*inputs)
+        assert not findings, findings.report()
+        results = findings.outputs or None
+    got = [x for x in inputs if isinstance(x, torch.Tensor)][-1:] if results is None else listed(results)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.on_cpu], ids=lambda c: c.name)
+def test_on_the_cpu(case):
+    run(case, "cpu")
+
+
+@pytest.mark.parametrize(("case", "target"), [pytest.param(c, t, id=f"{c.name}-{t}") for c in CASES for t in c.targets])
+def test_thread_by_thread(case, target):
+    run(case, target)

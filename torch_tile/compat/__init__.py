@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve files written for TileLang as they are: after `install()`, `import tilelang` gives torch_tile.
+
+Nothing is served unless `install` is called, and never where the real TileLang is imported already. Each module
+`tilelang.NAME` is the module `torch_tile.NAME`, the same object; `tvm` is the small module `torch_tile.compat.tvm`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+OURS = "torch_tile"
+TVM = f"{OURS}.compat.tvm"
+# Modules whose counterpart has another name.
+ELSEWHERE = {
+    "tilelang.layout": f"{OURS}.language.layout",
+    "tilelang.tvm": TVM,
+    "tvm": TVM,
+    "tvm.tirx": f"{TVM}.tir",
+}
+
+
+def install(tvm: bool = True) -> None:
+    """Let `import tilelang`, and `import tvm` unless `tvm` is False, give what torch_tile has.
+
+    Calls after the first change nothing. Raises ImportError where the real module is imported already.
+    """
+    for name in ("tilelang", "tvm")[: 1 + tvm]:
+        if name in _serving:
+            continue
+        if name in sys.modules:
+            raise ImportError(
+                f"the real {name} is imported already, and torch_tile does not replace it: call "
+                f"torch_tile.compat.install() before `import {name}`"
+                + (", or install(tvm=False)" if name == "tvm" else "")
+            )
+        _serving.add(name)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def uninstall() -> None:
+    """Undo `install`: later imports find the real modules again."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in _serving]:
+        del sys.modules[name]
+    _serving.clear()
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def is_installed() -> bool:
+    """Whether `import tilelang` gives torch_tile."""
+    return "tilelang" in _serving
+
+
+def counterpart(name: str) -> str:
+    """The module of torch_tile that stands for TileLang's module `name`."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    above, _, last = name.rpartition(".")
+    return f"{counterpart(above)}.{last}" if above else OURS
+
+
+class _Served(Loader):
+    """Gives a module that exists under its own name."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module itself, which the import machinery is about to mark as another."""
+        self.module = importlib.import_module(self.name)
+        self.own = self.module.__spec__
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is run again; the module's own mark is put back."""
+        module.__spec__ = self.own
+
+
+class _Finder(MetaPathFinder):
+    """Finds what `install` serves."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The counterpart's, for served names. Raises ModuleNotFoundError where there is none."""
+        if fullname.partition(".")[0] not in _serving:
+            return None
+        name = counterpart(fullname)
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
+        return ModuleSpec(fullname, _Served(name), is_package=True)
+
+
+_serving: set[str] = set()
+_finder = _Finder()

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few names of TVM that kernels written for TileLang use: dtypes, constants and targets."""
+
+from __future__ import annotations
+
+from torch_tile.compat.tvm import target as target, tir as tir
+from torch_tile.ir.dtype import DType, to_dtype
+
+tirx = tir  # the same under its newer name
+
+
+class _Made(type):
+    """A class whose objects are dtypes of the language, and whose calls give them."""
+
+    def __call__(cls, dtype: object) -> DType:
+        return to_dtype(dtype)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, DType)
+
+
+class DataType(metaclass=_Made):
+    """`DataType("float16")` is T.float16, with `bits` and `itemsize`. Raises ValueError for what is no dtype."""
+
+
+__all__ = ["DataType", "target", "tir", "tirx"]

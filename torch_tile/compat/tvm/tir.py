@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constants and expressions by TVM's names; any other name is that of the tile language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_tile import language
+from torch_tile.ir import expr
+from torch_tile.ir.dtype import to_dtype
+from torch_tile.language.program import PrimFunc as PrimFunc
+
+PrimExpr = expr.Expr
+
+
+def const(value: float | int | bool, dtype: object = None) -> expr.Expr:
+    """A constant, of the given dtype or that of the Python number."""
+    return expr.to_expr(value) if dtype is None else expr.const(value, to_dtype(dtype))
+
+
+def IntImm(dtype: object, value: int) -> expr.Expr:
+    """An integer constant."""
+    return const(int(value), dtype)
+
+
+def FloatImm(dtype: object, value: float) -> expr.Expr:
+    """A constant of a floating type."""
+    return const(float(value), dtype)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(language, name)

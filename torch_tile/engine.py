@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tilelang.lower`: the generated source of a kernel, without calling it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_tile.jit import compile
+from torch_tile.kernel import JITKernel
+from torch_tile.language.program import PrimFunc
+
+
+@dataclass(frozen=True)
+class CompiledArtifact:
+    """A compiled kernel by TileLang's names: `kernel_source` is its text, `params` its signature."""
+
+    kernel: JITKernel
+
+    @property
+    def kernel_source(self) -> str:
+        """The generated C++ or CUDA C++."""
+        return self.kernel.get_kernel_source()
+
+    @property
+    def params(self) -> tuple[Any, ...]:
+        """Buffers and scalars of the signature."""
+        return self.kernel.params
+
+
+def lower(
+    func: PrimFunc, target: object = "auto", target_host: object = None, runtime_only: bool = False,
+    enable_host_codegen: bool = False, enable_device_compile: bool = False,
+) -> CompiledArtifact:  # fmt: skip
+    """Compile a @T.prim_func for a target. Only `target` has an effect. Raises TileError for mistakes in the kernel."""
+    return CompiledArtifact(compile(func, target=target))

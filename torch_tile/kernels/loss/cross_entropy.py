@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropy of logits against class indices, and its gradient: each reads the logits once.
+
+Assumes that `ops` checked shapes and dtypes; takes logits of any strides. A target that names no class gives NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.ir.layout import Digit, Layout
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    Machine,
+    as_rows,
+    compute_dtype,
+    dynamic,
+    has_kernels,
+    into,
+    machine_of,
+    power_of_two,
+    strided,
+    vector_of,
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a kernel of the family is compiled for.
+
+    weight: the dtype of the classes' weights, None without. smoothed: label smoothing is not 0.
+    """
+
+    dtype: torch.dtype
+    target: torch.dtype
+    weight: torch.dtype | None
+    smoothed: bool
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tiles of `rows` rows by `lanes * pieces * vector` classes.
+
+    A lane takes `pieces` runs of `vector` neighbouring logits and keeps a maximum and a sum of its own, so that lanes
+    meet once a row. On a GPU a lane is a thread; rows start at multiples of `vector` logits.
+    """
+
+    rows: int
+    lanes: int
+    pieces: int
+    vector: int
+
+    is_gpu: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.rows * self.lanes if self.is_gpu else 128
+
+    @property
+    def alignment(self) -> int:
+        """The number of logits of which row lengths and row strides are multiples."""
+        return self.vector if self.is_gpu else 1
+
+    @property
+    def width(self) -> int:
+        """Classes of a tile."""
+        return self.lanes * self.pieces * self.vector
+
+    @property
+    def layout(self) -> Layout:
+        """Where the elements of a tile `[rows, lanes, pieces * vector]` lie: those of a lane in one thread."""
+        per_lane = self.pieces * self.vector
+        return Layout(((Digit(self.rows, self.lanes, "t"),), (Digit(self.lanes, 1, "t"),), (Digit(per_lane, 1, "r"),)))
+
+
+def config_for(n: int, vector: int, machine: Machine) -> Config:
+    """The tiling of rows of `n` logits that start at multiples of `vector`."""
+    if not machine.is_gpu:
+        return Config(1, 1, 1, min(4096, max(64, power_of_two(n))))
+    threads, pieces = 256, 32 // max(vector, 4)
+    wanted = -(-n // (vector * pieces))
+    lanes = min(threads, max(32, power_of_two(wanted)))
+    return Config(threads // lanes, lanes, pieces, vector, is_gpu=True)
+
+
+def loss_reference(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tile.cross_entropy` in plain torch."""
+    x = logits.to(compute_dtype(logits.dtype))
+    n = x.shape[-1]
+    lse = x.logsumexp(-1)
+    if isinstance(n, int) and n == 0:  # no target names a class
+        return torch.where(target != ignore_index, torch.nan, torch.zeros_like(lse)), lse
+    at, counted, valid = _classes(target, ignore_index, n)
+    own_weight, smoothing, total = _weights(x, at, weight, label_smoothing)
+    picked = x.gather(-1, at[..., None])[..., 0]
+    loss = own_weight * (lse - picked) + z_loss * lse.square()
+    if label_smoothing:
+        spread = x.sum(-1) if weight is None else x @ weight.to(x.dtype)
+        loss = loss + smoothing * (total * lse - spread)
+    return torch.where(counted, loss.masked_fill(~valid, torch.nan), 0.0), lse
+
+
+def gradient_reference(
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> torch.Tensor:
+    """`tile.cross_entropy_backward` in plain torch."""
+    if isinstance(logits.shape[-1], int) and logits.shape[-1] == 0:
+        return logits.new_empty(logits.shape)
+    slope, _ = logit_slopes(logits, target, lse, weight, ignore_index, label_smoothing, z_loss)
+    return (grad.to(slope.dtype)[..., None] * slope).to(logits.dtype).contiguous()
+
+
+def logit_slopes(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The derivative of each row's loss by its logits, `[..., N]` in the dtype of sums; and its factor of softmax."""
+    x = logits.to(compute_dtype(logits.dtype))
+    at, counted, valid = _classes(target, ignore_index, x.shape[-1])
+    own_weight, smoothing, total = _weights(x, at, weight, label_smoothing)
+    factor = own_weight + smoothing * total + 2.0 * z_loss * lse
+    slope = factor[..., None] * torch.exp(x - lse[..., None])
+    own = torch.arange(x.shape[-1], device=x.device) == at[..., None]
+    slope = slope - torch.where(own, own_weight[..., None], 0.0)
+    if label_smoothing:
+        slope = slope - (smoothing if weight is None else smoothing * weight.to(x.dtype))
+    return torch.where(counted[..., None], slope.masked_fill(~valid[..., None], torch.nan), 0.0), factor
+
+
+def _classes(target: torch.Tensor, ignore_index: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Targets as indices inside the row, which rows count, and which targets name a class."""
+    return target.clamp(0, n - 1).long(), target != ignore_index, (target >= 0) & (target < n)
+
+
+def _weights(
+    x: torch.Tensor, at: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float
+) -> tuple[torch.Tensor, float, torch.Tensor | float]:
+    """The weight of each row's own class, the share of every class by smoothing, and the sum of all weights."""
+    n = x.shape[-1]
+    kept = 1.0 - label_smoothing
+    if weight is None:
+        return torch.full_like(at, kept, dtype=x.dtype), label_smoothing / n, float(n)
+    weight = weight.to(x.dtype)
+    return kept * weight[at], label_smoothing / n, weight.sum()
+
+
+@T.macro
+def weight_of(spec: Spec, operands: Any, column: Any) -> Any:
+    """The weight of a class, in the dtype of sums."""
+    compute = compute_dtype(spec.dtype)
+    return T.cast(1.0, compute) if spec.weight is None else T.cast(operands[0][column], compute)
+
+
+@T.macro
+def finite(value: Any) -> Any:
+    """`value`, or 0 for an infinite one: what can be subtracted from exponents."""
+    return T.if_then_else(T.isinf(value), 0.0, value)
+
+
+@jit
+def loss_rows(config: Config, spec: Spec) -> Any:
+    """`loss[r]` and `lse[r]` of row r: an online softmax in each lane, joined at the end of the row."""
+    compute = compute_dtype(spec.dtype)
+    rows, lanes, vector, width = config.rows, config.lanes, config.vector, config.width
+    per_lane = config.pieces * vector
+    m, n = T.dynamic("m"), dynamic("n", config.alignment)
+    logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
+    weights = [] if spec.weight is None else [T.Tensor((n,), spec.weight)]
+
+    @T.prim_func
+    def cross_entropy(
+        logits: logits_type,
+        target: strided("target", (m,), spec.target, unit=False),
+        *operands: weights,
+        loss: T.Tensor((m,), compute),
+        lse: T.Tensor((m,), compute),
+        ignore_index: T.int64,
+        smoothing: compute,
+        z_loss: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            tile = T.alloc_fragment((rows, lanes, per_lane), compute)
+            lane_max = T.alloc_fragment((rows, lanes), compute)
+            base = T.alloc_fragment((rows, lanes), compute)
+            rescale = T.alloc_fragment((rows, lanes), compute)
+            lane_sum = T.alloc_fragment((rows, lanes), compute)
+            row_max = T.alloc_fragment((rows,), compute)
+            row_sum = T.alloc_fragment((rows,), compute)
+            spread = T.alloc_fragment((rows,), compute)
+            total_weight = T.alloc_fragment((rows,), compute)
+            if config.is_gpu:
+                T.annotate_layout({tile: config.layout})
+            T.fill(lane_max, -T.infinity(compute))
+            T.clear(lane_sum)
+            if spec.smoothed:
+                terms = T.alloc_fragment((rows, lanes, per_lane), compute)
+                lane_spread = T.alloc_fragment((rows, lanes), compute)
+                lane_weight = T.alloc_fragment((rows, lanes), compute)
+                T.clear(lane_spread)
+                T.clear(lane_weight)
+
+            for step in T.serial(T.ceildiv(n, width)):
+                for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                    column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                    logit = T.cast(logits[bx * rows + i, column], compute)
+                    tile[i, lane, j] = T.if_then_else(column < n, logit, -T.infinity(compute))
+                if spec.smoothed:
+                    for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                        column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                        term = weight_of(spec, operands, column) * tile[i, lane, j]
+                        terms[i, lane, j] = T.if_then_else(column < n, term, 0.0)
+                    T.reduce_sum(terms, lane_spread, dim=2, clear=False)
+                    if spec.weight is not None:
+                        for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                            column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                            terms[i, lane, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
+                        T.reduce_sum(terms, lane_weight, dim=2, clear=False)
+                T.copy(lane_max, rescale)
+                T.reduce_max(tile, lane_max, dim=2, clear=False)
+                for i, lane in T.Parallel(rows, lanes):
+                    base[i, lane] = finite(lane_max[i, lane])
+                    lane_sum[i, lane] *= T.exp(rescale[i, lane] - base[i, lane])
+                for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                    tile[i, lane, j] = T.exp(tile[i, lane, j] - base[i, lane])
+                T.reduce_sum(tile, lane_sum, dim=2, clear=False)
+
+            T.reduce_max(lane_max, row_max, dim=1)
+            for i, lane in T.Parallel(rows, lanes):  # a lane of -inf alone has a sum of 0, or NaN
+                factor = T.if_then_else(T.isinf(lane_max[i, lane]), 1.0, T.exp(lane_max[i, lane] - finite(row_max[i])))
+                lane_sum[i, lane] *= factor
+            T.reduce_sum(lane_sum, row_sum, dim=1)
+            if spec.smoothed:
+                T.reduce_sum(lane_spread, spread, dim=1)
+                T.reduce_sum(lane_weight, total_weight, dim=1)
+            for i in T.Parallel(rows):
+                row = bx * rows + i
+                label = T.cast(target[row], "int64")
+                own = T.max(T.min(label, T.cast(n, "int64") - 1), 0)
+                log_sum = finite(row_max[i]) + T.log(row_sum[i])
+                kept = (1.0 - smoothing) * weight_of(spec, operands, own)
+                total = T.cast(n, compute) if spec.weight is None else total_weight[i]
+                spread_loss = smoothing / T.cast(n, compute) * (total * log_sum - spread[i]) if spec.smoothed else 0.0
+                own_loss = kept * (log_sum - T.cast(logits[row, own], compute))
+                value = own_loss + spread_loss + z_loss * log_sum * log_sum
+                known = T.if_then_else(label == own, value, T.cast(math.nan, compute))
+                loss[row] = T.if_then_else(label == ignore_index, 0.0, known)
+                lse[row] = log_sum
+
+    return cross_entropy
+
+
+@jit
+def gradient_rows(config: Config, spec: Spec) -> Any:
+    """The gradient of `loss_rows` by the logits, from the log-sum-exp of each row: one pass over the row."""
+    compute = compute_dtype(spec.dtype)
+    rows, width = config.rows, config.width
+    m, n = T.dynamic("m"), dynamic("n", config.alignment)
+    logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
+    weights = [] if spec.weight is None else [T.Tensor((n,), spec.weight)]
+    uneven = spec.smoothed and spec.weight is not None
+
+    @T.prim_func
+    def cross_entropy_gradient(
+        grad: strided("grad", (m,), compute, unit=False),
+        logits: logits_type,
+        target: strided("target", (m,), spec.target, unit=False),
+        lse: strided("lse", (m,), compute, unit=False),
+        *operands: weights,
+        out: T.Tensor((m, n), spec.dtype),
+        ignore_index: T.int64,
+        smoothing: compute,
+        z_loss: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            log_sum = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            own_factor = T.alloc_fragment((rows,), compute)
+            each_factor = T.alloc_fragment((rows,), compute)
+            total_weight = T.alloc_fragment((rows,), compute)
+            own = T.alloc_fragment((rows,), "int32")
+            if uneven:
+                terms = T.alloc_fragment((rows, width), compute)
+                T.clear(total_weight)
+                for step in T.serial(T.ceildiv(n, width)):
+                    for i, j in T.Parallel(rows, width):
+                        column = step * width + j
+                        terms[i, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
+                    T.reduce_sum(terms, total_weight, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                row = bx * rows + i
+                label = T.cast(target[row], "int64")
+                inside = T.max(T.min(label, T.cast(n, "int64") - 1), 0)
+                known = T.if_then_else(label == inside, grad[row], T.cast(math.nan, compute))
+                scale = T.if_then_else(label == ignore_index, 0.0, known)
+                each = smoothing / T.cast(n, compute)
+                total = total_weight[i] if uneven else T.cast(n, compute)
+                kept = (1.0 - smoothing) * weight_of(spec, operands, inside)
+                own[i] = T.if_then_else(label == ignore_index, -1, T.cast(inside, "int32"))
+                log_sum[i] = lse[row]
+                own_factor[i] = scale * kept
+                each_factor[i] = scale * each
+                factor[i] = scale * (kept + (each * total if spec.smoothed else 0.0) + 2.0 * z_loss * lse[row])
+            for step in T.serial(T.ceildiv(n, width)):
+                for i, j in T.Parallel(rows, width):
+                    column = step * width + j
+                    probability = T.exp(T.cast(logits[bx * rows + i, column], compute) - log_sum[i])
+                    own_slope = T.if_then_else(column == own[i], own_factor[i], 0.0)
+                    each_slope = each_factor[i] * weight_of(spec, operands, column) if spec.smoothed else 0.0
+                    # An ignored row gives 0 whatever its logits are.
+                    slope = T.if_then_else(own[i] < 0, 0.0, factor[i] * probability - own_slope - each_slope)
+                    out[bx * rows + i, column] = T.cast(slope, spec.dtype)
+
+    return cross_entropy_gradient
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    config: Config | None = None,
+    loss: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `loss_reference`. `loss` and `lse` may be given, contiguous; `config` replaces that of `config_for`."""
+    if not has_kernels(logits) or not logits.numel():
+        found = loss_reference(logits, target, weight, ignore_index, label_smoothing, z_loss)
+        return into(loss, found[0]), into(lse, found[1])
+    compute = compute_dtype(logits.dtype)
+    loss = torch.empty(target.shape, dtype=compute, device=logits.device) if loss is None else loss
+    lse = torch.empty(target.shape, dtype=compute, device=logits.device) if lse is None else lse
+    x, machine = as_rows(logits), machine_of(logits)
+    config = config or config_for(x.shape[-1], vector_of((x,), x.shape[-1:]), machine)
+    kernel = machine.kernel(loss_rows)(config, _spec(logits, target, weight, label_smoothing))
+    weights = [] if weight is None else [weight.contiguous()]
+    numbers = int(ignore_index), float(label_smoothing), float(z_loss)
+    kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *numbers)
+    return loss, lse
+
+
+def cross_entropy_backward(
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `gradient_reference`. `out`, contiguous, may be given; `config` overrides the choice of `config_for`."""
+    if not has_kernels(logits) or not logits.numel():
+        given = weight, ignore_index, label_smoothing, z_loss
+        return into(out, gradient_reference(grad, logits, target, lse, *given))
+    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if out is None else out
+    x, machine = as_rows(logits), machine_of(logits)
+    result = out.view(x.shape)
+    config = config or config_for(x.shape[-1], vector_of((x, result), x.shape[-1:]), machine)
+    kernel = machine.kernel(gradient_rows)(config, _spec(logits, target, weight, label_smoothing))
+    weights = [] if weight is None else [weight.contiguous()]
+    numbers = int(ignore_index), float(label_smoothing), float(z_loss)
+    kernel(grad.reshape(-1), x, target.reshape(-1), lse.reshape(-1), *weights, result, *numbers)
+    return out
+
+
+def _spec(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float) -> Spec:
+    return Spec(logits.dtype, target.dtype, None if weight is None else weight.dtype, label_smoothing != 0.0)

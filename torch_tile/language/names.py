@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbols and named values as TIR spells them: T.Var, T.let, T.Let."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.expr import Expr, Var as Symbol, cast, to_expr
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.stmt import Let as Named
+from torch_tile.language.trace import Replaced, let as under_name, tracer
+from torch_tile.language.values import dtype_of
+from torch_tile.tileop.base import Scalar
+
+
+class _Kind(type):
+    """The class of T.Var: every symbol of the language is an instance of it."""
+
+    def __call__(cls, name: str, dtype: Any = "int32") -> Symbol:
+        return Symbol(name, dtype_of(dtype), "dim")
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Symbol)
+
+
+class Var(metaclass=_Kind):
+    """`T.Var("x", dtype)`: a symbol, which is a size as by T.dynamic, or a name that T.let binds."""
+
+
+class _Let:
+    """`T.let(x, value, body)`: `body` with `value` for x, a T.Var. Without `body` x is `value` from here on.
+
+    `T.let(value)` is the value under a name, which is computed once. In an annotation, `x: T.let[T.int32] = e` converts
+    the value. Raises TileError for an x that is no T.Var.
+    """
+
+    def __getitem__(self, dtype: Any) -> Any:
+        return dtype_of(dtype)
+
+    def __call__(self, x: Any, value: Scalar = None, body: Scalar = None) -> Any:
+        """What the class says."""
+        if value is None:
+            return under_name("t", to_expr(x, op="T.let"))
+        symbol, meant = _bound("T.let", x, value)
+        if body is not None:
+            return _inside(body, {symbol: meant})
+        at = tracer("T.let")
+        object.__setattr__(symbol, "role", "let")
+        at.emit(Named(symbol, meant))
+        at.own(symbol)
+        return symbol
+
+
+let = _Let()
+
+
+def Let(expr: Scalar, where: Mapping[Any, Scalar]) -> Any:
+    """`expr` with the values of `where` for its symbols, as TIR has it: `T.Let(x * x, where={x: A[i]})`."""
+    return _inside(expr, dict(_bound("T.Let", x, value) for x, value in where.items()))
+
+
+def _bound(what: str, x: Any, value: Any) -> tuple[Symbol, Expr]:
+    if not isinstance(x, Symbol):
+        why, fix = f"is {x!r}"[:80], 'name it by T.Var("x", dtype)'
+        raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)
+    return x, cast(to_expr(value, x.dtype, what), x.dtype)
+
+
+def _inside(body: Any, values: dict[Symbol, Expr]) -> Any:
+    known = IdMap((x, under_name(x.name, value)) for x, value in values.items())
+    return Replaced(known)(body) if isinstance(body, Expr) else body

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Narrow types in the types that every target has: int4, float4_e2m1fn, float8_e8m0fnu, ..., tfloat32.
+
+A value of a narrow float is held as float32, one of a narrow integer as int8 or uint8. Conversions, and results of
+operators, are rounded to the nearest value of the type, halves to even (of tfloat32 away from zero), and saturate;
+narrow integers wrap. float4_e2m1fn has no NaN and takes its greatest value for it. float8_e8m0fnu has no sign and no
+zero: it takes the power of two nearest to the magnitude.
+
+Tiles hold narrow floats as float16, which has all of their values (float8_e8m0fnu as bfloat16, tfloat32 as float32), so
+products go by the instructions of those types. Tensors hold bytes. Types of 4 or 2 bits are packed along the last
+dimension, the first element lowest, so copies out of tiles write whole bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Never
+
+from torch_tile import intrinsics
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import divides
+from torch_tile.ir.bits import reinterpret
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.dtype import NARROW_FORMATS, DType
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    LOGICAL,
+    Address,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+    binary,
+    cast,
+    const,
+    select,
+    unary,
+)
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Node, Rewriter, find, rebuilt
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Alloc, Block, For, Let, LoopKind, Program, Stmt, Store, TileOp
+from torch_tile.language.trace import Replaced
+from torch_tile.tileop.base import parallel, spread, squeezed
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
+from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.reduce.op import Reduce
+
+ORDERED = ("max", "min", "absmax")  # reductions whose result is one of the elements
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether targets hold a type in another."""
+    return dtype in dt.NARROW
+
+
+def carrier(dtype: DType) -> DType:
+    """The type of values while they are computed with."""
+    return dt.float32 if dtype.is_float else dt.BY_NAME[f"{dtype.kind}8"]
+
+
+def container(dtype: DType) -> DType:
+    """The type of the elements of a tile."""
+    if not dtype.is_float or dtype == dt.tfloat32:
+        return carrier(dtype)
+    return dt.bfloat16 if dtype == dt.float8_e8m0fnu else dt.float16
+
+
+def per_byte(dtype: DType) -> int:
+    """How many elements share a byte of a tensor."""
+    return max(1, 8 // dtype.bits)
+
+
+# Values: rounded, read from bits, written as bits.
+
+
+def rounded(x: Expr, dtype: DType) -> Expr:
+    """`x`, a value of any type but a narrow one, as the value of `dtype` that stands for it."""
+    if not dtype.is_float:
+        x, mask = cast(x, dt.int32), (1 << dtype.bits) - 1
+        half = 1 << (dtype.bits - 1) if dtype.kind == "int" else 0
+        return cast(((x + half) & mask) - half, carrier(dtype))
+    x = cast(x, dt.float32)
+    word = reinterpret(x, dt.uint32)
+    size = word & 0x7FFFFFFF
+    if dtype == dt.float8_e8m0fnu:
+        return decoded(_exponent(size), dtype)
+    digits, least, greatest = NARROW_FORMATS[dtype.name]
+    drop, is_tf32 = 24 - digits, dtype == dt.tfloat32
+    tie = (size >> drop) & 1 if not is_tf32 else const(1, dt.uint32)
+    near = reinterpret(((size + ((1 << (drop - 1)) - 1) + tie) >> drop) << drop, dt.float32)
+    if not is_tf32:
+        step = math.ldexp(1.0, least - digits + 1)
+        low = intrinsics.call("round", reinterpret(size, dt.float32) * (1 / step)) * step
+        near = select(size < _word(math.ldexp(1.0, least)), low, near)
+        near = select(near > greatest, const(greatest, dt.float32), near)
+    special = const(greatest, dt.float32) if dtype == dt.float4_e2m1fn else x  # of NaN
+    signed = select((word >> 31) != 0, -near, near)
+    if dtype.name.endswith("fnuz"):
+        signed = select(binary("==", near, 0.0), const(0.0, dt.float32), signed)
+    return select(size > 0x7F800000 if not is_tf32 else size >= 0x7F800000, special, signed)
+
+
+def _exponent(size: Expr) -> Expr:
+    """The code of float8_e8m0fnu for a magnitude by its bits."""
+    small = select(size >= 0x600000, const(1, dt.uint32), const(0, dt.uint32))
+    code = select(size < 0x800000, small, (size + 0x400000) >> 23)
+    code = select(code > 254, const(254, dt.uint32), code)
+    return select(size >= 0x7F800000, const(255, dt.uint32), code)
+
+
+def _word(value: float) -> int:
+    """The bits of a power of two as float32."""
+    return (math.frexp(value)[1] + 126) << 23
+
+
+def decoded(code: Expr, dtype: DType) -> Expr:
+    """The value whose bits are the lowest of `code`."""
+    if not dtype.is_float:
+        return rounded(code, dtype)
+    code = cast(code, dt.uint32)
+    if dtype == dt.float8_e8m0fnu:
+        word = select(binary("==", code, 255), const(0x7FC00000, dt.uint32), code << 23)
+        return reinterpret(select(binary("==", code, 0), const(0x400000, dt.uint32), word), dt.float32)
+    digits, least, _ = NARROW_FORMATS[dtype.name]
+    sign = dtype.bits - 1
+    size = code & ((1 << sign) - 1)
+    near = reinterpret((size << (24 - digits)) + ((126 + least) << 23), dt.float32)
+    low = cast(size, dt.float32) * math.ldexp(1.0, least - digits + 1)
+    near = select(size < (1 << (digits - 1)), low, near)
+    signed = select(((code >> sign) & 1) != 0, -near, near)
+    if dtype.name.endswith("fnuz"):
+        signed = select(binary("==", code, 1 << sign), const(math.nan, dt.float32), signed)
+    return signed
+
+
+def encoded(value: Expr, dtype: DType) -> Expr:
+    """The bits of a value of `dtype`, as uint32."""
+    if not dtype.is_float:
+        return cast(cast(value, dt.int32) & ((1 << dtype.bits) - 1), dt.uint32)
+    word = reinterpret(value, dt.uint32)
+    if dtype == dt.float8_e8m0fnu:
+        return (word >> 23) & 255
+    digits, least, _ = NARROW_FORMATS[dtype.name]
+    size = word & 0x7FFFFFFF
+    low = cast(reinterpret(size, dt.float32) * math.ldexp(1.0, digits - 1 - least), dt.uint32)
+    high = (size >> (24 - digits)) - ((126 + least) << (digits - 1))
+    code = select(size < _word(math.ldexp(1.0, least)), low, high) | ((word >> 31) << (dtype.bits - 1))
+    is_nan = dtype.name.endswith("fnuz")
+    return select(size > 0x7F800000, const(0x80, dt.uint32), code) if is_nan else code
+
+
+def widen(program: Program) -> Program:
+    """`program` without narrow types; the same object if it has none."""
+    buffers = (*program.params, *program.workspaces, *program.outputs)
+    used = any(isinstance(b, Buffer) and is_narrow(b.dtype) for b in buffers)
+    if not used and not any(_uses(node) for node in find(program, Cast, Const, Call, Alloc, Let)):
+        return program
+    return _Wide().program(program)
+
+
+def _uses(node: Node) -> bool:
+    if isinstance(node, Alloc):
+        return is_narrow(node.buffer.dtype)
+    return is_narrow(node.var.dtype if isinstance(node, Let) else node.dtype)  # type: ignore[attr-defined]
+
+
+def _refuse(node: Node, what: str, dtype: DType, fix: str) -> Never:
+    raise error("narrow_type", node.span, what=what, dtype=dtype, fix=fix)
+
+
+class _Wide(Rewriter):
+    """Rewrites expressions of narrow types to expressions of their carriers, and what holds them."""
+
+    def __init__(self) -> None:
+        self.buffers = IdMap[Buffer, Buffer]()
+        self.vars = IdMap[Var, Var]()
+        self.nests: list[For] = []  # the T.Parallel loops around
+
+    def program(self, program: Program) -> Program:
+        """All kernels, and the tensors that they are about."""
+        params = tuple(self.buffer(p) if isinstance(p, Buffer) else self.visit_Var(p) for p in program.params)
+        made = [tuple(map(self.buffer, group)) for group in (program.workspaces, program.outputs, program.views)]
+        kernels = tuple(self(kernel) for kernel in program.kernels)
+        return Program(program.name, params, kernels, *made, span=program.span)
+
+    def buffer(self, old: Buffer) -> Buffer:
+        """What holds the elements of `old`."""
+        if not is_narrow(old.dtype) and old.base is None:
+            return old
+        if old not in self.buffers:
+            self.buffers[old] = self._held(old)
+        return self.buffers[old]
+
+    def _held(self, old: Buffer) -> Buffer:
+        base = None if old.base is None else self.buffer(old.base)
+        if not is_narrow(old.dtype):
+            return old if base is old.base else replace(old, base=base)
+        if old.scope != "global":
+            return replace(old, dtype=container(old.dtype))
+        seen = None if base is not None else old.dtype
+        if old.dtype == dt.tfloat32:
+            return replace(old, dtype=dt.float32, seen_as=seen, base=base)
+        count = per_byte(old.dtype)
+        shape, strides = old.shape, old.strides
+        if count > 1:
+            if not shape or (strides is not None and not _is(strides[-1], 1)):
+                why = f"is of {old.dtype}, of which {count} share a byte"
+                fix = "give it a last dimension whose stride is 1"
+                raise error("bad_argument", old.span, op="T.Tensor", name=f"`{old.name}`", why=why, fix=fix)
+            last = shape[-1]
+            length = simplify(last // count if divides(count, last) else (last + (count - 1)) // count)
+            if not isinstance(length, Const):
+                length = Binary("//", last, const(count, last.dtype))
+            shape = (*shape[:-1], length)
+            strides = None if strides is None else (*(simplify(s // count) for s in strides[:-1]), strides[-1])
+        return replace(old, dtype=dt.uint8, shape=shape, strides=strides, seen_as=seen, base=base)
+
+    def visit_Buffer(self, node: Buffer) -> Buffer:
+        """What holds its elements."""
+        return self.buffer(node)
+
+    # Expressions.
+
+    def visit_Var(self, node: Var) -> Var:
+        """A name of the carrier's type."""
+        if not is_narrow(node.dtype):
+            return node
+        if node not in self.vars:
+            self.vars[node] = replace(node, type=carrier(node.dtype))
+        return self.vars[node]
+
+    def visit_Const(self, node: Const) -> Expr:
+        """A literal of the carrier's type."""
+        return const(node.value, carrier(node.type)) if is_narrow(node.type) else node
+
+    def visit_Cast(self, node: Cast) -> Expr:
+        """A conversion, rounded to the narrow type."""
+        value = self(node.a)
+        if is_narrow(node.type):
+            return value if node.a.dtype == node.type else rounded(value, node.type)
+        return cast(value, node.type) if is_narrow(node.a.dtype) else rebuilt(node, a=value)
+
+    def visit_Unary(self, node: Unary) -> Expr:
+        """The operator on the carrier."""
+        if not is_narrow(node.a.dtype):
+            return self.children(node)
+        found = unary(node.op, self(node.a))
+        return rounded(found, node.dtype) if is_narrow(node.dtype) else found
+
+    def visit_Binary(self, node: Binary) -> Expr:
+        """The operator on the carriers, its result rounded."""
+        if not is_narrow(node.a.dtype):
+            return self.children(node)
+        a, b = self(node.a), self(node.b)
+        if node.op in COMPARISONS or node.op in LOGICAL or node.op in ("min", "max"):
+            return binary(node.op, a, b)
+        if not node.a.dtype.is_float:
+            a, b = cast(a, dt.int32), cast(b, dt.int32)
+        return rounded(binary(node.op, a, b), node.dtype)
+
+    def visit_Select(self, node: Select) -> Expr:
+        """The choice between carriers."""
+        return rebuilt(node, condition=self(node.condition), a=self(node.a), b=self(node.b))
+
+    def visit_Call(self, node: Call) -> Expr:
+        """The function of carriers; T.reinterpret reads and writes the bits."""
+        narrow = [a.dtype for a in node.args if is_narrow(a.dtype)]
+        args = tuple(map(self, node.args))
+        if not narrow and not is_narrow(node.type):
+            return self.children(node)
+        if node.name == "reinterpret" and dt.tfloat32 not in (*narrow, node.type):
+            code = encoded(args[0], narrow[0]) if narrow else cast(args[0], dt.uint32)
+            if is_narrow(node.type):
+                return decoded(code, node.type)
+            if not node.type.is_float:
+                return cast(code, node.type)
+            return reinterpret(cast(code, dt.BY_NAME[f"uint{node.type.bits}"]), node.type)
+        if not is_narrow(node.type):
+            return rebuilt(node, args=args)
+        return rounded(rebuilt(node, args=args, type=carrier(node.type)), node.type)
+
+    def visit_Load(self, node: Load) -> Expr:
+        """An element as its value."""
+        old, indices = node.buffer, tuple(map(self, node.indices))
+        held = Load(self.buffer(old), indices)
+        if not is_narrow(old.dtype):
+            return rebuilt(node, buffer=held.buffer, indices=indices)
+        if old.scope != "global" or old.dtype == dt.tfloat32:
+            return cast(held, carrier(old.dtype))
+        count = per_byte(old.dtype)
+        if count == 1:
+            return decoded(held, old.dtype)
+        byte = Load(held.buffer, (*indices[:-1], indices[-1] // count))
+        place = cast(indices[-1] % count * old.dtype.bits, dt.uint32)
+        return decoded((cast(byte, dt.uint32) >> place) & ((1 << old.dtype.bits) - 1), old.dtype)
+
+    def visit_Address(self, node: Address) -> Expr:
+        """Where a byte lies; of packed types nothing can be said."""
+        if per_byte(node.buffer.dtype) > 1 and is_narrow(node.buffer.dtype):
+            _refuse(node, f"the address of an element of `{node.buffer.name}`", node.buffer.dtype, "give bytes")
+        return self.children(node)
+
+    # Statements.
+
+    def visit_Let(self, node: Let) -> Let:
+        """A name for the carrier."""
+        return rebuilt(node, var=self.visit_Var(node.var), value=self(node.value))
+
+    def visit_Alloc(self, node: Alloc) -> Alloc:
+        """A tile of the container's type."""
+        held = self.buffer(node.buffer)
+        init = None if node.init is None else cast(self(node.init), held.dtype)
+        return rebuilt(node, buffer=held, init=init)
+
+    def visit_Store(self, node: Store) -> Stmt:
+        """The value in the form that memory holds."""
+        old, value, indices = node.buffer, self(node.value), tuple(map(self, node.indices))
+        held = self.buffer(old)
+        if not is_narrow(old.dtype):
+            return rebuilt(node, buffer=held, indices=indices, value=value)
+        if old.scope != "global" or old.dtype == dt.tfloat32:
+            return Store(held, indices, cast(value, held.dtype))
+        count = per_byte(old.dtype)
+        if count == 1:
+            return Store(held, indices, cast(encoded(value, old.dtype), held.dtype))
+        if self.nests:
+            fix = "write neighbours in one iteration of T.Parallel, or copy a tile by T.copy"
+            _refuse(node, f"a store to `{old.name}` by threads side by side", old.dtype, fix)
+        place, mask = indices[-1] % count * old.dtype.bits, (1 << old.dtype.bits) - 1
+        at = (*indices[:-1], indices[-1] // count)
+        place = cast(place, dt.uint32)
+        rest = cast(Load(held, at), dt.uint32) & ~(const(mask, dt.uint32) << place)
+        return Store(held, at, cast(rest | (encoded(value, old.dtype) << place), held.dtype))
+
+    def visit_For(self, node: For) -> Stmt:
+        """A loop; of a T.Parallel nest that stores packed elements, an iteration writes whole bytes."""
+        if node.kind is not LoopKind.PARALLEL:
+            return self.children(node)
+        packed = [s for s in find(node.body, Store) if _is_packed(s.buffer)]
+        if packed:
+            return self._by_bytes(node, packed)
+        self.nests.append(node)
+        try:
+            return self.children(node)
+        finally:
+            self.nests.pop()
+
+    def _by_bytes(self, node: For, packed: Sequence[Store]) -> Stmt:
+        """The nest with as many neighbours in one iteration as share a byte."""
+        last, stop = node.vars[-1], node.stops[-1]
+        counts = {per_byte(s.buffer.dtype) for s in packed}
+        count = max(counts)
+        inline = Replaced(IdMap((s.var, s.value) for s in node.body.stmts if isinstance(s, Let)))
+        ours = [s for s in node.body.stmts if any(s is p for p in packed)]
+        whole = len(ours) == len(packed) and len(counts) == 1 and _is(node.starts[-1], 0) and divides(count, stop)
+        for store in packed:
+            first = simplify(inline(store.indices[-1]) - last)
+            whole = whole and divides(count, first) and not any(v is last for v in find(first, Var))
+            whole = whole and not any(v is last for index in store.indices[:-1] for v in find(inline(index), Var))
+        if not whole:
+            fix = f"store {count} neighbours, of aligned bytes, by the last variable of the nest, or use T.copy"
+            _refuse(packed[0], f"a nest that stores to `{packed[0].buffer.name}`", packed[0].buffer.dtype, fix)
+        group = Var(last.name, last.type, "loop")
+        stmts: list[Stmt] = []
+        bytes_: IdMap[Stmt, Expr] = IdMap()
+        self.nests.append(node)
+        for lane in range(count):
+            here = Replaced(IdMap([(last, group * count + lane)]))
+            for one in node.body.stmts:
+                if isinstance(one, Let):
+                    continue
+                moved = here(inline(one))
+                if one not in bytes_ and not any(one is p for p in packed):
+                    stmts.append(self(moved))
+                    continue
+                code = encoded(self(moved.value), moved.buffer.dtype) << (lane * moved.buffer.dtype.bits)
+                bytes_[one] = code if lane == 0 else bytes_[one] | code
+        self.nests.pop()
+        for one in packed:
+            first = Replaced(IdMap([(last, group * count)]))(inline(one))
+            at = tuple(map(self, first.indices))
+            place = (*at[:-1], simplify(at[-1] // count))
+            stmts.append(Store(self.buffer(one.buffer), place, cast(bytes_[one], dt.uint8), span=one.span))
+        stops = (*map(self, node.stops[:-1]), simplify(stop // count))
+        return rebuilt(
+            node, vars=(*node.vars[:-1], group), stops=stops, body=Block(tuple(stmts), span=node.body.span), layout=None
+        )
+
+    def visit_Copy(self, node: Copy) -> Stmt:
+        """A copy of the containers where that is the conversion; else a nest of moves."""
+        a, b = node.src.buffer, node.dst.buffer
+        if not is_narrow(a.dtype) and not is_narrow(b.dtype):
+            return self.children(node)
+        tiles = all(not is_narrow(x.dtype) or x.scope != "global" or x.dtype == dt.tfloat32 for x in (a, b))
+        if tiles and (a.dtype == b.dtype or not is_narrow(b.dtype)):
+            return self.children(node)
+        if a.dtype == b.dtype and a.scope == b.scope == "global" and per_byte(a.dtype) == 1:
+            return self.children(node)
+        if found := node.check():
+            raise TileError(*found)
+
+        def move(point: Sequence[Expr]) -> Stmt:
+            value = Load(a, spread(node.src, point))
+            return Store(b, spread(node.dst, point), cast(value, b.dtype), span=node.span)
+
+        return self._nest(squeezed(node.dst), move, node)
+
+    def visit_Fill(self, node: Fill) -> Stmt:
+        """A fill of the container; of a tensor a nest of stores."""
+        to = node.dst.buffer
+        if not is_narrow(to.dtype):
+            return self.children(node)
+        if to.scope != "global" or to.dtype == dt.tfloat32:
+            return Fill(self(node.dst), cast(self(node.value), container(to.dtype)))
+        return self._nest(squeezed(node.dst), lambda point: Store(to, spread(node.dst, point), node.value), node)
+
+    def _nest(self, extents: Sequence[Expr], body: Any, node: Stmt) -> Stmt:
+        made = parallel(extents, body) if extents else body(())
+        return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
+
+    def visit_TileOp(self, node: TileOp) -> Stmt:
+        """Products and choices of containers are those of the type; other operations have to be told a wide type."""
+        narrow = [r.buffer for r in find(node, Region) if is_narrow(r.buffer.dtype)]
+        if narrow:
+            chosen = isinstance(node, Reduce) and node.kind in ORDERED
+            tiles = all(b.scope != "global" or b.dtype == dt.tfloat32 for b in narrow)
+            if not (tiles and (isinstance(node, Gemm) or chosen)):
+                name = getattr(node, "op_name", "this")
+                _refuse(node, f"T.{name}", narrow[0].dtype, "convert the tile: T.copy it to one of a wider type")
+        return self.children(node)
+
+    def visit_Region(self, node: Region) -> Region:
+        """The same box of what holds the elements."""
+        return rebuilt(node, buffer=self.buffer(node.buffer), ranges=tuple(map(self, node.ranges)))
+
+
+def _is_packed(buffer: Buffer) -> bool:
+    return is_narrow(buffer.dtype) and buffer.scope == "global" and per_byte(buffer.dtype) > 1
+
+
+def _is(e: Expr, value: int) -> bool:
+    return isinstance(e, Const) and e.value == value

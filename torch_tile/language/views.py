@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.view and T.reshape: other names for memory, by another shape or dtype.
+
+A tensor in global memory keeps its views of the same dtype, which launchers point at it. Of tiles, and where the dtype
+differs, one of the names is home, and uses of the others are rewritten to it: elements by their place in row-major
+order, regions where the home has the same box. Home is the name that a product or reduction uses, if one does; else
+the one of the narrowest dtype, so that a store of a wider view is several whole stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import divides
+from torch_tile.ir.bits import reinterpret
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Address, Const, Expr, Load, binary, cast, const, select, to_expr
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Rewriter, find, rebuilt
+from torch_tile.ir.polynomial import Atoms
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Alloc, Block, Program, Stmt, Store, TileOp
+from torch_tile.language.trace import name_symbol, tracer
+from torch_tile.language.values import Handle, dtype_of, shape_of
+from torch_tile.tileop.base import conjunction, describe, is_one, need_region, parallel, same_extents, spread, squeezed
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
+
+Sizes = tuple[Expr, ...]
+
+
+def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
+    """A tensor or tile by another shape or dtype of as many bytes: a second name for its memory; nothing moves.
+
+    `src` is a whole buffer, contiguous if in global memory. Without `shape`, another dtype changes the last dimension.
+    A kernel that writes to a tensor uses one of its names of one dtype only; tiles are free of that. What a wider dtype
+    of a tile stores, and a narrower one of a tensor reads, are several elements.
+    """
+    at, region = tracer("T.view"), need_region(src, "view", "src")
+    base = region.buffer
+    to = base.dtype if dtype is None else dtype_of(dtype)
+    sizes = _default(base, to) if shape is None else shape_of(shape, "T.view's shape")
+    name, why, fix = "src", "", "index it as it is, or T.copy it to a tile of the shape"
+    if base.strides is not None:
+        why, fix = "has strides", "only contiguous tensors have views: index it as it is, or T.copy it to a tile"
+    elif base.scope in ("var", "barrier"):
+        why = f"is a {base.scope} buffer"
+    elif not same_extents(region.extents, base.shape):
+        why = "is a part of a buffer"
+    elif dt.bool_ in (to, base.dtype) and to != base.dtype:
+        name, why, fix = "dtype", f"is {to} for {base.dtype}, and bool has no bits", "take uint8"
+    elif not _as_many((*sizes, to.bits), (*base.shape, base.dtype.bits)):
+        name, fix = "shape", "give a shape of as many elements" if to == base.dtype else "give one of as many bytes"
+        why = f"is {describe(sizes)} of {to}, and the memory is {describe(base.shape)} of {base.dtype}"
+    if why:
+        raise error("bad_argument", None, op="T.view", name=name, why=why, fix=fix)
+    root = base.base or base
+    made = Buffer("", sizes, to, base.scope, None, base.origin, align=base.align, base=root)
+    if base.scope == "global":
+        at.views.append(made)
+    else:
+        at.own(made)
+    return Handle(made)
+
+
+def _default(base: Buffer, to: dt.DType) -> Sizes:
+    """The shape by another dtype, as torch's `.view(dtype)` has it."""
+    last = simplify(binary("//", base.shape[-1] * base.dtype.bits, to.bits)) if base.shape else const(1, dt.int32)
+    return (*base.shape[:-1], last) if base.shape else ()
+
+
+def reshape(src: Any, shape: Any) -> Handle:
+    """T.view by another shape."""
+    return view(src, shape)
+
+
+def _as_many(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two lists of factors certainly have one product."""
+    atoms, one = Atoms(), const(1, dt.int32)
+    return atoms.of(to_expr(reduce(mul, a, one))).key == atoms.of(to_expr(reduce(mul, b, one))).key
+
+
+def resolve(program: Program) -> Program:
+    """`program` with one name for each tile, and views of tensors only by their own dtype."""
+    names = IdMap[Buffer, list[Buffer]]()  # by the memory
+    for kernel in program.kernels:
+        for node in find(kernel, Load, Store, Region, Address):
+            buffer = node.buffer
+            root = buffer.base or buffer
+            if not any(known is buffer for known in names.setdefault(root, [root])):
+                names[root].append(buffer)
+    homes = IdMap[Buffer, Buffer]()
+    firm = [
+        r.buffer
+        for k in program.kernels
+        for op in find(k, TileOp)
+        if not isinstance(op, Copy | Fill)
+        for r in find(op, Region)
+    ]
+    for root, known in names.items():
+        if root.scope == "global":
+            homes.update((b, root) for b in known if b.dtype != root.dtype)
+        elif len(known) > 1:
+            home = _home(root, known, firm)
+            homes.update((b, home) for b in known)
+    if not homes:
+        return program
+    kernels = tuple(_Homes(homes)(kernel) for kernel in program.kernels)
+    views = tuple(v for v in program.views if v not in homes)
+    return replace(program, kernels=kernels, views=views)
+
+
+def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buffer:
+    """The name of a tile that stays, as a buffer of its own."""
+    used = [b for b in known if any(b is f for f in firm)]
+    found = used[0] if used else min(known, key=lambda b: b.dtype.bits)
+    if found is root:
+        return root
+    made = replace(found, base=None, name="")
+    name_symbol(made, root.name or "tile")
+    return made
+
+
+class _Homes(Rewriter):
+    """Uses of views become uses of the names at home."""
+
+    def __init__(self, homes: IdMap[Buffer, Buffer]):
+        self.homes = homes
+
+    def visit_Alloc(self, node: Alloc) -> Alloc:
+        """The memory by its name at home."""
+        home = self.homes.get(node.buffer)
+        return self.children(node) if home is None else rebuilt(node, buffer=home)
+
+    def visit_Load(self, node: Load) -> Expr:
+        """The element, from as many elements as hold it."""
+        view, indices = node.buffer, tuple(map(self, node.indices))
+        home = self.homes.get(view)
+        if home is None or home is view:
+            return self.children(node)
+        return inside(view, indices, _read(view, home, indices))
+
+    def visit_Address(self, node: Address) -> Expr:
+        """Where the element lies."""
+        home = self.homes.get(node.buffer)
+        indices = tuple(map(self, node.indices))
+        if home is None or home is node.buffer:
+            return self.children(node)
+        at, _ = _place(node.buffer, home, indices)
+        return Address(home, at)
+
+    def visit_Store(self, node: Store) -> Stmt:
+        """The element, into as many elements as hold it."""
+        view, indices, value = node.buffer, tuple(map(self, node.indices)), self(node.value)
+        home = self.homes.get(view)
+        if home is None or home is view:
+            return rebuilt(node, indices=indices, value=value)
+        stmts = [Store(home, at, part, span=node.span) for at, part in _written(view, home, indices, value, node)]
+        return stmts[0] if len(stmts) == 1 else Block(tuple(stmts))
+
+    def visit_Copy(self, node: Copy) -> Stmt:
+        """A copy of boxes of the homes, or a nest of moves."""
+        return self._whole_or_nest(
+            node, node.dst, lambda point: cast(Load(node.src.buffer, spread(node.src, point)), node.dst.buffer.dtype)
+        )
+
+    def visit_Fill(self, node: Fill) -> Stmt:
+        """A fill of a box of the home, or a nest of stores."""
+        return self._whole_or_nest(node, node.dst, lambda point: node.value)
+
+    def _whole_or_nest(self, node: Any, dst: Region, value: Any) -> Stmt:
+        regions = list(find(node, Region))
+        if all(self.box(r) is not None for r in regions):
+            return self.children(node)  # type: ignore[no-any-return]
+        if found := node.check():
+            raise TileError(*found)
+        extents = squeezed(dst)
+
+        def put(point: Sequence[Expr]) -> Stmt:
+            return Store(dst.buffer, spread(dst, point), value(point), span=node.span)
+
+        made = parallel(extents, put) if extents else put(())
+        return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
+
+    def visit_Region(self, node: Region) -> Region:
+        """The same box of the home."""
+        found = self.box(node)
+        if found is None:
+            view, home = node.buffer, self.homes[node.buffer]
+            why = f"is {describe(node.extents)} of a view {describe(view.shape)}, and `{home.name}` has no such box"
+            fix = "use one shape of it in products and reductions, and copy to another tile for the other"
+            raise error("bad_argument", node.span, op="T.view", name="shape", why=why, fix=fix)
+        return found
+
+    def box(self, node: Region) -> Region | None:
+        """A region in terms of the home; None if that has no such box."""
+        view = node.buffer
+        home = self.homes.get(view)
+        if home is None or home is view:
+            return rebuilt(node, ranges=tuple(map(self, node.ranges)))
+        if home.dtype != view.dtype:
+            return None
+        ranges: list[Range] = []
+        for mine, others in _groups(view, home):
+            wide = [d for d in mine if not is_one(view.shape[d])]
+            room = [d for d in others if not is_one(home.shape[d])]
+            same = len(wide) == len(room) and all(
+                same_extents((view.shape[a],), (home.shape[b],)) for a, b in zip(wide, room, strict=True)
+            )
+            if not same:
+                return None
+            rest = iter(wide)
+            for d in others:
+                one = Range(const(0, dt.int32), const(1, dt.int32), keep=False)
+                ranges.append(self(node.ranges[next(rest)]) if not is_one(home.shape[d]) else one)
+        return rebuilt(node, buffer=home, ranges=tuple(ranges))
+
+
+def _groups(view: Buffer, home: Buffer) -> Iterator[tuple[list[int], list[int]]]:
+    """The fewest dimensions of both that have one product, from the first on: what they index is the same."""
+    a, b = list(range(view.rank)), list(range(home.rank))
+    while a or b:
+        mine, others = [a.pop(0)] if a else [], [b.pop(0)] if b else []
+        while not _as_many([view.shape[d] for d in mine], [home.shape[d] for d in others]):
+            product = [reduce(mul, (_size(x.shape[d]) for d in ds), 1) for x, ds in ((view, mine), (home, others))]
+            if (product[0] < product[1] and a) or not b:
+                mine.append(a.pop(0))
+            else:
+                others.append(b.pop(0))
+        yield mine, others
+
+
+def _size(size: Expr) -> float:
+    return float(size.value) if isinstance(size, Const) else float("inf")
+
+
+def inside(view: Buffer, indices: Sequence[Expr], value: Expr) -> Expr:
+    """`value`, or 0 where the indices leave a tensor's view, as elements outside of tensors read."""
+    if view.scope != "global":
+        return value
+    tests: list[Expr] = []
+    for index, size in zip(indices, view.shape, strict=True):
+        tests += [binary("<=", 0, index), binary("<", index, size)]
+    return select(conjunction(tests), value, const(0, value.dtype)) if tests else value
+
+
+def _place(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
+    """Where the first element of the home lies that holds a part of an element, and its part of that, in elements."""
+    w, h = view.dtype.bits, home.dtype.bits
+    if w == h:
+        found: list[Expr] = []
+        for mine, others in _groups(view, home):
+            found += _unravelled(_ravelled(indices, view.shape, mine), tuple(home.shape[d] for d in others))
+        return tuple(found), const(0, dt.int32)
+    flat = _ravelled(indices, view.shape, range(view.rank))
+    first, part = (flat * (w // h), const(0, dt.int32)) if w > h else (flat // (h // w), flat % (h // w))
+    return tuple(_unravelled(first, home.shape)), simplify(part)
+
+
+def _ravelled(indices: Sequence[Expr], shape: Sizes, dims: Sequence[int]) -> Expr:
+    total: Expr = const(0, dt.int32)
+    for d in dims:
+        total = total * shape[d] + indices[d]
+    return simplify(total)
+
+
+def _unravelled(index: Expr, shape: Sizes) -> list[Expr]:
+    found: list[Expr] = []
+    for d in range(len(shape) - 1, -1, -1):
+        found.insert(0, simplify(index % shape[d]) if d else simplify(index))
+        index = index // shape[d]
+    return found
+
+
+def _unsigned(bits: int) -> dt.DType:
+    return dt.BY_NAME[f"uint{bits}"]
+
+
+def _read(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> Expr:
+    w, h = view.dtype.bits, home.dtype.bits
+    at, part = _place(view, home, indices)
+    if w == h:
+        return reinterpret(Load(home, at), view.dtype)
+    wide = dt.uint64 if max(w, h) == 64 else dt.uint32
+    if w < h:
+        word = cast(reinterpret(Load(home, at), _unsigned(h)), wide) >> cast(part * w, wide)
+        return reinterpret(cast(word & ((1 << w) - 1), _unsigned(w)), view.dtype)
+    parts = [cast(reinterpret(Load(home, one), _unsigned(h)), wide) << (h * k) for k, one in _next(home, at, w // h)]
+    return reinterpret(cast(reduce(lambda a, b: a | b, parts), _unsigned(w)), view.dtype)
+
+
+def _next(home: Buffer, at: Sequence[Expr], count: int) -> Iterator[tuple[int, tuple[Expr, ...]]]:
+    """As many elements from a place on; they are in one row where `count` divides it."""
+    if not divides(count, home.shape[-1]):
+        why, fix = f"has rows of {describe(home.shape[-1:])} elements", f"make them multiples of {count}"
+        raise error("bad_argument", None, op="T.view", name="src", why=why, fix=fix)
+    for k in range(count):
+        yield k, (*at[:-1], simplify(at[-1] + k))
+
+
+def _written(
+    view: Buffer, home: Buffer, indices: Sequence[Expr], value: Expr, node: Store
+) -> Iterator[tuple[tuple[Expr, ...], Expr]]:
+    """The stores for one of a view."""
+    w, h = view.dtype.bits, home.dtype.bits
+    at, _ = _place(view, home, indices)
+    if w < h:
+        why = f"is {view.dtype}, and {h // w} elements share one of `{home.name}`, {home.dtype}"
+        fix = "allocate the memory by the narrower dtype, and view it by the wider one"
+        raise error("bad_argument", node.span, op="T.view", name="dtype", why=why, fix=fix)
+    if w == h:
+        yield at, reinterpret(value, home.dtype)
+        return
+    wide = dt.uint64 if w == 64 else dt.uint32
+    word = cast(reinterpret(value, _unsigned(w)), wide)
+    for k, one in _next(home, at, w // h):
+        part = cast((word >> (h * k)) & ((1 << h) - 1), _unsigned(h))
+        yield one, reinterpret(part, home.dtype)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.cross_entropy`, the loss of logits against class indices, and `tile.cross_entropy_backward`.
+
+The kernels read the logits once each: for the loss and the log-sum-exp, and for the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.kernels.common import compute_dtype
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import V, entry, form, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
+
+INDICES = (torch.int32, torch.int64)
+
+
+class CrossEntropyArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.cross_entropy`."""
+
+    logits: V
+    target: V
+    weight: V | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+class CrossEntropyBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.cross_entropy_backward`."""
+
+    grad: V
+    logits: V
+    target: V
+    lse: V
+    weight: V | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    @property
+    def forward(self) -> CrossEntropyArgs[V]:
+        """The arguments of the loss."""
+        return CrossEntropyArgs(*(getattr(self, name) for name in CrossEntropyArgs._fields))
+
+
+def _check(op: str, args: CrossEntropyArgs[Tensor]) -> None:
+    logits, target = args.logits, args.target
+    checks.check_floating(op, logits=logits, weight=args.weight)
+    require(logits.dim() >= 1, lambda: f"tile.{op}: logits has 0 dimensions; expected at least 1: [..., N]")
+    require_type(
+        target.dtype in INDICES, lambda: f"tile.{op}: target has dtype {target.dtype}; expected int64 or int32: classes"
+    )
+    _check_rows(op, "target", target, logits)
+    checks.check_vector(op, "weight", args.weight, logits.shape[-1], "logits' last dimension")
+    require_value(
+        0.0 <= args.label_smoothing <= 1.0,
+        lambda: f"tile.{op}: label_smoothing is {args.label_smoothing}; expected 0.0 to 1.0",
+    )
+
+
+def _check_rows(op: str, name: str, x: Tensor, logits: Tensor) -> None:
+    """One number for each row of the logits."""
+    checks.check_device(op, name, x, "logits", logits)
+    checks.check_dims(op, name, x, logits.dim() - 1, "logits' dimensions but the last")
+    for dim in range(logits.dim() - 1):
+        checks.check_size(op, name, x, dim, logits.shape[dim], "as logits")
+
+
+def _fake(args: CrossEntropyArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check("cross_entropy", args)
+    loss = args.logits.new_empty(args.target.shape, dtype=compute_dtype(args.logits.dtype))
+    return loss, torch.empty_like(loss)
+
+
+def _fake_backward(args: CrossEntropyBackwardArgs[Tensor]) -> Tensor:
+    op, sums = "cross_entropy_backward", compute_dtype(args.logits.dtype)
+    _check(op, args.forward)
+    for name, x in (("grad", args.grad), ("lse", args.lse)):
+        _check_rows(op, name, x, args.logits)
+        require_type(x.dtype == sums, lambda: f"tile.{op}: {name} has dtype {x.dtype}; expected {sums}")  # noqa: B023
+    return args.logits.new_empty(args.logits.shape)
+
+
+def _save(ctx: Any, args: CrossEntropyArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    if args.weight is not None and args.weight.requires_grad:
+        raise NotImplementedError("tile.cross_entropy: weight has no gradient; pass weight.detach()")
+    ctx.args = without_tensors(args)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(args.logits, args.target, args.weight, output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    logits, target, weight, lse = ctx.saved_tensors
+    given = CrossEntropyBackwardArgs(grad, logits, target, lse, weight, *ctx.args[3:])
+    return op_gradients(CrossEntropyArgs, logits=torch.ops.tile.cross_entropy_backward.default(*given))
+
+
+def _save_backward(ctx: Any, args: CrossEntropyBackwardArgs[Tensor], output: Tensor) -> None:
+    ctx.args = without_tensors(args)
+    ctx.save_for_backward(args.grad, args.logits, args.target, args.lse, args.weight)
+
+
+def _twice(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+    """Gradients of the gradient; the log-sum-exp counts as a function of the logits."""
+    grad, logits, target, lse, weight = ctx.saved_tensors
+    args = ctx.args._replace(logits=logits, target=target, lse=lse, weight=weight)
+    slopes, factor = kernels("cross_entropy").logit_slopes(logits, target, lse, weight, *args[5:])
+    upstream = upstream.to(slopes.dtype)
+    of_grad = (upstream * slopes).sum(-1).to(grad.dtype)
+    probability = torch.exp(logits.to(slopes.dtype) - lse[..., None])
+    mean = (upstream * probability).sum(-1, keepdim=True)
+    counted = (target != args.ignore_index)[..., None]
+    found = factor[..., None] * probability * (upstream - mean) + 2.0 * args.z_loss * probability * mean
+    of_logits = torch.where(counted, grad.to(slopes.dtype)[..., None] * found, 0.0).to(logits.dtype)
+    return op_gradients(CrossEntropyBackwardArgs, grad=of_grad, logits=of_logits)
+
+
+def _sharding(args: CrossEntropyArgs[Spec]) -> Rule:
+    rows = row_names(args.logits)
+    dims, weight = (*rows, "n"), if_given(args.weight, ("n",))
+    return Rule(outputs=[rows, rows], inputs=[dims, rows, weight], free=rows, saved=[dims, rows, weight, rows])
+
+
+def _sharding_of_backward(args: CrossEntropyBackwardArgs[Spec]) -> Rule:
+    rows = row_names(args.logits)
+    dims = (*rows, "n")
+    inputs = [rows, dims, rows, rows, if_given(args.weight, ("n",))]
+    return Rule(outputs=[dims], inputs=inputs, free=rows)
+
+
+cross_entropy = form(
+    "cross_entropy",
+    CrossEntropyArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """The cross-entropy of each row of logits against its class, and the row's log-sum-exp.
+
+With `p = softmax(logits)`, a row of class y costs `-(1 - s) w[y] log p[y] - s / N sum_c w[c] log p[c] + z lse^2`, where
+s is `label_smoothing` (arXiv:1512.00567), w `weight` or 1, and z `z_loss` (arXiv:2204.02311). Sums are in float32
+(float64 for float64). The gradient is a kernel, too.
+
+Args:
+    logits: `[..., N]`, of any strides.
+    target: `[...]` int64 or int32, a class for each row. One that is no class and not `ignore_index` gives NaN.
+    weight: `[N]`, of any floating dtype. It has no gradient: one that requires it is refused.
+    ignore_index: rows of this target cost 0 and get no gradient.
+    label_smoothing: 0.0 to 1.0, the share of the target that all classes divide among themselves.
+    z_loss: the factor of the squared log-sum-exp.
+
+Returns:
+    loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
+""",
+)
+
+
+register(
+    name="cross_entropy",
+    args=CrossEntropyArgs,
+    returns=("loss", "lse"),
+    form=cross_entropy,
+    fake=_fake,
+    run=entry("cross_entropy", "cross_entropy", "loss", "lse"),
+    reference=in_torch("cross_entropy", "loss_reference"),
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=no_flops,
+)
+register(
+    name="cross_entropy_backward",
+    args=CrossEntropyBackwardArgs,
+    fake=_fake_backward,
+    run=entry("cross_entropy", "cross_entropy_backward", "out"),
+    reference=in_torch("cross_entropy", "gradient_reference"),
+    setup_context=_save_backward,
+    backward=_twice,
+    sharding=_sharding_of_backward,
+    flops=no_flops,
+)
