@@ -113,8 +113,6 @@ INSTEAD = {
     "sync_grid": "T.arrive_last tells which block is the last to arrive; several T.Kernel in one function run in order",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
     "make_tensor": "the language has no pointers: give every tensor as a parameter",
-    "alloc_tmem": "tensor memory is sm_100's: accumulate in T.alloc_fragment",
-    "tcgen05_gemm": "T.gemm chooses the instruction; sm_100's own are not supported",
     "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",

@@ -93,14 +93,14 @@ def ptx_mma(
         why = f"is {shape!r} of {types[0]} and {types[1]}, {A_layout} and {B_layout}, with sums of {types[2]}"
         raise error("bad_argument", None, op=what, name="shape", why=why, fix=f"row and col, give {'; '.join(known)}")
     given = ((accumulator, c_index), (multiplicand_a, a_index), (multiplicand_b, b_index))
-    places = [_local(what, array, index) for array, index in given]
-    for place, name in zip(places, (types[2], *types[:2]), strict=True):
+    d, a, b = (_local(what, array, index) for array, index in given)
+    for place, name in zip((d, a, b), (types[2], *types[:2]), strict=True):
         held = "float32" if name == "tf32" else name
         if place.buffer.dtype.name != held:
             why, fix = f"has an array of {place.buffer.dtype}", f"give one of {held}"
             raise error("bad_argument", None, op=what, name="multiplicand_a", why=why, fix=fix)
     thread_index()
-    at.emit(matrix.mma(*places, shape, types))
+    at.emit(matrix.mma(d, a, b, shape, types))
 
 
 def mma_fill(dtype: Any, local_size: int, local_ptr: Any, offset: Scalar = 0) -> None:
