@@ -330,7 +330,16 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [
-    "Broadcast", "Let", "PrimExpr", "Ramp", "Shuffle", "Var", "alloc_buffer", "decl_buffer", "extract_lane", "let",
+    "Broadcast",
+    "Let",
+    "PrimExpr",
+    "Ramp",
+    "Shuffle",
+    "Var",
+    "alloc_buffer",
+    "decl_buffer",
+    "extract_lane",
+    "let",
 ]
 __all__ += [  # of CUDA and TVM by their names
     "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "alloc_cluster_barrier",

@@ -189,11 +189,11 @@ class _Wide(Rewriter):
     def program(self, program: Program) -> Program:
         """All kernels, and the tensors that they are about."""
         params = tuple(self.buffer(p) if isinstance(p, Buffer) else self.visit_Var(p) for p in program.params)
-        groups = program.workspaces, program.outputs, program.views
-        workspaces, outputs, views = (tuple(map(self.buffer, group)) for group in groups)
+        workspaces, outputs, views = (
+            tuple(map(self.buffer, group)) for group in (program.workspaces, program.outputs, program.views)
+        )
         kernels = tuple(self(kernel) for kernel in program.kernels)
-        switches, span = program.switches, program.span
-        return Program(program.name, params, kernels, workspaces, outputs, views, switches, span=span)
+        return replace(program, params=params, kernels=kernels, workspaces=workspaces, outputs=outputs, views=views)
 
     def buffer(self, old: Buffer) -> Buffer:
         """What holds the elements of `old`."""

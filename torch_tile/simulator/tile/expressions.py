@@ -204,8 +204,8 @@ def atomic(call: Call, block: Tiles) -> Value:
     old = block.loaded(storage, load)
     operand = block.expr(call.args[1])
     wide = block.wide(load.dtype)
-    before, after = (torch.as_tensor(x).to(wide) for x in (old, operand))
-    new = folded(str(call.options[0]), before, after, load.dtype)
+    before, by = (torch.as_tensor(x).to(wide) for x in (old, operand))
+    new = folded(str(call.options[0]), before, by, load.dtype)
     block.put(load, storage, new if load.dtype.is_float else shared(new))
     return old
 
