@@ -80,6 +80,7 @@ from torch_tile.language.emitters import (
     mma_store_index_map,
 )  # fmt: skip
 from torch_tile.language.foreign import (
+    CUDASourceCodeKernel,
     access_ptr,
     call_extern,
     call_pure_extern,
@@ -88,6 +89,7 @@ from torch_tile.language.foreign import (
     tvm_access_ptr,
 )  # fmt: skip
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
+from torch_tile.language.instructions import mma_fill, ptx_cp_async, ptx_ldmatrix, ptx_mma
 from torch_tile.language.layout import (
     Fragment,
     Layout,
@@ -151,7 +153,6 @@ from torch_tile.language.math import (
 from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, let
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
-from torch_tile.language.ptx import mma_fill, ptx_cp_async, ptx_ldmatrix, ptx_mma
 from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
 from torch_tile.language.reducers import (
     alloc_reducer,
@@ -342,14 +343,14 @@ __all__ += [
     "let",
 ]
 __all__ += [  # of CUDA and TVM by their names
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "alloc_cluster_barrier",
-    "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul",
-    "get_cluster_extent", "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size",
-    "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
-    "ieee_mul", "ieee_sub", "import_source", "make_mma_swizzle_layout", "mma_fill", "mma_store_index_map",
-    "popcount", "ptx", "ptx_arrive_barrier", "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier",
-    "ptx_cp_async", "ptx_fence_barrier_init", "ptx_ldmatrix", "ptx_mma", "ptx_wait_barrier", "rng_init", "rng_rand",
-    "rng_rand_float", "tma_store_arrive", "tma_store_wait", "tvm_access_ptr", "tvm_warp_shuffle_down",
-    "tvm_warp_shuffle_up", "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand",
-    "warpgroup_wait",
+    "CUDASourceCodeKernel", "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask",
+    "alloc_cluster_barrier", "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv",
+    "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent", "get_cluster_extents", "get_cluster_ids",
+    "get_cluster_size", "get_mma_micro_size", "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf",
+    "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "import_source", "make_mma_swizzle_layout",
+    "mma_fill", "mma_store_index_map", "popcount", "ptx", "ptx_arrive_barrier", "ptx_arrive_barrier_expect_tx",
+    "ptx_arrive_cluster_barrier", "ptx_cp_async", "ptx_fence_barrier_init", "ptx_ldmatrix", "ptx_mma",
+    "ptx_wait_barrier", "rng_init", "rng_rand", "rng_rand_float", "tma_store_arrive", "tma_store_wait",
+    "tvm_access_ptr", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "warpgroup_arrive", "warpgroup_commit_batch",
+    "warpgroup_fence_operand", "warpgroup_wait",
 ]  # fmt: skip

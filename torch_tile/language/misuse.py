@@ -146,7 +146,7 @@ FAMILIES = (
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
      r"|get_ldmatrix_offset", "T.gemm chooses the instruction"),
     (r"(wgmma_)?gemm_sp", "sparse products are not supported: T.gemm multiplies dense tiles"),
-    (r"call_kernel|CUDASourceCodeKernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
+    (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
     (r"(call_)?llvm\w*|call_intrin|vscale|get_active_lane_mask|vector(combine|high|low)",
      "is of LLVM's code: write operators and T's functions"),
     (r"(anylist|TVMBackend|call_c?packed|tvm_call|tvm_stack|tvm_struct|tvm_throw|lookup_param|handle_add)\w*|isnullptr",
