@@ -7,6 +7,7 @@ in which it is the only unknown and stands linearly. Everything unfit is a Launc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class Binding:
         self.given = [p for i, p in enumerate(program.params) if i not in allocated]
         self.names = [p.name for p in self.given]
         self.sizes = dimensions(program)
+        self.has_pointers = any(isinstance(p, Buffer) and p.origin == "pointer" for p in self.given)
 
     def in_order(self, args: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """The arguments in the order of the parameters; they may be given by name."""
@@ -76,6 +78,7 @@ class Binding:
                 first = first or (param.name, value.device)
                 facts += facts_of(param, value)
         sizes = solve(facts)
+        self._check_pointers(args, sizes)
         for var in self.sizes:
             if var not in sizes and self.is_unused(var):
                 sizes[var] = 0  # of a tensor that is None
@@ -86,6 +89,18 @@ class Binding:
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"
                 )
         return sizes
+
+    def _check_pointers(self, args: Sequence[Any], sizes: Sizes) -> None:
+        """Raise for a tensor that is smaller than what the kernel takes to begin there."""
+        if not self.has_pointers:
+            return
+        values: dict[Var, Scalar] = {**sizes, **self.scalars_of(args)}
+        for param, value in zip(self.given, args, strict=True):
+            if isinstance(param, Buffer) and param.origin == "pointer" and value is not None:
+                shape, steps = _form(param, values)
+                reach = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) if 0 not in shape else 0
+                if reach > value.numel():
+                    raise LaunchError(f"argument `{param.name}` must have {reach} elements, got {value.numel()}")
 
     def is_unused(self, symbol: Buffer | Var) -> bool:
         """Whether nothing but the signature mentions a parameter or a size: its tensor may be None."""
@@ -112,7 +127,7 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
     wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}
     if value.dtype not in wanted:
         raise LaunchError(f"argument `{name}` must have dtype {param.torch_dtype()}, got {value.dtype}")
-    if value.dim() != param.rank:
+    if value.dim() != param.rank and param.origin != "pointer":
         raise LaunchError(f"argument `{name}` must have {param.rank} dimensions, got shape {list(value.shape)}")
     if value.device.type != kind:
         what = "a CUDA device" if kind == "cuda" else kind
@@ -123,26 +138,39 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
         )
     if value.layout is not torch.strided or value.is_neg():
         raise LaunchError(f"argument `{name}` must be a plain dense tensor; pass .to_dense() or .resolve_neg()")
-    if param.strides is None and not value.is_contiguous():
+    if (param.strides is None or param.origin == "pointer") and not value.is_contiguous():
         raise LaunchError(
             f"argument `{name}` must be contiguous, got strides {value.stride()} for shape {list(value.shape)}; "
             "pass .contiguous(), or annotate it with T.StridedTensor"
         )
 
 
-def held(param: Buffer, value: Any) -> Any:
-    """A tensor of a narrow type as the bytes that kernels compute with, nothing for None; others as they are."""
+def held(param: Buffer, value: Any, values: Mapping[Var, Scalar]) -> Any:
+    """A tensor as kernels see it, by the sizes and scalars `values`: bytes of narrow types, nothing for None, and from
+    a pointer on what was declared."""
     import torch
 
     if value is None:
         return torch.empty([0] * param.rank, dtype=param.dtype.as_torch())
     value = value.detach()
+    if param.origin == "pointer":
+        value = value.as_strided(*_form(param, values))
     return value.view(param.dtype.as_torch()) if param.seen_as and value.dtype != param.dtype.as_torch() else value
+
+
+def _form(param: Buffer, values: Mapping[Var, Scalar]) -> tuple[list[int], list[int]]:
+    """The sizes and strides of what begins at a pointer."""
+    shape = [size_of(n, values, param.name) for n in param.shape]
+    if param.strides is not None:
+        return shape, [size_of(n, values, param.name) for n in param.strides]
+    return shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
 def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
     """What the shape and the strides of an argument say."""
-    found = []
+    found: list[Fact] = []
+    if param.origin == "pointer":
+        return found
     for dim, wanted in enumerate(param.shape):
         actual = tensor.shape[dim]
         if param.seen_as and param.seen_as.bits < 8 and dim == param.rank - 1 and isinstance(wanted, Binary):

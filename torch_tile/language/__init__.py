@@ -152,6 +152,7 @@ from torch_tile.language.math import (
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, let
+from torch_tile.language.pointers import handle, make_tensor, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
 from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
 from torch_tile.language.reducers import (
@@ -340,7 +341,11 @@ __all__ += [
     "alloc_buffer",
     "decl_buffer",
     "extract_lane",
+    "handle",
     "let",
+    "make_tensor",
+    "match_buffer",
+    "ptr",
 ]
 __all__ += [  # of CUDA and TVM by their names
     "CUDASourceCodeKernel", "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask",

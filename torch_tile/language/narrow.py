@@ -307,9 +307,10 @@ class _Wide(Rewriter):
         return decoded((cast(byte, dt.uint32) >> place) & ((1 << old.dtype.bits) - 1), old.dtype)
 
     def visit_Address(self, node: Address) -> Expr:
-        """Where a byte lies; of packed types nothing can be said."""
-        if per_byte(node.buffer.dtype) > 1 and is_narrow(node.buffer.dtype):
-            _refuse(node, f"the address of an element of `{node.buffer.name}`", node.buffer.dtype, "give bytes")
+        """Where a byte of a tensor lies; of packed types, and of tiles in wider ones, there is no place."""
+        old = node.buffer
+        if is_narrow(old.dtype) and old.dtype != dt.tfloat32 and (old.scope != "global" or per_byte(old.dtype) > 1):
+            _refuse(node, f"the address of an element of `{old.name}`", old.dtype, "view a tile of uint8 by T.view")
         return self.children(node)
 
     # Statements.

@@ -20,6 +20,7 @@ from torch_tile.ir.expr import Expr, Load, Var
 from torch_tile.ir.node import contains, find, walk
 from torch_tile.ir.stmt import Alloc, Program, Role, TileOp
 from torch_tile.language.narrow import widen
+from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.scopes import Kernel
@@ -77,9 +78,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         params = {name: make_param(name, kind) for name, kind in types.items()}
         at.params = list(params.values())
-        args, kwargs = call_arguments(
-            function, groups, [Handle(p) if isinstance(p, Buffer) else p for p in params.values()]
-        )
+        args, kwargs = call_arguments(function, groups, [in_hands(p) for p in params.values()])
         with around:
             result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
         return finish(at, function.__name__, tuple(params.values()), result)
@@ -142,9 +141,9 @@ def evaluated(function: FunctionType, name: str, annotation: Any, scope: dict[st
         raise TileError(*(replace(each, span=span) for each in problem.diagnostics)) from None
 
 
-def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | DType:
+def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | PointerType | DType:
     """A parameter's type from its annotation; `bad_annotation` otherwise."""
-    if isinstance(annotation, TensorType):
+    if isinstance(annotation, TensorType | PointerType):
         return annotation
     try:
         return to_dtype(annotation)
@@ -154,9 +153,16 @@ def param_type(name: str, annotation: Any, function: FunctionType | None) -> Ten
         raise error("bad_annotation", span, name=name, got=got) from None
 
 
-def make_param(name: str, kind: TensorType | DType) -> Buffer | Var:
+def make_param(name: str, kind: TensorType | PointerType | DType) -> Buffer | Var:
     """The symbol of a parameter."""
-    return kind.buffer(name) if isinstance(kind, TensorType) else Var(name, kind, "param")
+    return Var(name, kind, "param") if isinstance(kind, DType) else kind.buffer(name)
+
+
+def in_hands(symbol: Buffer | Var) -> Any:
+    """A parameter as its author gets it."""
+    if isinstance(symbol, Var):
+        return symbol
+    return Pointer(symbol) if symbol.origin == "pointer" else Handle(symbol)
 
 
 def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any, span: Span | None = None) -> Program:
@@ -433,7 +439,7 @@ class _Run:
         with around:
             for name, parameter in self.call.signature.parameters.items():
                 annotation = parameter.annotation
-                if isinstance(annotation, TensorType) or _is_scalar_param(annotation):
+                if isinstance(annotation, TensorType | PointerType) or _is_scalar_param(annotation):
                     arguments[name] = self.annotate(name, annotation, arguments[name])
             recorder = Recorder(at, self.annotate)
             result = rewrite(function, lambda: recorder)(**arguments)
@@ -471,7 +477,7 @@ class _Run:
             return symbol
         if self.learning and isinstance(kind, TensorType):
             self._learn(name, kind)
-        return Handle(symbol)
+        return in_hands(symbol)
 
     def _learn(self, name: str, kind: TensorType) -> None:
         tensor, rank = self.call.arguments[name], len(kind.shape)

@@ -103,7 +103,7 @@ class CudaLauncher(BaseLauncher):
         self.whole = Binding(program)
         self.alignments = dict(zip(self.buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
-        self.scalars_matter = any(n is p for n in used for p in self.scalars)
+        self.scalars_matter = self.binding.has_pointers or any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
         self.plans: dict[Any, Plan] = {}
         self.remember: Callable[[tuple[Any, ...], bytes], bool] | None = None
@@ -210,22 +210,25 @@ class CudaLauncher(BaseLauncher):
         grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
         if grid is None:
             return None
-        arguments, forms = self.arguments(entry, sizes)
+        arguments, forms = self.arguments(entry, sizes, scalars)
         maps = tuple(TensorMaps(form, machine) for form in forms)
         shape = grid, entry.threads, entry.shared_bytes
         return Launch(function.handle, *shape, arguments, maps, entry.cluster, entry.early)
 
-    def arguments(self, entry: Entry, sizes: Sizes) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:
+    def arguments(
+        self, entry: Entry, sizes: Sizes, scalars: Mapping[Var, Scalar] | None = None
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:  # fmt: skip
         """What the kernel is given, as in `Launch`, and the tensor maps among it."""
         found: list[tuple[int, int]] = []
         forms: list[MapForm] = []
+        values: dict[Var, Scalar] = {**sizes, **(scalars or {})}
         names = [p.name for p in self.buffers]
         for argument, kind in zip(entry.args, entry.kinds, strict=True):
             if isinstance(argument, int):
                 found.append((TENSOR, argument))
             elif not isinstance(argument, Var):
                 found.append((MAP, len(forms)))
-                forms.append(map_form(argument, names[argument.position], sizes))
+                forms.append(map_form(argument, names[argument.position], values))
             elif argument in sizes:
                 if kind == "i" and sizes[argument] > LARGEST_INT:
                     size = f"size `{argument.name}` = {sizes[argument]}"

@@ -62,6 +62,8 @@ class BaseLauncher:
     def sizes_of(self, args: Sequence[Any]) -> Sizes:
         """The run-time sizes, remembered for arguments that were found fit before."""
         form = tuple(map(form_of, args))
+        if self.binding.has_pointers:
+            form += tuple(self.binding.scalars_of(args).values())
         found = self.known.get(form)
         if found is None:
             if len(self.known) >= MOST_FORMS:

@@ -40,7 +40,7 @@ def interpret(
         is_given = position < len(program.params) and position not in allocated
         if is_given:
             value = next(rest)
-            value = held(old, value) if isinstance(old, Buffer) else value
+            value = held(old, value, values) if isinstance(old, Buffer) else value
         elif isinstance(old, Buffer):
             value = poisoned([size_of(s, values, old.name) for s in old.shape], old.dtype)
             if old.origin != "workspace":
@@ -67,7 +67,9 @@ def bind(
     """
     binding = Binding(program)
     given = binding.in_order(args)
-    values: dict[Var, Value] = {**binding.sizes_of(given)}
-    values |= {v: constant(n, v.dtype) for v, n in binding.scalars_of(given).items()}
-    tensors = {p: held(p, a) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
+    sizes, scalars = binding.sizes_of(given), binding.scalars_of(given)
+    values: dict[Var, Value] = {**sizes}
+    values |= {v: constant(n, v.dtype) for v, n in scalars.items()}
+    known: dict[Var, Scalar] = {**sizes, **scalars}
+    tensors = {p: held(p, a, known) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
     return tensors, values

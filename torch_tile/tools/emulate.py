@@ -124,7 +124,7 @@ class EmulatedLauncher(BaseLauncher):
         scheduler = _scheduler()  # first: the text's calls find it
         library = ctypes.CDLL(str(self.library or build([self.source])))
         names = [b.name for b in tensors_of(self.program)]
-        tensors = [held(b, t) if t is None else t for b, t in zip(tensors_of(self.program), tensors, strict=True)]
+        tensors = [held(b, t, {}) if t is None else t for b, t in zip(tensors_of(self.program), tensors, strict=True)]
         for number, entry in enumerate(self.source.entries):
             grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
             if grid is not None:
@@ -148,7 +148,7 @@ def _slot(
             if argument in sizes
             else struct.pack("Q", slot_of(argument, scalars[argument]))
         )
-    form = map_form(argument, names[argument.position], sizes)
+    form = map_form(argument, names[argument.position], {**sizes, **scalars})
     rank = len(form.sizes)
     pad = [0] * (5 - rank)
     return struct.pack(
