@@ -143,7 +143,7 @@ FAMILIES = (
      "the compiler places it: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
     (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
-     r"|get_ldmatrix_offset", "T.gemm chooses the instruction"),
+     r"", "T.gemm chooses the instruction"),
     (r"(wgmma_)?gemm_sp", "sparse products are not supported: T.gemm multiplies dense tiles"),
     (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
     (r"(call_)?llvm\w*|call_intrin|vscale|get_active_lane_mask|vector(combine|high|low)",
