@@ -50,13 +50,13 @@ def test_what_raises_is_out_and_the_others_go_on():
     def bad():
         raise RuntimeError("no")
 
-    failures, told = [], []
+    failures, ticks = [], []
     good, out = race(
-        [lambda: None, bad], 1, 1, timer=lambda call, *_: (call(), 1.0)[1], told=lambda: told.append(1),
+        [lambda: None, bad], 1, 1, timer=lambda call, *_: (call(), 1.0)[1], tick=lambda: ticks.append(1),
         failed=lambda: failures.append(1),
     )  # fmt: skip
     assert good.latency == 1.0 and out.latency is None and str(out.failure) == "no"
-    assert len(failures) == 1 and len(told) == ROUNDS + 1
+    assert len(failures) == 1 and len(ticks) == ROUNDS + 1
 
 
 def test_a_lost_machine_ends_the_race():

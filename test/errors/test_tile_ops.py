@@ -5,6 +5,8 @@ import pytest
 
 import torch_tile as tilelang
 import torch_tile.language as T
+from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.fill import Fill
 
 
 def gemm_shape():
@@ -121,7 +123,26 @@ def bulk_copy():
     tilelang.compile(kernel, target="cuda:sm_90a")
 
 
+class Unlowered(Fill):
+    """An operation whose author has thought of no GPU."""
+
+    infer_layout, lower_cuda = RegisteredOp.infer_layout, RegisteredOp.lower_cuda
+
+
+def no_lowering():
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            tile = T.alloc_fragment((128,), "float32")
+            UNLOWERED(tile, 1.0)  # here
+            T.copy(tile, A)
+
+    tilelang.compile(kernel, target="cuda:sm_80")
+
+
+UNLOWERED = T._recorded("fill", Unlowered.build)
 CASES = {
+    no_lowering: ("no_lowering", "UNLOWERED(tile, 1.0)"),
     gemm_shape: ("gemm_shape", "T.gemm(a, b, c)"),
     gemm_dtype: ("gemm_dtype", "T.gemm(a, b, c)"),
     gemm_scope: ("gemm_scope", "T.gemm(A, b, c)"),

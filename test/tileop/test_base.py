@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import inspect
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +38,23 @@ def test_every_op_is_complete(name):
         assert getattr(op, method) not in (getattr(RegisteredOp, method, None), getattr(TileOp, method, None)), method
     assert op.op_name == name and callable(getattr(T, name))
     assert op.__doc__ and op.build.__doc__
+
+
+def test_the_how_to_names_every_method_without_a_default():
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    how_to = re.split(r"^## ", text.partition("## Adding a tile op")[2], maxsplit=1, flags=re.M)[0]
+    wanted = [
+        name
+        for name, method in vars(RegisteredOp).items()
+        if not name.startswith("_") and re.search(r"raise (NotImplementedError|self\._lacks)", source_of(method))
+    ]
+    assert len(wanted) >= 6
+    assert [name for name in [*wanted, "evaluate"] if f"`{name}`" not in how_to] == []
+
+
+def source_of(method):
+    method = getattr(method, "__func__", method)
+    return inspect.getsource(method) if inspect.isfunction(method) else ""
 
 
 def test_a_name_is_declared_once():

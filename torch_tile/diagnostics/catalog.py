@@ -99,6 +99,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
     "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
     # tile ops
+    "no_lowering": (
+        "T.{name} has no lowering for {target}: its class {owner} does not write `{method}`",
+        "write {owner}.{method}, as CONTRIBUTING.md says under Adding a tile op, or compile for another target",
+    ),
     "gemm_shape": (
         "T.gemm: {a} x {b} -> {c} do not fit",
         "A is (M, K) or (K, M) with transpose_A, B is (K, N) or (N, K) with transpose_B, C is (M, N)",

@@ -40,13 +40,10 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs a kernel: the target, how many blocks' worth of work it does at a time (threads or SMs), and the GPU's
-    name, if what was measured on it shall be used.
-    """
+    """What runs a kernel: the target, and how many blocks' worth of work it does at a time (threads or SMs)."""
 
     target: Target
     num_sms: int
-    name: str = ""
 
     @property
     def is_gpu(self) -> bool:
@@ -94,7 +91,7 @@ def _is_ready(index: int) -> bool:
 @cache
 def _gpu(index: int) -> Machine:
     num_sms = torch.cuda.get_device_properties(index).multi_processor_count
-    return Machine(_target_of(index), num_sms, torch.cuda.get_device_name(index))
+    return Machine(_target_of(index), num_sms)
 
 
 def strided(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from torch_tile.diagnostics.errors import Diagnostic, error
+from torch_tile.diagnostics.errors import Diagnostic, TileError, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const, to_expr
@@ -56,11 +56,11 @@ class RegisteredOp(TileOp):
 
     def lower_cpu(self) -> Stmt:
         """The op as loops, stores and calls of CPU helpers, for one thread that runs the whole block."""
-        raise NotImplementedError
+        raise self._lacks("lower_cpu", "the CPU")
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """What the op asks of its buffers, as far as that follows from `known`; asked again as more becomes known."""
-        raise NotImplementedError
+        raise self._lacks("infer_layout", "GPUs")
 
     def as_loop(self) -> For | None:
         """The op as a T.Parallel loop, if it is one; such an op may choose the layouts of its fragments."""
@@ -68,7 +68,12 @@ class RegisteredOp(TileOp):
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """What each thread of the group does: statements that may hold T.Parallel loops over fragments and memory."""
-        raise NotImplementedError
+        raise self._lacks("lower_cuda", "GPUs")
+
+    def _lacks(self, method: str, target: str) -> TileError:
+        return error(
+            "no_lowering", self.span, name=self.op_name, target=target, owner=type(self).__name__, method=method
+        )
 
 
 _OPS: dict[str, type[RegisteredOp]] = {}

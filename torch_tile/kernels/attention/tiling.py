@@ -11,8 +11,7 @@ import torch
 
 from torch_tile.hardware import RESERVED
 from torch_tile.kernels.attention.spec import Config, Spec
-from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
-from torch_tile.kernels.tuned import rows_class, tuned
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
 
 
 @dataclass(frozen=True)
@@ -36,24 +35,10 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     """The tiling of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
     problem = typical(problem)
     if machine.is_gpu:
-        found = tuned(Config, "attention", machine, shape_class(spec, problem))
-        if found is not None and (not found.packed or problem.packs(found.block_q)):
-            return found
         return _gpu_config(spec, problem, machine)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
     block_q = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64
     return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q))
-
-
-def shape_class(spec: Spec, problem: Problem) -> str | None:
-    """Problems that are cut alike; None for those that are not tuned for."""
-    if spec.dtype.itemsize != 2 or spec.mask is not None or spec.windowed or not (spec.folded and spec.exact):
-        return None
-    if spec.score:
-        return None
-    kind = "causal" if spec.causal else "full"
-    keys = power_of_two(problem.keys)
-    return f"d{spec.tile_d},{spec.tile_dv} {kind} {problem.heads}x{problem.groups} {rows_class(problem.rows)}x{keys}"
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:

@@ -34,7 +34,6 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.tiling import BARRIERS, MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
-from torch_tile.kernels.tuned import rows_class, tuned
 
 
 def dequantize(
@@ -612,15 +611,7 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
     problem = typical(problem)
     if not machine.is_gpu:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, 64, stages=0)
-    return tuned(Config, "dequant", machine, shape_class(problem)) or _gpu_config(problem, machine)
-
-
-def shape_class(problem: Problem) -> str | None:
-    """Problems that are cut alike; None for operands that are not tuned for."""
-    if problem.dtype.itemsize != 2 or not problem.aligned:
-        return None
-    bits = f"{problem.bits} bits by {problem.group}"
-    return f"{problem.products}*{rows_class(problem.m)}x{problem.n}x{problem.k} {bits}"
+    return _gpu_config(problem, machine)
 
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:

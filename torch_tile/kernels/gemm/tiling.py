@@ -11,7 +11,6 @@ from functools import lru_cache
 import torch
 
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
-from torch_tile.kernels.tuned import rows_class, tuned
 
 # A tiling of a matrix product into blocks, the problem that it is for, and what it takes of a GPU.
 
@@ -110,15 +109,7 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
     problem = typical(problem)
     if not machine.is_gpu:
         return _cpu_config(problem, machine.num_sms)
-    return tuned(Config, "gemm", machine, shape_class(problem)) or _gpu_config(problem, machine)
-
-
-def shape_class(problem: Problem) -> str | None:
-    """Problems that are cut alike; None for operands that are not tuned for."""
-    if problem.dtype.itemsize != 2 or problem.ragged:
-        return None
-    row = " row" if problem.row else ""
-    return f"{problem.products}*{problem.batch}x{rows_class(problem.m)}x{problem.n}x{problem.k}{row}"
+    return _gpu_config(problem, machine)
 
 
 # Of a tile on the CPU: rows and columns that the micro-kernel takes without a rest, what its sums and operands may take

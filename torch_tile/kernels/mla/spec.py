@@ -11,8 +11,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import BULK_BYTES, GRID_LIMITS
-from torch_tile.kernels.common import Machine, power_of_two, strided, typical
-from torch_tile.kernels.tuned import rows_class, tuned
+from torch_tile.kernels.common import Machine, strided, typical
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,6 @@ def config_for(spec: Spec, problem: Problem, machine: Machine, splits: int = 0) 
     """
     problem = typical(problem)
     rows = problem.rows
-    if machine.is_gpu and not splits and (found := tuned(Config, "mla", machine, shape_class(spec, problem))):
-        return found
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
         tilings = SHORT if rows <= LEAST_ROWS else (*HOPPER, *LONG) if spec.on_hopper(machine) else LONG
@@ -121,15 +118,6 @@ def config_for(spec: Spec, problem: Problem, machine: Machine, splits: int = 0) 
     if config is None:
         return None
     return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)
-
-
-def shape_class(spec: Spec, problem: Problem) -> str | None:
-    """Problems that are cut alike; None for those that are not tuned for."""
-    if spec.dtype.itemsize != 2 or not spec.folded:
-        return None
-    paged = " paged" if spec.paged else ""
-    positions = power_of_two(problem.positions)
-    return f"{spec.latent}+{spec.rotary} {problem.batch}x{rows_class(problem.rows)}x{positions}{paged}"
 
 
 def units_for(rows: int, machine: Machine) -> int:
