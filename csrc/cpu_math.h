@@ -8,6 +8,7 @@
 // result, coefficients then rounded to float; the fitted expression and its error stand at each one.
 #pragma once
 #include "cpu_ieee.h"
+#include "cpu_random.h"
 #include "cpu_types.h"
 
 namespace tile {

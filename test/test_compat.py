@@ -70,6 +70,8 @@ def test_served_modules_are_the_same_objects(installed):
         ("tilelang.layout", "torch_tile.language.layout"),
         ("tilelang.jit", "torch_tile.jit"),
         ("tilelang.utils.tensor", "torch_tile.utils.tensor"),
+        ("tilelang.intrinsics", "torch_tile.cuda.intrinsics"),
+        ("tilelang.intrinsics.mma_macro_generator", "torch_tile.cuda.intrinsics.macro.mma_macro_generator"),
         ("tvm.tirx", "torch_tile.compat.tvm.tir"),
     ):
         module = importlib.import_module(served)

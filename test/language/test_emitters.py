@@ -222,3 +222,44 @@ def test_operands_lie_where_instructions_want_them():
                     a = T.alloc_local((8,), "float16")
                     b = T.alloc_fragment((16, 16), "float16")
                     wrong(a, b)  # noqa: B023
+
+
+@pytest.mark.parametrize("a_across, b_across", [(False, False), (True, True)])
+def test_addresses_for_loads_by_hand(a_across, b_across, seed):
+    """What the emitter does for one piece, written out with T.ptx_ldmatrix and T.ptx_mma."""
+
+    @T.prim_func
+    def main(A: T.Tensor((16, 16), "float16"), B: T.Tensor((16, 16), "float16"), C: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            lane = T.get_thread_binding()
+            a, b = T.alloc_shared((16, 16), "float16"), T.alloc_shared((16, 16), "float16")
+            x, y = T.alloc_local((8,), "float16"), T.alloc_local((8,), "float16")
+            z = T.alloc_local((8,), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(z)
+            i, k = T.get_ldmatrix_offset("A", lane, 0, 16, "float16", a_across)
+            T.ptx_ldmatrix(a_across, 4, T.access_ptr(a[i, k], "r", extent=8), T.access_ptr(x[0], "w", extent=8))
+            i, k = T.get_ldmatrix_offset("B", lane, 0, 16, "float16", not b_across)
+            T.ptx_ldmatrix(b_across, 4, T.access_ptr(b[i, k], "r", extent=8), T.access_ptr(y[0], "w", extent=8))
+            types = "fp16", "fp16", "fp32"
+            for half in T.unroll(2):
+                T.ptx_mma("float32", "m16n8k16", "row", "col", *types, x.data, 0, y.data, half * 4, z.data, half * 4)
+            for n in T.unroll(8):
+                row, column = T.mma_store_index_map(lane, n)
+                C[row, column] = z[n]
+
+    a, b, wanted = operands("float16", a_across, b_across, 16, 16, 16)
+    c = torch.zeros(16, 16)
+    findings = tilelang.compile(main, target="cuda:sm_80").interpret(a, b, c)
+    assert not findings, findings.report()
+    assert torch.equal(c.double(), wanted)
+
+
+def test_modules_of_tilelang():
+    from torch_tile.cuda.intrinsics.macro import mma_macro_generator, wgmma_macro_generator
+
+    assert mma_macro_generator.TensorCoreIntrinEmitter is TensorCoreIntrinEmitter
+    assert wgmma_macro_generator.TensorCoreIntrinEmitter is WGMMATensorCoreIntrinEmitter
+    with pytest.raises(TileError, match="element by element"):
+        T.get_ldmatrix_offset("A", 3, 0, 16, "int8", True)

@@ -261,3 +261,57 @@ def test_what_is_refused(wrong, text):
         def kernel(A: T.Tensor((4,), "float32")):
             with T.Kernel(1, threads=128):
                 wrong(T.alloc_fragment((16, 16), "float16"))
+
+
+WHOLE = """
+extern "C" __global__ void __launch_bounds__(64) other(float* x) { x[0] = 0; }
+extern "C" __global__ void __launch_bounds__(64, 1) add_rows(const float* __restrict__ a, float* b, int n) {
+  __shared__ float kept[64];
+  kept[threadIdx.x] = a[blockIdx.x * 64 + threadIdx.x];
+  __syncthreads();
+  int i = blockIdx.x * 64 + threadIdx.x;
+  if (i < n) b[i] = kept[63 - threadIdx.x] + OFFSET;
+}
+"""
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_whole_kernels(from_file, tmp_path):
+    path = tmp_path / "kernel.cu"
+    path.write_text(WHOLE)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32"), n: T.int32):
+        T.CUDASourceCodeKernel(
+            2, threads=64, source_code_or_path=path if from_file else WHOLE, entry_name="add_rows",
+            prelude="#define OFFSET 1.0f",
+        )  # fmt: skip
+
+    made = tilelang.compile(kernel, target="cuda:sm_80")
+    source = made.get_kernel_source()
+    assert "add_rows(A, B, n);" in source and "const float* __restrict__ A" in source
+    assert made.cubin.resources["kernel_kernel"].shared == 256 and not made.cubin.warnings
+    with pytest.raises(TileError, match="cannot look inside"):
+        made.interpret(torch.zeros(128), torch.zeros(128), 100)
+
+
+@pytest.mark.parametrize("name, count", [("missing", 3), ("add_rows", 2)])
+def test_whole_kernels_take_the_parameters_around(name, count):
+    with pytest.raises(TileError, match="other, add_rows" if name == "missing" else "takes 3 parameters"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+            T.CUDASourceCodeKernel(2, threads=64, source_code_or_path=WHOLE, entry_name=name)
+
+
+def test_a_prelude_is_text_to_call(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32")):
+        T.import_source(SCALE, target="cpu")
+        with T.Kernel(1, threads=32, prelude=SCALE_CUDA):
+            for i in T.Parallel(8):
+                A[i] = T.call_extern("float32", "twice", A[i], evaluate=lambda x: 2 * x)
+
+    a = torch.arange(8).float()
+    way(kernel, a)
+    assert a.tolist() == [2.0 * n for n in range(8)]

@@ -104,6 +104,23 @@ def test_pairs(dtype, way, seed):
     assert torch.equal(b, torch.stack(wanted))
 
 
+def test_pairs_of_vectors(way, seed):
+    """Elements of two lanes, and what wide loads give, as vectors of other types."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16,), "float16x2"), B: T.Tensor((16,), "float16x2"), C: T.Tensor((32,), "float16")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(16):
+                B[i] = T.add2(A[i], A[i])
+                two = T.reinterpret(T.ldg32(A[i]), "float16x2")
+                C[2 * i : 2 * i + 2] = T.mul2(two, two)
+
+    a = torch.randint(-8, 8, (16, 2)).half()
+    b, c = torch.zeros(16, 2).half(), torch.zeros(32).half()
+    way(kernel, a, b, c)
+    assert torch.equal(b, a + a) and torch.equal(c, (a * a).reshape(32))
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_atomic_updates_give_what_was_there(count):
     size = 64 * count

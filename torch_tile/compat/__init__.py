@@ -20,6 +20,10 @@ TVM = f"{OURS}.compat.tvm"
 # Modules whose counterpart has another name.
 ELSEWHERE = {
     "tilelang.layout": f"{OURS}.language.layout",
+    # Of versions before 0.1.15.
+    "tilelang.intrinsics": f"{OURS}.cuda.intrinsics",
+    "tilelang.intrinsics.mma_macro_generator": f"{OURS}.cuda.intrinsics.macro.mma_macro_generator",
+    "tilelang.intrinsics.wgmma_macro_generator": f"{OURS}.cuda.intrinsics.macro.wgmma_macro_generator",
     "tilelang.tvm": TVM,
     "tvm": TVM,
     "tvm.tirx": f"{TVM}.tir",

@@ -74,12 +74,14 @@ from torch_tile.language.effects import (
 from torch_tile.language.emitters import (
     TensorCoreIntrinEmitter,
     WGMMATensorCoreIntrinEmitter,
+    get_ldmatrix_offset,
     get_mma_micro_size,
     get_swizzle_layout,
     make_mma_swizzle_layout,
     mma_store_index_map,
 )  # fmt: skip
 from torch_tile.language.foreign import (
+    CUDASourceCodeKernel,
     access_ptr,
     call_extern,
     call_pure_extern,
@@ -88,6 +90,7 @@ from torch_tile.language.foreign import (
     tvm_access_ptr,
 )  # fmt: skip
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
+from torch_tile.language.instructions import mma_fill, ptx_cp_async, ptx_ldmatrix, ptx_mma
 from torch_tile.language.layout import (
     Fragment,
     Layout,
@@ -346,13 +349,14 @@ __all__ += [
     "ptr",
 ]
 __all__ += [  # of CUDA and TVM by their names
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "alloc_cluster_barrier",
-    "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul",
-    "get_cluster_extent", "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size",
-    "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
-    "ieee_mul", "ieee_sub", "import_source", "make_mma_swizzle_layout", "mma_store_index_map", "popcount", "ptx",
-    "ptx_arrive_barrier", "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier", "ptx_fence_barrier_init",
-    "ptx_wait_barrier", "rng_init", "rng_rand", "rng_rand_float", "tma_store_arrive", "tma_store_wait",
-    "tvm_access_ptr", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "warpgroup_arrive", "warpgroup_commit_batch",
-    "warpgroup_fence_operand", "warpgroup_wait",
+    "CUDASourceCodeKernel", "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask",
+    "alloc_cluster_barrier", "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv",
+    "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent", "get_cluster_extents", "get_cluster_ids",
+    "get_cluster_size", "get_ldmatrix_offset", "get_mma_micro_size", "get_swizzle_layout", "ieee_add", "ieee_fdiv",
+    "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "import_source",
+    "make_mma_swizzle_layout", "mma_fill", "mma_store_index_map", "popcount", "ptx", "ptx_arrive_barrier",
+    "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier", "ptx_cp_async", "ptx_fence_barrier_init",
+    "ptx_ldmatrix", "ptx_mma", "ptx_wait_barrier", "rng_init", "rng_rand", "rng_rand_float", "tma_store_arrive",
+    "tma_store_wait", "tvm_access_ptr", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "warpgroup_arrive",
+    "warpgroup_commit_batch", "warpgroup_fence_operand", "warpgroup_wait",
 ]  # fmt: skip

@@ -10,10 +10,9 @@ from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Expr, Load, binary, const
+from torch_tile.ir.expr import Address, Expr, Load, Vector, binary, const
 from torch_tile.ir.stmt import Alloc, Store
 from torch_tile.language.asynchronous import in_kernel
-from torch_tile.language.lanes import Lanes
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.atomic import ATOMICS, ArriveLast, Atomic, check_order
 from torch_tile.tileop.base import Scalar, Tile, is_one, need_region, region_of
@@ -73,17 +72,17 @@ def _previous(at: Tracer, what: str, op: Atomic) -> Expr:
     return previous
 
 
-def add_neighbours(count: int) -> Callable[..., Lanes | None]:
+def add_neighbours(count: int) -> Callable[..., Vector | None]:
     """The language's function T.atomic_addx<count>."""
     what = f"T.atomic_addx{count}"
 
     def apply(
-        dst: Tile, value: Tile | Lanes, return_prev: bool = False, memory_order: str | None = None
-    ) -> Lanes | None:  # fmt: skip
+        dst: Tile, value: Tile | Vector, return_prev: bool = False, memory_order: str | None = None
+    ) -> Vector | None:  # fmt: skip
         at = in_kernel(what)
         target, given = need_region(dst, f"atomic_addx{count}", "dst"), list[Any]()
-        if isinstance(value, Lanes):
-            given += value
+        if isinstance(value, Vector):
+            given += value.lanes
         else:
             source = need_region(value, f"atomic_addx{count}", "value")
             given += [_neighbour(source, n) for n in range(count)]
@@ -92,10 +91,10 @@ def add_neighbours(count: int) -> Callable[..., Lanes | None]:
             raise error("bad_argument", None, op=what, name="value", why=why, fix=fix)
         ops = []
         for n, one in enumerate(given):
-            added = one if isinstance(value, Lanes) or return_prev else region_of(one)
+            added = one if isinstance(value, Vector) or return_prev else region_of(one)
             ops.append(ATOMICS["add"].build(_neighbour(target, n), added, memory_order))
         if return_prev:
-            return Lanes(tuple(_previous(at, what, op) for op in ops))
+            return Vector([_previous(at, what, op) for op in ops])
         for op in ops:
             at.emit(op)
         return None

@@ -23,7 +23,7 @@ from torch_tile.language.layout import make_linear_layout, make_swizzled_layout
 from torch_tile.language.threads import thread_index
 from torch_tile.language.trace import let
 from torch_tile.language.values import Handle, dtype_of
-from torch_tile.tileop.base import Scalar, Tile, need_region, region_of
+from torch_tile.tileop.base import Scalar, Tile, need_choice, need_region, region_of
 from torch_tile.tileop.gemm.op import GemmWarpPolicy
 
 Where = Callable[[Expr, Expr], tuple[Expr, ...]]  # indices of an element, from its row and column in a block's tile
@@ -330,6 +330,25 @@ def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
     return (8, 8, 4) if of.bits == 64 else (16, 16, 32 // of.itemsize)
 
 
+def get_ldmatrix_offset(
+    matrix: str, row_idx: Any, col_idx: Any, stride: Any = None, dtype: Any = "float16", transposed: bool = False
+) -> tuple[Any, Any]:  # fmt: skip
+    """Row and column, in a piece of operand "A" or "B" in shared memory, of the address that lane `row_idx` gives to
+    T.ptx_ldmatrix for four matrices; `col_idx` elements further.
+
+    A is (M, K), or (K, M) if `transposed`; B is (K, N), or (N, K) if `transposed`. Other than 16-bit elements are not
+    transposed on the way: TileError for them, where the shared dimension is not the last one. `stride` has no effect.
+    """
+    need_choice("get_ldmatrix_offset", "matrix", matrix, ("A", "B"))
+    width = 16 // dtype_of(dtype).itemsize
+    if width != 8 and transposed == (matrix == "A"):
+        why, fix = f"is {transposed} for {matrix} of {dtype_of(dtype)}", "load such operands element by element"
+        raise error("bad_argument", None, op="T.get_ldmatrix_offset", name="transposed", why=why, fix=fix)
+    if transposed:
+        return row_idx // 16 * 8 + row_idx % 8, row_idx // 8 % 2 * width + col_idx
+    return row_idx % 16, row_idx // 16 * width + col_idx
+
+
 def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
     """Row and column, in a piece of 16 by 16 sums, of element `local_id` of the eight that a lane holds."""
     rows, columns = matrix.FRAGMENTS["m16n8k16"].d
@@ -358,6 +377,6 @@ def make_mma_swizzle_layout(shared_buf: Handle, is_smooth: bool = False) -> Layo
 
 
 __all__ = [
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "get_mma_micro_size", "get_swizzle_layout",
-    "make_mma_swizzle_layout", "mma_store_index_map",
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "get_ldmatrix_offset", "get_mma_micro_size",
+    "get_swizzle_layout", "make_mma_swizzle_layout", "mma_store_index_map",
 ]  # fmt: skip

@@ -8,9 +8,11 @@ T.access_ptr(tile[i], "r", 8), tell it what is read and written; behind others i
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
@@ -23,10 +25,13 @@ from torch_tile.ir.layout import row_major
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Do, Store
 from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.scopes import Kernel
 from torch_tile.language.trace import make_variable, tracer
-from torch_tile.language.values import dtype_of
+from torch_tile.language.values import Handle, dtype_of
 from torch_tile.tileop.base import Scalar, Tile, region_of
 
+LONGEST_PATH = 4096
+ENTRY = r"__global__[^;{]*?\b(\w+)\s*\([^;{]*\)\s*{"
 MASKS = {1: "r", 2: "w", 3: "rw"}
 VOID = ("handle", "void", "")  # results of calls for their effect
 TARGETS = ("cuda", "cpu")
@@ -229,6 +234,47 @@ def _plain(buffer: Buffer) -> None:
         object.__setattr__(buffer, "layout", row_major(shape))
 
 
+# Kernels that are text as a whole.
+
+
+def CUDASourceCodeKernel(
+    *blocks: Any, threads: int | Sequence[int] | None = None, source_code_or_path: str | os.PathLike[str],
+    entry_name: str = "main_kernel", cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None,
+) -> None:  # fmt: skip
+    """Launch the `__global__` function `entry_name` of a text of CUDA, or of a file, where T.Kernel would stand.
+
+    It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. `blocks`,
+    `threads` and `cluster_dims` are T.Kernel's; `prelude` is text to go before. Shared memory it declares itself, with
+    a size. What it points to as `const` it only reads. GPUs only; interpreters cannot run it.
+    """
+    what, at = "T.CUDASourceCodeKernel", tracer("T.CUDASourceCodeKernel")
+    text = str(source_code_or_path)
+    if "\n" not in text and len(text) < LONGEST_PATH and Path(text).is_file():
+        text = Path(text).read_text()
+    text = re.sub(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)", "", text)
+    entries = re.findall(ENTRY, text)
+    if entry_name not in entries and len(entries) == 1:
+        entry_name = entries[0]
+    found = re.search(rf"\b{re.escape(str(entry_name))}\s*\(([^()]*)\)\s*{{", text)
+    if entry_name not in entries or found is None:
+        why, known = f"is {entry_name!r}", ", ".join(entries) or "none"
+        fix = f"give one of the text's `__global__` functions: {known}"
+        raise error("bad_argument", None, op=what, name="entry_name", why=why, fix=fix)
+    given = [*at.params, *at.made]
+    declared = [part.strip() for part in found[1].split(",") if part.strip()]
+    if len(declared) != len(given):
+        why = f"takes {len(declared)} parameters, and the function around has {len(given)}"
+        fix = f"declare {', '.join(p.name for p in given)}, in this order"
+        raise error("bad_argument", None, op=what, name="source_code_or_path", why=why, fix=fix)
+    effects = {n: "r" if re.match(r"const\b[^*]*\*", part) else "rw" for n, part in enumerate(declared)}
+    # The launched function is the compiler's own; it calls this one, which becomes an ordinary function for that.
+    function = re.sub(r"\b__global__\b", "__device__", text)
+    whole = "\n".join([*([prelude] if prelude else []), function])
+    with Kernel(*blocks, threads=threads, cluster_dims=cluster_dims):
+        args = [Handle(p) if isinstance(p, Buffer) else p for p in given]
+        emit_call(what, str(entry_name), args, "handle", whole, "", effects, None)
+
+
 # Instructions of PTX.
 
 
@@ -287,4 +333,7 @@ def _held(what: str, dtype: DType) -> str:
     return _HELD[dtype.name]
 
 
-__all__ = ["Pointer", "access_ptr", "call_extern", "call_pure_extern", "import_source", "ptx", "tvm_access_ptr"]
+__all__ = [
+    "CUDASourceCodeKernel", "Pointer", "access_ptr", "call_extern", "call_pure_extern", "import_source", "ptx",
+    "tvm_access_ptr",
+]  # fmt: skip

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math as python_math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -39,9 +40,10 @@ from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
-# Those of ieee.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
+# Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
+OTHERS = re.compile(rf"ieee_.*|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
-    n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not n.startswith("ieee_")
+    n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )
 
 

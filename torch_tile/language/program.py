@@ -77,6 +77,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
 
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         params = {name: make_param(name, kind) for name, kind in types.items()}
+        at.params = list(params.values())
         args, kwargs = call_arguments(function, groups, [in_hands(p) for p in params.values()])
         with around:
             result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
@@ -471,6 +472,7 @@ class _Run:
             return value
         kind = param_type(name, annotation, None)
         symbol = self.params[name] = make_param(name, kind)
+        tracer().params.append(symbol)
         if isinstance(symbol, Var):
             return symbol
         if self.learning and isinstance(kind, TensorType):

@@ -7,7 +7,6 @@ Each thread has a sequence of its own, of which it draws four words at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,6 @@ from torch_tile.tileop.base import Scalar, need_choice
 
 PHILOX = "curandStatePhilox4_32_10_t"
 OTHERS = ("curandStateMRG32k3a_t", "curandStateXORWOW_t")
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-STEPS = (0x9E3779B9, 0xBB67AE85)  # from a round's key to the next one's
 OF_WORD = 2.0**-32
 OF_TWO = 2.0**-53
 
@@ -138,24 +134,6 @@ def _refill(at: Tracer, own: Generator) -> None:
     """The four words that number `drawn` is one of."""
     block = let("block", own.drawn >> const(2, dt.uint64))
     low, high = (let("counter", cast(block >> const(shift, dt.uint64), dt.uint32)) for shift in (0, 32))
-    for word, value in zip(own.words, _philox((low, high, *own.sequence), own.key), strict=True):
-        at.emit(Store(word.buffer, (), value))
-
-
-def _philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
-    """The words for a counter of 128 bits."""
-    a, b, c, d = counter
-    k, m = key
-    for _ in range(ROUNDS):
-        first, second = (let("product", _wide(x) * _wide(y)) for x, y in zip((a, c), MULTIPLIERS, strict=True))
-        a, b, c, d = (
-            let("mixed", cast(second >> 32, dt.uint32) ^ b ^ k), cast(second, dt.uint32),
-            let("mixed", cast(first >> 32, dt.uint32) ^ d ^ m), cast(first, dt.uint32),
-        )  # fmt: skip
-        b, d = let("low", b), let("low", d)
-        k, m = (let("key", x + const(step, dt.uint32)) for x, step in zip((k, m), STEPS, strict=True))
-    return [a, b, c, d]
-
-
-def _wide(value: Any) -> Expr:
-    return cast(to_expr(value, dt.uint32), dt.uint64)
+    for place, word in enumerate(own.words):
+        given = (const(place, dt.uint32), low, high, *own.sequence, *own.key)
+        at.emit(Store(word.buffer, (), intrinsics.call(intrinsics.random.NAME, *given)))

@@ -35,7 +35,7 @@ class Kernel:
     `threads` is an integer or up to three integers. `as (bx,)` takes a tuple also of a grid of one size.
     Blocks of a cluster, `cluster_dims` of them along each dimension, run at the same time (sm_90 and later).
     `is_cpu` is a hint of TileLang's without effect; `shared_bytes` is for printed kernels: the compiler finds it.
-    Raises TileError for a `prelude`, as kernels hold no CUDA text.
+    `prelude` is text of CUDA for T.call_extern, as T.import_source takes it.
     """
 
     def __init__(
@@ -44,8 +44,7 @@ class Kernel:
     ):  # fmt: skip
         at = tracer("T.Kernel")
         if prelude is not None:
-            why, fix = "is CUDA text, and kernels hold none", "write it in the language, as a T.macro"
-            raise error("bad_argument", None, op="T.Kernel", name="prelude", why=why, fix=fix)
+            at.sources.setdefault("cuda", []).append(str(prelude))
         if at.scopes:
             raise error("nested_kernel", None)
         if len(blocks) > 3:

@@ -59,6 +59,7 @@ class Tracer:
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
         self.safe_values: IdMap[Buffer, Const] = IdMap()  # of T.annotate_safe_value, in the kernel around
+        self.params: list[Buffer | Var] = []  # of the function around
         self.sources: dict[str, list[str]] = {}  # texts of T.import_source, by target
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 

@@ -82,8 +82,6 @@ class Handle(NotAValue):
         place = locate(self.buffer, key)
         if isinstance(place, Vector) or (isinstance(value, Vector) and isinstance(place, Region)):
             store_lanes(place, value)
-        elif isinstance(place, Region) and hasattr(value, "write_to"):  # several values side by side
-            value.write_to(place)
         elif isinstance(place, Load):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
         elif isinstance(place, Steps) or isinstance(value, Steps):

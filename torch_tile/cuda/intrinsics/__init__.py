@@ -4,6 +4,7 @@
 from torch_tile.language.emitters import (
     TensorCoreIntrinEmitter,
     WGMMATensorCoreIntrinEmitter,
+    get_ldmatrix_offset,
     get_mma_micro_size,
     get_swizzle_layout,
     make_mma_swizzle_layout,
@@ -11,6 +12,6 @@ from torch_tile.language.emitters import (
 )
 
 __all__ = [
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "get_mma_micro_size", "get_swizzle_layout",
-    "make_mma_swizzle_layout", "mma_store_index_map",
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "get_ldmatrix_offset", "get_mma_micro_size",
+    "get_swizzle_layout", "make_mma_swizzle_layout", "mma_store_index_map",
 ]  # fmt: skip

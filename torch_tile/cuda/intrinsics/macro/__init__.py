@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules in which TileLang keeps its emitters."""
