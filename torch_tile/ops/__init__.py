@@ -13,7 +13,7 @@ on CUDA.
 
 from torch_tile.ops import families as families
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
-from torch_tile.ops.families.cross_entropy import cross_entropy
+from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
 from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
@@ -29,6 +29,7 @@ __all__ = [
     "attention_backward",
     "attention_lse",
     "cross_entropy",
+    "cross_entropy_backward",
     "dequant_gemm",
     "gemm",
     "grouped_gemm",

@@ -158,6 +158,26 @@ Returns:
     loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
 """,
 )
+cross_entropy_backward = form(
+    "cross_entropy_backward",
+    CrossEntropyBackwardArgs[Tensor],
+    Tensor,
+    """The gradient of `cross_entropy` by its logits.
+
+Args:
+    grad: `[...]` in float32 (float64 for float64), of each row's loss.
+    logits: `[..., N]`, as given to `cross_entropy`.
+    target: as `cross_entropy`, like what follows but lse.
+    lse: the log-sum-exp that `cross_entropy` returned.
+    weight: `[N]`.
+    ignore_index: rows of this target get zeros.
+    label_smoothing: 0.0 to 1.0.
+    z_loss: the factor of the squared log-sum-exp.
+
+Returns:
+    `[..., N]` in logits' dtype. It has gradients, with the log-sum-exp as a function of the logits.
+""",
+)
 
 
 register(
@@ -176,6 +196,7 @@ register(
 register(
     name="cross_entropy_backward",
     args=CrossEntropyBackwardArgs,
+    form=cross_entropy_backward,
     fake=_fake_backward,
     run=entry("cross_entropy", "cross_entropy_backward", "out"),
     reference=in_torch("cross_entropy", "gradient_reference"),
