@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--stage", action="append", default=[], metavar="PASS", help="print the kernel after it, or all")
     show.add_argument("--pictures", default="", metavar="FOLDER", help="write pictures of the layouts there")
     show.add_argument("--format", action="append", choices=("svg", "png", "txt"), help="of the pictures (default: svg)")
-    commands.add_parser("doctor", help="what is found on this machine")
+    doctors = commands.add_parser("doctor", help="what is found on this machine")
+    doctors.add_argument("--selftest", action="store_true", help="compare a kernel of each family with float64, too")
     options = parser.parse_args(arguments)
     if options.command == "show" and not Path(options.file).is_file():
         parser.error(f"there is no file {options.file}")
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "doctor":
         from torch_tile.tools.doctor import doctor
 
-        return doctor()
+        return doctor(options.selftest)
     if options.command == "show":
         from torch_tile.tools.show import show as show_kernels
 
