@@ -230,12 +230,16 @@ def test_gemm():
             a = T.alloc_shared((2, 8, 4), "bfloat16")
             b = T.alloc_shared((4, 8), "bfloat16")
             c = T.alloc_fragment((4, 4), "float32")
+            a[0, 0, 0], b[0, 0], c[0, 0] = 1.0, 2.0, 3.0
             T.gemm(a[1, :, :], b, c, transpose_A=True, transpose_B=True)
 
     assert_expected_inline(block(kernel), """\
 alignas(64) tile::bf16 a[64];
 alignas(64) tile::bf16 b[32];
 alignas(64) float c[16];
+a[0] = tile::narrow<tile::bf16>(1.0f);
+b[0] = tile::narrow<tile::bf16>(2.0f);
+c[0] = 3.0f;
 tile::gemm<tile::bf16, tile::bf16, float, true, true>(a + 32, 4, b, 8, c, 4, 4, 4, 8);""")  # fmt: skip
 
 
@@ -354,12 +358,16 @@ def test_small_tiles_on_the_stack_large_ones_in_the_arena():
             small = T.alloc_shared((STACK_LIMIT // 4,), "float32")
             large = T.alloc_shared((STACK_LIMIT // 4 + 1,), "float32")
             bytes_ = T.alloc_local((STACK_LIMIT + 1,), "uint8")
+            small[0], large[0], bytes_[0] = 1.0, 2.0, 3
             x[0] = small[0] + large[0] + bytes_[0]
 
     assert_expected_inline(block(kernel), """\
 float* const large = (float*)__builtin_assume_aligned(arena + 0, 64);
 uint8_t* const bytes_ = (uint8_t*)__builtin_assume_aligned(arena + 16448, 64);
 alignas(64) float small[4096];
+small[0] = 1.0f;
+large[0] = 2.0f;
+bytes_[0] = 3;
 x[0] = small[0] + large[0] + (float)bytes_[0];""")  # fmt: skip
     assert f"aligned_alloc(64, {STACK_LIMIT * 2 + 128})" in source(kernel)
 
@@ -370,6 +378,7 @@ def test_many_small_tiles_do_not_fill_the_stack():
         with T.Kernel(1) as _:
             tiles = [T.alloc_shared((STACK_LIMIT // 4,), "float32") for _ in range(40)]
             for tile in tiles:
+                tile[0] = 1.0
                 x[0] = tile[0]
 
     assert block(kernel).count("alignas(64) float") == STACK_TOTAL // STACK_LIMIT

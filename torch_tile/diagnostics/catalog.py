@@ -133,6 +133,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
+    "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
+    "lost_result": (
+        "`{buffer}` is made by T.empty and written, but neither returned nor read",
+        "return it; scratch memory is T.alloc_global",
+    ),
     "bad_layout": ("{what} is not a layout: {why}", "{fix}"),
     "layout_conflict": (
         "`{buffer}` is needed in two layouts at once",
