@@ -56,6 +56,7 @@ class Tracer:
         self.barrier_group = 0  # threads of the T.role around
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
+        self.inlining: list[CodeType] = []  # of the macros around, outermost first
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 
     @property
