@@ -360,7 +360,7 @@ def test_cold_compile_is_quick_outside_the_host_compiler(name, monkeypatch):
         for function in [f for f in vars(module).values() if isinstance(f, jit.JITFunction)]:
             monkeypatch.setattr(function, "kernels", {})
             monkeypatch.setattr(function, "by_position", {})
-            monkeypatch.setattr(function, "elsewhere", {})
+            monkeypatch.setattr(function, "on_targets", {})
         inside = []
         original = jit.compile_shared
 

@@ -203,6 +203,11 @@ class JITFunction:
         self.on_targets: dict[Target, JITFunction] = {}  # the same function for other targets
         self._start_empty()
 
+    def __copy__(self) -> JITFunction:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
     def __deepcopy__(self, memo: object) -> JITFunction:
         """Compiled kernels are shared."""
         return self
