@@ -5,6 +5,8 @@ EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then:
 """
 
 import re
+import subprocess
+import sys
 
 from expecttest import assert_expected_inline
 
@@ -383,6 +385,41 @@ def test_many_small_tiles_do_not_fill_the_stack():
 
     assert block(kernel).count("alignas(64) float") == STACK_TOTAL // STACK_LIMIT
     assert f"aligned_alloc(64, {40 * STACK_LIMIT - STACK_TOTAL})" in source(kernel)
+
+
+SMALL_STACK = """
+import threading, torch, torch_tile, torch_tile.language as T
+
+@T.prim_func
+def kernel(x: T.Tensor((8,), "float32"), n: T.int32):
+    with T.Kernel(1) as _:
+        tiles = [T.alloc_shared((4096,), "float32") for _ in range(12)]
+        for tile in tiles:
+            for i in T.Parallel(4096):
+                tile[i] = x[i % 8] + n
+        for tile in tiles:
+            for i in T.serial(8):
+                x[i] += tile[i * n]
+
+def run():
+    torch_tile.compile(kernel, target="cpu")(x, 1)
+    q = torch.ones(1, 2, 90, 64)
+    print(x.tolist() == [25.0] * 8, torch.allclose(torch.ops.tile.attention(q, q, q), q))
+
+x = torch.ones(8)
+torch.set_num_threads(1)
+threading.stack_size(128 * 1024)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+
+
+def test_threads_with_small_stacks(tmp_path):
+    (tmp_path / "small_stack.py").write_text(SMALL_STACK)
+    run = [sys.executable, str(tmp_path / "small_stack.py")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.stdout == "True True\n", (done.returncode, done.stderr[-2000:])
 
 
 def test_two_kernels_share_a_workspace():
