@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch_tile.tools import Mistake
@@ -105,7 +106,7 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if where.endswith(".py"):
         if not Path(where).is_file():
             raise Mistake(f"there is no file {where}")
-        names = runpy.run_path(where)
+        names = vars(_module_of(where))
     else:
         sys.path.insert(0, "")
         try:
@@ -122,6 +123,16 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if not isinstance(made[1], tuple | list):
         raise Mistake(f"the arguments that {name}() returns are a {type(made[1]).__name__}; they should be a tuple")
     return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+
+
+def _module_of(file: str) -> ModuleType:
+    """A file's module, by a name under which Dynamo finds its global names again."""
+    name = f"__torch_tile_{Path(file).stem}__"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # it ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _positive(text: str) -> int:
