@@ -38,6 +38,17 @@ def test_explain_a_file(file, capsys) -> None:
     assert any(line.startswith("norm") and "replaced" in line for line in lines)
 
 
+def test_explain_a_model_that_reads_globals(tmp_path, capsys) -> None:
+    (tmp_path / "with_globals.py").write_text(
+        "import torch\nSCALE, FACTOR = torch.tensor(2.0), 3.0\n"
+        "def helper(x):\n    return x * FACTOR\n"
+        "class Model(torch.nn.Module):\n    def forward(self, x):\n        return helper(x).softmax(-1) * SCALE\n"
+        "def make():\n    return Model(), (torch.randn(4, 64),)\n"
+    )
+    assert main(["explain", f"{tmp_path / 'with_globals.py'}:make"]) == 0
+    assert "tile.softmax" in capsys.readouterr().out
+
+
 def test_explain_the_backward(file, capsys) -> None:
     assert main(["explain", f"{file}:small", "--backward"]) == 0
     assert "backward" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tile import ops as ops
 from torch_tile.inductor.codegen import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
+from torch_tile.inductor.entry_point import announce as _announce
 
 if TYPE_CHECKING:
     from torch_tile.autotuner import autotune
@@ -68,6 +69,8 @@ _LAZY = {
     "tile": "inductor.backend:tile",
     "register_with_transformers": "integrations.transformers:register_with_transformers",
 }
+
+_announce()
 
 
 def __getattr__(name: str) -> Any:

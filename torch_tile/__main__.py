@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch_tile.tools import Mistake
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--stage", action="append", default=[], metavar="PASS", help="print the kernel after it, or all")
     show.add_argument("--pictures", default="", metavar="FOLDER", help="write pictures of the layouts there")
     show.add_argument("--format", action="append", choices=("svg", "png", "txt"), help="of the pictures (default: svg)")
-    commands.add_parser("doctor", help="what is found on this machine")
+    doctors = commands.add_parser("doctor", help="what is found on this machine")
+    doctors.add_argument("--selftest", action="store_true", help="compare a kernel of each family with float64, too")
     options = parser.parse_args(arguments)
     if options.command == "show" and not Path(options.file).is_file():
         parser.error(f"there is no file {options.file}")
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "doctor":
         from torch_tile.tools.doctor import doctor
 
-        return doctor()
+        return doctor(options.selftest)
     if options.command == "show":
         from torch_tile.tools.show import show as show_kernels
 
@@ -104,7 +106,7 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if where.endswith(".py"):
         if not Path(where).is_file():
             raise Mistake(f"there is no file {where}")
-        names = runpy.run_path(where)
+        names = vars(_module_of(where))
     else:
         sys.path.insert(0, "")
         try:
@@ -121,6 +123,16 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if not isinstance(made[1], tuple | list):
         raise Mistake(f"the arguments that {name}() returns are a {type(made[1]).__name__}; they should be a tuple")
     return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+
+
+def _module_of(file: str) -> ModuleType:
+    """A file's module, by a name under which Dynamo finds its global names again."""
+    name = f"__torch_tile_{Path(file).stem}__"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # it ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _positive(text: str) -> int:

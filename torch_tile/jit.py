@@ -11,9 +11,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import copyreg
+import importlib
 import inspect
 import logging
 import math
+import pickle
 import re
 import sys
 import threading
@@ -44,7 +47,7 @@ from torch_tile.language.program import (
     specialise_sizes,
     trace_eager,
 )
-from torch_tile.language.rewrite import result_span, source_tree
+from torch_tile.language.rewrite import parameter_span, result_span, source_tree
 from torch_tile.options import pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
@@ -206,6 +209,10 @@ class JITFunction:
         self, function: Any, out_idx: int | Sequence[int] | None = None, target: object = "auto",
         options: PassOptions | None = None,
     ):  # fmt: skip
+        if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
+            why = "is a method's: a kernel that is kept would not see its attributes change"
+            fix = "write @staticmethod above the decorator, and pass what the kernel depends on"
+            raise error("bad_argument", parameter_span(function, "self"), op="jit", name="self", why=why, fix=fix)
         self.function: FunctionType = function
         self.out_idx, self.target, self.options = out_idx, target, options or PassOptions()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
@@ -215,6 +222,23 @@ class JITFunction:
         self.run_time_names = run_time_names(self.signature)  # of numbers that a compiled kernel is given
         self.on_targets: dict[Target, JITFunction] = {}  # the same function for other targets
         self._start_empty()
+
+    def __copy__(self) -> JITFunction:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: object) -> JITFunction:
+        """Compiled kernels are shared."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickled by name, as functions are; with its target and switches, where these were chosen later."""
+        found = _found(self.function.__module__, self.function.__qualname__)
+        if not isinstance(found, JITFunction) or found.function is not self.function:
+            name = f"{self.function.__module__}.{self.function.__qualname__}"
+            raise pickle.PicklingError(f"no kernel function is found as {name}: define it at the top of a module")
+        return _by_name, (self.function.__module__, self.function.__qualname__, self.target, self.options)
 
     def _start_empty(self) -> None:
         self.kernels: dict[Any, JITKernel] = {}
@@ -445,6 +469,34 @@ def _declares_tensors(tree: ast.FunctionDef) -> bool:
     """Whether a function annotates tensors, its parameters or in its body: it is a kernel, though it opens none."""
     found = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation]
     return any(re.search(r"\bT\.(Strided)?Tensor\b", ast.unparse(each)) for each in found)
+
+
+def _reduced(kernel: JITKernel) -> tuple[Any, ...]:
+    """A kernel is pickled as its program, which is compiled where it is loaded, or found in the cache there."""
+    chosen = {"config": kernel.config, "latency": kernel.latency, "ref_latency": kernel.ref_latency}
+    given = kernel.program, tuple(kernel.out_idx), kernel.build.target, kernel.build.options
+    return compile_program, given, chosen
+
+
+copyreg.pickle(JITKernel, _reduced)
+
+
+def _found(module: str, name: str) -> Any:
+    """What a dotted name stands for in a module, or None."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _by_name(module: str, name: str, target: object, options: PassOptions) -> JITFunction:
+    """The kernel function of that name, for a target and with switches."""
+    found: JITFunction = _found(module, name)
+    if found.options != options:
+        found = copy.copy(found)
+        found.options, found.on_targets = options, {}
+        found._start_empty()
+    return found if found.target == target else found.on(target)
 
 
 class _Decorator(ModuleType):

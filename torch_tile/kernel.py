@@ -44,6 +44,13 @@ class JITKernel:
         self.__name__ = program.name
         self.run = self._first_call
 
+    def __copy__(self) -> JITKernel:
+        """A kernel is never changed: a copy of a module that holds one holds the same."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> JITKernel:
+        return self
+
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on `args`; returns what the kernel allocates."""
         if _torch is not None and _torch.compiler.is_dynamo_compiling():

@@ -5,6 +5,8 @@ EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then:
 """
 
 import re
+import subprocess
+import sys
 
 from expecttest import assert_expected_inline
 
@@ -230,12 +232,16 @@ def test_gemm():
             a = T.alloc_shared((2, 8, 4), "bfloat16")
             b = T.alloc_shared((4, 8), "bfloat16")
             c = T.alloc_fragment((4, 4), "float32")
+            a[0, 0, 0], b[0, 0], c[0, 0] = 1.0, 2.0, 3.0
             T.gemm(a[1, :, :], b, c, transpose_A=True, transpose_B=True)
 
     assert_expected_inline(block(kernel), """\
 alignas(64) tile::bf16 a[64];
 alignas(64) tile::bf16 b[32];
 alignas(64) float c[16];
+a[0] = tile::narrow<tile::bf16>(1.0f);
+b[0] = tile::narrow<tile::bf16>(2.0f);
+c[0] = 3.0f;
 tile::gemm<tile::bf16, tile::bf16, float, true, true>(a + 32, 4, b, 8, c, 4, 4, 4, 8);""")  # fmt: skip
 
 
@@ -354,12 +360,16 @@ def test_small_tiles_on_the_stack_large_ones_in_the_arena():
             small = T.alloc_shared((STACK_LIMIT // 4,), "float32")
             large = T.alloc_shared((STACK_LIMIT // 4 + 1,), "float32")
             bytes_ = T.alloc_local((STACK_LIMIT + 1,), "uint8")
+            small[0], large[0], bytes_[0] = 1.0, 2.0, 3
             x[0] = small[0] + large[0] + bytes_[0]
 
     assert_expected_inline(block(kernel), """\
 float* const large = (float*)__builtin_assume_aligned(arena + 0, 64);
 uint8_t* const bytes_ = (uint8_t*)__builtin_assume_aligned(arena + 16448, 64);
 alignas(64) float small[4096];
+small[0] = 1.0f;
+large[0] = 2.0f;
+bytes_[0] = 3;
 x[0] = small[0] + large[0] + (float)bytes_[0];""")  # fmt: skip
     assert f"aligned_alloc(64, {STACK_LIMIT * 2 + 128})" in source(kernel)
 
@@ -370,10 +380,46 @@ def test_many_small_tiles_do_not_fill_the_stack():
         with T.Kernel(1) as _:
             tiles = [T.alloc_shared((STACK_LIMIT // 4,), "float32") for _ in range(40)]
             for tile in tiles:
+                tile[0] = 1.0
                 x[0] = tile[0]
 
     assert block(kernel).count("alignas(64) float") == STACK_TOTAL // STACK_LIMIT
     assert f"aligned_alloc(64, {40 * STACK_LIMIT - STACK_TOTAL})" in source(kernel)
+
+
+SMALL_STACK = """
+import threading, torch, torch_tile, torch_tile.language as T
+
+@T.prim_func
+def kernel(x: T.Tensor((8,), "float32"), n: T.int32):
+    with T.Kernel(1) as _:
+        tiles = [T.alloc_shared((4096,), "float32") for _ in range(12)]
+        for tile in tiles:
+            for i in T.Parallel(4096):
+                tile[i] = x[i % 8] + n
+        for tile in tiles:
+            for i in T.serial(8):
+                x[i] += tile[i * n]
+
+def run():
+    torch_tile.compile(kernel, target="cpu")(x, 1)
+    q = torch.ones(1, 2, 90, 64)
+    print(x.tolist() == [25.0] * 8, torch.allclose(torch.ops.tile.attention(q, q, q), q))
+
+x = torch.ones(8)
+torch.set_num_threads(1)
+threading.stack_size(128 * 1024)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+
+
+def test_threads_with_small_stacks(tmp_path):
+    (tmp_path / "small_stack.py").write_text(SMALL_STACK)
+    run = [sys.executable, str(tmp_path / "small_stack.py")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.stdout == "True True\n", (done.returncode, done.stderr[-2000:])
 
 
 def test_two_kernels_share_a_workspace():

@@ -159,6 +159,54 @@ def divergent_hazard():
     insert_barriers(made, Build(Target.of("cuda:sm_90a")))
 
 
+def unwritten():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            total = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                total[i] += A[i]  # here
+            T.copy(total, A)
+
+    tilelang.compile(kernel)
+
+
+def unwritten_sums():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A, a)
+                if k > 0:
+                    T.gemm(a, a, c)  # here
+            T.copy(c, C)
+
+    tilelang.compile(kernel)
+
+
+def unwritten_yet():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            tile = T.alloc_shared((64,), "float32")
+            for _ in T.serial(4):
+                T.copy(tile, A)  # here
+                T.copy(A, tile)
+
+    tilelang.compile(kernel)
+
+
+def lost_result():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        B = T.empty((64,), "float32")  # here
+        with T.Kernel(1, threads=64) as _:
+            T.copy(A, B)
+
+    tilelang.compile(kernel)
+
+
 def parted_threads():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
@@ -195,6 +243,10 @@ CASES = {
     leaves_tile_with_a_region: ("leaves_tile", "T.copy(A[k * 16], tile[k * 16 : k * 16 + 16])"),
     shared_memory: ("shared_memory", "T.alloc_shared((512, 128), \"float32\")"),
     divergent_hazard: ("divergent_hazard", "A[thread]"),
+    unwritten: ("unwritten", "total[i]"),
+    unwritten_sums: ("unwritten", "T.gemm(a, a, c)"),
+    unwritten_yet: ("unwritten", "T.copy(tile, A)"),
+    lost_result: ("lost_result", 'T.empty((64,), "float32")'),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),

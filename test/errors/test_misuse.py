@@ -130,7 +130,21 @@ def compared_buffer():
                 A[0] = 1.0
 
 
+@T.macro
+def endless(x):
+    x[0] += 1.0
+    endless(x)  # here
+
+
+def endless_macro():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            endless(A)
+
+
 CASES = {
+    endless_macro: ("endless_macro", "endless(x)"),
     indexed_tensor: ("python_value", "weights[i]"),
     shape_assigned: ("python_value", "A.shape"),
     too_many_names: ("bad_argument", "T.Kernel(1, 2)"),

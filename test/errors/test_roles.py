@@ -103,7 +103,7 @@ def product(dtype="float16", rows=64, target="cuda:sm_90a"):
                 a = T.alloc_shared((rows, 64), dtype)
                 c = T.alloc_fragment((rows, rows), "float32")
                 T.copy(A, a)
-                T.wgmma_gemm(a, a, c, transpose_B=True)  # here
+                T.wgmma_gemm(a, a, c, transpose_B=True, clear_accum=True)  # here
                 T.wait_wgmma(0)
                 T.copy(c, C)
 
@@ -146,7 +146,7 @@ def too_many_numbers():
     torch_tile.compile(kernel, target="cuda:sm_90a")
 
 
-WGMMA = "T.wgmma_gemm(a, a, c, transpose_B=True)"
+WGMMA = "T.wgmma_gemm(a, a, c, transpose_B=True, clear_accum=True)"
 CASES = {
     for_all_threads: ("mixed_roles", "T.copy(A, tile)"),
     in_parallel: ("mixed_roles", "for k in T.Parallel(4):"),

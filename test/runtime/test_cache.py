@@ -15,6 +15,7 @@ import pytest
 
 from torch_tile.runtime import cache
 from torch_tile.runtime.cache import CacheError, cache_dir, get_or_build, is_kept, key_of
+from torch_tile.runtime.host_compiler import load_library
 
 KEY = key_of("some source", b"some compiler")
 
@@ -431,6 +432,18 @@ def test_an_empty_library_is_never_sealed(suffix, folder):
     with pytest.raises(CacheError, match="wrote nothing"):
         get_or_build(KEY, suffix, Builder(b""))
     assert not everything(folder)
+
+
+def test_a_compiler_that_removes_its_output(folder):
+    with pytest.raises(CacheError, match="wrote nothing"):
+        get_or_build(KEY, ".so", lambda path: path.unlink())
+    assert not everything(folder)
+
+
+def test_a_library_that_cannot_be_loaded(folder):
+    path = get_or_build(KEY, ".so", Builder(b"of another machine"))
+    with pytest.raises(CacheError, match=r"cannot be loaded: .*TORCH_TILE_CACHE_DIR"):
+        load_library(path)
 
 
 def test_a_full_disk(folder):

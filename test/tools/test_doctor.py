@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
+import torch
 
-from torch_tile.tools import doctor
+from torch_tile.tools import doctor, selftest
 
 
 def test_this_machine(capsys) -> None:
@@ -50,3 +51,19 @@ def test_gpu_parts_that_need_no_gpu() -> None:
     """CI installs NVRTC and has a compiler, so both must be found there."""
     assert "compiled" in doctor.check_nvrtc() and "sm_" in doctor.check_nvrtc()
     assert doctor.check_launcher().endswith(".so")
+
+
+def test_selftest_compares_with_float64(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", [("torch", doctor.check_torch, True)])
+    assert doctor.doctor(selftest=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in selftest.CHECKS:
+        assert any(line.startswith(f"[ok  ] {name} cpu") for line in lines), lines
+
+
+def test_selftest_tells_of_wrong_numbers(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", [])
+    monkeypatch.setattr(selftest, "CHECKS", {"rows": selftest.check_rows})
+    monkeypatch.setitem(selftest.TOLERANCES, torch.float32, 0.0)
+    assert doctor.doctor(selftest=True) == 1
+    assert "[FAIL] rows cpu       AssertionError: norms in torch.float32 is off by" in capsys.readouterr().out

@@ -49,7 +49,7 @@ from torch_tile.ir.stmt import (
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
-STACK_TOTAL = 256 * 1024  # bytes of all of them
+STACK_TOTAL = 48 * 1024  # bytes of all of them: threads may have no more than 128 KiB for everything
 ALIGN = 64
 # Names of the entry's own variables.
 AXES = ("grid_x", "grid_y", "grid_z")

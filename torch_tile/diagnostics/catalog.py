@@ -14,6 +14,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{name}` nests branches and loops deeper than Python compiles them: each `elif` is one level",
         "look values up in a table, or split the chain in two: `if x < 16: ... else: ...` around macros",
     ),
+    "endless_macro": (
+        "the macro `{name}` calls itself {count} deep; each call is inlined while tracing, so the depth must be known",
+        "end it by a condition on Python's numbers, or write a loop: `for`, `while`",
+    ),
     "undefined_name": ("`{name}` is not defined", "define it before this line, or pass it as an argument"),
     "out_of_scope": (
         "`{name}` is used outside the `{region}` in which it was made",
@@ -144,6 +148,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "leaves_tile": (
         "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
+    ),
+    "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
+    "lost_result": (
+        "`{buffer}` is made by T.empty and written, but neither returned nor read",
+        "return it; scratch memory is T.alloc_global",
     ),
     "bad_layout": ("{what} is not a layout: {why}", "{fix}"),
     "layout_conflict": (

@@ -11,6 +11,7 @@ import contextvars
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from typing import Any, cast
 
 import torch
@@ -44,6 +45,13 @@ def chain(existing: Any, ours: CustomGraphPass) -> CustomGraphPass:
     if existing is None:
         return ours
     return ChainPass([*(existing if isinstance(existing, list | tuple) else (existing,)), ours])
+
+
+def add_backend(entry: EntryPoint) -> None:
+    """Name a backend to Dynamo, which may have looked for all of them already."""
+    from torch._dynamo.backends.registry import _BACKENDS
+
+    _BACKENDS.setdefault(entry.name, entry)
 
 
 def inductor_config() -> Any:

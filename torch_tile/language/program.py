@@ -41,6 +41,10 @@ class PrimFunc:
     def __repr__(self) -> str:
         return repr(self.program)
 
+    def __deepcopy__(self, memo: object) -> PrimFunc:
+        """It is never changed."""
+        return self
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Not to be called: a kernel has to be compiled first."""
         raise error("not_compiled", author_span(), name=self.__name__)
@@ -210,6 +214,9 @@ def macro(function: Any = None, *, hygienic: bool = True) -> Any:
     return inlined
 
 
+MOST_INLINED = 48  # calls of a macro inside of itself: each takes some frames of Python's
+
+
 def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable[..., Any]:
     """`rewrite` at the first call, when the names around a nested definition are bound."""
 
@@ -219,7 +226,13 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
         for name, value in bound.arguments.items():
             if is_computed(value) and not takes_reference(function, name, scope):
                 bound.arguments[name] = let(name, value)
-        return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
+        if at.inlining.count(function.__code__) >= MOST_INLINED:
+            raise error("endless_macro", author_span(), name=function.__name__, count=MOST_INLINED)
+        at.inlining.append(function.__code__)
+        try:
+            return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
+        finally:
+            at.inlining.pop()
 
     return run
 

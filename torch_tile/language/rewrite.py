@@ -19,6 +19,7 @@ from torch_tile.diagnostics.errors import Span, error
 from torch_tile.language.branches import Reads, mutable_names
 
 RECORDER = "__tile__"
+TRACED = "__traced__"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPILED: dict[CodeType, CodeType] = {}
 
@@ -86,7 +87,9 @@ def _compile(function: FunctionType) -> CodeType:
     tree = source_tree(function)
     tree.body = _without_else(tree.body)
     body = _Reroute(mutable_names(tree), Reads(tree)).rewrite_body(tree)
-    inner = _function(tree.name, _bare(tree.args), body or [ast.Pass()])
+    inner = _function(
+        TRACED, _bare(tree.args), body or [ast.Pass()]
+    )  # its own name is the author's: it may call itself
     names = [RECORDER, *function.__code__.co_freevars]
     outer = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
     factory = _function("__factory__", outer, [inner])
@@ -102,7 +105,7 @@ def _compile(function: FunctionType) -> CodeType:
         raise error("nested_too_deep", span, name=tree.name) from None
     for _ in range(2):  # the factory, and in it the function
         code = next(c for c in code.co_consts if isinstance(c, CodeType))
-    return code
+    return code.replace(co_name=tree.name)
 
 
 def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:

@@ -61,6 +61,7 @@ class Tracer:
         self.safe_values: IdMap[Buffer, Const] = IdMap()  # of T.annotate_safe_value, in the kernel around
         self.params: list[Buffer | Var] = []  # of the function around
         self.sources: dict[str, list[str]] = {}  # texts of T.import_source, by target
+        self.inlining: list[CodeType] = []  # of the macros around, outermost first
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 
     @property

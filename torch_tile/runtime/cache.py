@@ -282,7 +282,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
     seal = _temporary_name(_seal_of(path))
     try:
         build(temporary)
-        if path.suffix in _LIBRARIES and not temporary.stat().st_size:
+        if path.suffix in _LIBRARIES and not (temporary.exists() and temporary.stat().st_size):
             raise CacheError(
                 f"the compiler reported success but wrote nothing to {temporary}. Check the compiler that CXX or "
                 "TORCH_TILE_NVRTC names, and the free space there."

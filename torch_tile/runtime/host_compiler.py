@@ -215,9 +215,23 @@ def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
 # Loads the shared library of a compiled program.
 
 
+def load_library(path: Path) -> ctypes.CDLL:
+    """A shared library of the cache. Raises CacheError where the system does not let it be run."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        hint = ""
+        if hasattr(os, "statvfs") and os.statvfs(path.parent).f_flag & os.ST_NOEXEC:
+            hint = f"{path.parent} lies on a file system that is mounted noexec. "
+        raise CacheError(
+            f"{path} cannot be loaded: {error}. {hint}Set TORCH_TILE_CACHE_DIR to a folder from which code may be run, "
+            "or remove the file if another machine built it."
+        ) from error
+
+
 def load_entry(path: Path, name: str) -> Callable[..., int]:
     """The function `name`: (pointers, numbers) -> 0, or the number of the assertion that failed. Releases the GIL."""
-    entry = ctypes.CDLL(str(path))[name]
+    entry = load_library(path)[name]
     entry.restype = ctypes.c_int64
     entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return entry

@@ -13,7 +13,7 @@ KINDS = {
     "race": ("threads meet at the same place of shared memory with no barrier between", "place a barrier between"),
     "missing_wait": ("asynchronous work may still be in flight", "wait for it, then place a barrier if others need it"),
     "missing_fence": ("ordinary and asynchronous accesses have no order", "place the fence after the ordinary ones"),
-    "unwritten": ("shared memory is read where nothing was written", "write or clear it first"),
+    "unwritten": ("a tile is read where nothing was written", "write or clear it first"),
     "out_of_bounds": ("an access lies outside its buffer", "guard it, or correct the index"),
     "misaligned": ("an access does not start at a multiple of what it needs", "align it, or use a narrower access"),
     "barrier": ("a barrier is not used as it was set up", "count who arrives, and how many bytes come"),

@@ -10,15 +10,18 @@ import platform
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 Check = Callable[[], str]
 
 
-def doctor() -> int:
-    """Print one line for each thing. Returns 1 if something that is needed is missing."""
+def doctor(selftest: bool = False) -> int:
+    """Print one line for each thing. Returns 1 if something that is needed is missing.
+
+    With `selftest`, also compile and run kernels of each family, and compare them with float64.
+    """
     failures = 0
-    for name, check, needed in CHECKS:
+    for name, check, needed in [*CHECKS, *(_computing() if selftest else ())]:
         try:
             mark, text = "ok  ", check()
         except Exception as problem:  # whatever is wrong with this machine is the answer
@@ -27,6 +30,14 @@ def doctor() -> int:
         print(f"[{mark}] {name:<14} {text}")
     print("\neverything needed is there" if not failures else f"\n{failures} of the needed things failed")
     return 1 if failures else 0
+
+
+def _computing() -> Iterator[tuple[str, Check, bool]]:
+    """The checks of selftest.py, which are looked up once torch was found."""
+    from torch_tile.tools.selftest import checks
+
+    for name, check in checks():
+        yield name, check, True
 
 
 def check_python() -> str:
@@ -84,12 +95,16 @@ def check_kernel() -> str:
 
 
 def check_backend() -> str:
-    """Whether torch.compile finds the backend without an import of torch_tile."""
+    """Whether torch.compile finds the backend, and whether without an import of torch_tile."""
     names = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
     if "tile" not in names:
         raise RuntimeError(
             'no entry point "tile": install the package (pip install -e .), or import torch_tile.inductor'
         )
+    try:
+        importlib.metadata.version("torch_tile")
+    except importlib.metadata.PackageNotFoundError:
+        return 'torch.compile(backend="tile") is registered by `import torch_tile`; the package is not installed'
     return 'torch.compile(backend="tile") is registered'
 
 

@@ -164,6 +164,7 @@ def test_a_large_step_is_quick(build, rng):
         ),
     ]
     program = [
+        *(b.store(c, r, 0.0) for r in range(64)),
         b.loop(i, 0, 2, *copies),
         tm.cp_async_commit(),
         tm.cp_async_wait(0),

@@ -156,20 +156,21 @@ def test_what_another_buffer_left(build):
 
 
 def async_copy(b, steps):
-    """Statements of `steps` of: copy, commit, wait, barrier, read."""
+    """Statements of `steps` of: fill with NaN, copy, commit, wait, barrier, read."""
     s = b.shared("s", b.threads * 4, "float16")
     x = b.tensor("x", torch.randn(b.threads * 4).half())
     y = b.tensor("y", torch.zeros(b.threads * 4, dtype=torch.float16))
-    at = b.thread * 4
+    at, r = b.thread * 4, b.local("r", 4, "float16")
+    filled = [b.store(r, n, float("nan")) for n in range(4)] if "fill" in steps else []
     every = {
-        "fill": b.at(1, tm.vector_copy(b.address(s, at), b.address(b.local("r", 4, "float16"), 0), 8)),
+        "fill": b.at(1, tm.vector_copy(b.address(s, at), b.address(r, 0), 8)),
         "copy": b.at(2, tm.cp_async(b.address(s, at), b.address(x, at), 8, 8)),
         "commit": tm.cp_async_commit(), "wait": tm.cp_async_wait(0), "wait1": tm.cp_async_wait(1),
         "barrier": tm.barrier(),
         "read": b.store(y, b.thread, b.load(s, b.threads * 4 - 1 - b.thread), line=5),
         "own": b.store(y, b.thread, b.load(s, b.thread * 4), line=6),
     }  # fmt: skip
-    return [every[step] for step in steps.split()]
+    return filled + [every[step] for step in steps.split()]
 
 
 def test_asynchronous_copies_land_at_their_wait(build):
@@ -300,7 +301,7 @@ def test_asserts_and_endless_loops(build, monkeypatch):
     from torch_tile.ir.stmt import Assert, Block
     from torch_tile.simulator.simt import interpreter as threads
 
-    monkeypatch.setattr(threads, "MOST_TURNS", 50)
+    monkeypatch.setattr(threads, "MOST_ITERATIONS", 50)
     b = build(32)
     findings = b.run(Assert(b.thread < 30, "few"), While(truth(True), Block(())))
     assert [(f.kind, f.count) for f in findings] == [("assertion", 2), ("endless", 1)]

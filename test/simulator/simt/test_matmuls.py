@@ -19,7 +19,7 @@ def kernel(b, steps):
     d, e, a = b.local("d", 4), b.local("e", 4), b.local("a", 8, "float16")
     i, j = Var("i", dt.int32, "loop"), Var("j", dt.int32, "loop")
     fill = b.loop(i, 0, 8, b.store(s, i * 128 + b.thread % 128, 1.0))
-    start = b.loop(j, 0, 8, b.store(a, j, 1.0)), b.store(d, 0, 0.0), b.store(e, 0, 0.0)
+    start = b.loop(j, 0, 8, b.store(a, j, 1.0)), *(b.store(x, n, 0.0) for x in (d, e) for n in range(4))
 
     def product(line, to, in_registers):
         source = b.address(a if in_registers else s, 0)
@@ -93,7 +93,8 @@ def test_an_accumulator_becomes_no_factor_under_way(build):
     fill = b.loop(i, 0, 8, b.store(s, i * 128 + b.thread, 1.0))
     into = b.at(1, wgmma.wgmma(b.address(d, 0), b.address(s, 0), b.address(s, 0), 16, types, WALK, WALK))
     out_of = b.at(2, wgmma.wgmma(b.address(d, 8), b.address(d, 0), b.address(s, 0), 16, types, None, WALK))
-    before = fill, bulk.fence_proxy_async(), tm.barrier(), wgmma.wgmma_fence()
+    cleared = (b.store(d, n, 0.0) for n in range(16))
+    before = fill, *cleared, bulk.fence_proxy_async(), tm.barrier(), wgmma.wgmma_fence()
     after = wgmma.wgmma_commit(), wgmma.wgmma_wait(0)
     assert b.lines(b.run(*before, into, out_of, *after)) == [("missing_wait", 2)]
     assert b.lines(b.run(*before, into, *after, out_of, *after)) == []

@@ -94,7 +94,7 @@ def reference(
     `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32 `[B]` (default: the whole cache). The Sq queries
     are the last Sq positions, causal among themselves. Returns out `[B, Sq, H, C]` in q's dtype, which lies in memory
     as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing dtype. `num_splits` and `schedule` only say how
-    a kernel divides the work.
+    a kernel divides the work. Without them, threads or multiprocessors decide, so the last bits follow their number.
     """
     compute = compute_dtype(q.dtype)
     scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale

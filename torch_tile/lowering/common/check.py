@@ -47,6 +47,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence
+from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import describe, is_of_each
 from torch_tile.tileop.copy.tma import TmaCopy
@@ -59,7 +60,7 @@ def check_kernel(program: Program) -> Program:
     check = _Check()
     check.sizes(program)
     check(program)
-    found = check.found or check_views(program)
+    found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
     return program

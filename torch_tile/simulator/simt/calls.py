@@ -271,6 +271,7 @@ def _mma(p: Place) -> Run:
         warps = p.calls.together(p.call, p.span)
         (d, at, count), *operands = (p.registers(n) for n in range(3))
         wide = np.float64 if d.dtype.is_float else np.int64
+        d.need(d.written[at : at + count].reshape(count, -1, 32)[:, warps], p.span)
         a, b = (memory.fragment(start, n).astype(wide) for memory, start, n in operands)
         found = p.meaning(a, b, d.fragment(at, count).astype(wide))
         d.put_fragment(at, va.rounded(found, d.dtype) if d.dtype.is_float else found, warps)

@@ -417,11 +417,15 @@ def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:
 
 
 class Local(Memory):
-    """Registers of each thread: `values[register, thread]`, not as they lie in memory but as numbers."""
+    """Registers of each thread: `values[register, thread]`, not as they lie in memory but as numbers.
+
+    `written` tells which of them a thread has written.
+    """
 
     def __init__(self, buffer: Buffer, size: int, threads: Threads):
         super().__init__(buffer, size, threads)
         self.values = np.zeros((size, threads.lanes), carrier(buffer.dtype))
+        self.written = np.zeros((size, threads.lanes), bool)
         self.poison = poisoned((1,), buffer.dtype).to(torch.float64 if buffer.dtype.is_float else torch.int64).numpy()
         self.reset()
 
@@ -429,17 +433,28 @@ class Local(Memory):
         """Undefined content, for the running threads."""
         where = slice(None) if self.threads.mask is None else self.threads.mask
         self.values[:, where] = self.poison.astype(self.values.dtype)
+        self.written[:, where] = False
 
     def load(self, index: Value, span: Span | None) -> Value:
         """One element for each running thread."""
         if isinstance(index, np.ndarray):
             ids = self.threads.active()
-            found = self.values[np.clip(self._checked(index[ids], span), 0, self.size - 1), ids]
-            return self.threads.spread(found, ids)
+            places = np.clip(self._checked(index[ids], span), 0, self.size - 1)
+            self.need(self.written[places, ids], span)
+            return self.threads.spread(self.values[places, ids], ids)
         if not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)
             index = 0
+        there = self.written[index]
+        if not there.all():
+            self.need(there[self.threads.active()], span)
         return self.values[index].copy()
+
+    def need(self, there: Array, span: Span | None) -> None:
+        """Report threads that read a register which they have not written."""
+        if not there.all():
+            text = f"`{self.name}`, a fragment or array of each thread"
+            self.threads.findings.add("unwritten", span, text, int((~there).sum()))
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
         """One element by each running thread."""
@@ -449,12 +464,15 @@ class Local(Memory):
             ok = self.inside(index[ids], 1, span)
             ids = ids if ok is None else ids[ok]
             self.values[index[ids], ids] = self.threads.each(value, ids)
+            self.written[index[ids], ids] = True
         elif not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)
         elif mask is None:
             self.values[index] = value
+            self.written[index] = True
         else:
             self.values[index, mask] = value[mask] if isinstance(value, np.ndarray) else value
+            self.written[index, mask] = True
 
     def _checked(self, index: Array, span: Span | None) -> Array:
         self.inside(index, 1, span)
@@ -464,6 +482,7 @@ class Local(Memory):
         """`count` registers from each index on, raw."""
         self.inside(index, count, span)
         places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
+        self.need(self.written[places, ids[:, None]].any(axis=1), span)  # what is moved may end in padding
         return encode(self.values[places, ids[:, None]], self.dtype)
 
     def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
@@ -471,7 +490,9 @@ class Local(Memory):
         ok = self.inside(index, raw.shape[1], span)
         if ok is not None:
             index, raw, ids = index[ok], raw[ok], ids[ok]
-        self.values[index[:, None] + np.arange(raw.shape[1]), ids[:, None]] = decode(raw, self.dtype)
+        places = index[:, None] + np.arange(raw.shape[1])
+        self.values[places, ids[:, None]] = decode(raw, self.dtype)
+        self.written[places, ids[:, None]] = True
 
     def fragment(self, start: int, count: int) -> Array:
         """Registers of whole warps, `[warps, 32, count]`."""
@@ -482,6 +503,7 @@ class Local(Memory):
         count = values.shape[2]
         target = self.values[start : start + count].reshape(count, -1, 32)
         target[:, warps] = values[warps].transpose(2, 0, 1)
+        self.written[start : start + count].reshape(count, -1, 32)[:, warps] = True
 
 
 class Variable(Memory):

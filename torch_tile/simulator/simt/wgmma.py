@@ -91,11 +91,13 @@ class _Product:
         rows, columns = self.result
         own = memory.values[start : start + count, ids]
         if bool(np.asarray(of_thread(p.operands[5](), lead))):
+            memory.need(memory.written[start : start + count, ids], p.span)
             found[rows, columns] += own
         whole = found[rows, columns]
         memory.values[start : start + count, ids] = (
             va.rounded(whole, memory.dtype) if memory.dtype.is_float else whole.astype(np.int32)
         )
+        memory.written[start : start + count, ids] = True
         self.products.last[group] = int(self.products.closed[group]) + 1, p.span
 
     def factor_in_registers(self, group: int, ids: Array) -> Array:

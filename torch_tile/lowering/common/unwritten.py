@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find reads of tiles that nothing can have written before, and results of T.empty that nobody gets.
+
+Certain faults only: a write of any part of a tile, on any path, counts for the whole tile. The simulator finds the
+reads that depend on a path or on an element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Node, Rewriter, find
+from torch_tile.ir.stmt import Alloc, If, Kernel, Print, Program, Role, Stmt, Store, While
+from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.gemm.op import Gemm
+
+SCOPES = ("fragment", "shared", "local")
+
+
+def unwritten_reads(program: Program) -> list[Diagnostic]:
+    """A diagnostic for the first read of each tile that finds nothing written, and for each lost result."""
+    found = _lost_results(program)
+    for kernel in program.kernels:
+        order = _Order(kernel)
+        order(kernel.body)
+        found += order.found
+    return found
+
+
+class _Order(Rewriter):
+    """Goes through a kernel in the order of its statements, a loop's body once.
+
+    What depends on a condition is a fault only where no statement of the kernel writes the tile at all.
+    """
+
+    def __init__(self, kernel: Kernel):
+        self.found: list[Diagnostic] = []
+        self.waiting: IdSet[Buffer] = IdSet()  # tiles that exist and have no write so far
+        self.ever = _written_somewhere(kernel)
+        self.conditional = 0
+
+    def visit_Alloc(self, node: Alloc) -> Stmt:
+        if node.buffer.scope in SCOPES and node.init is None:
+            self.waiting.add(node.buffer)
+        return node
+
+    def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        reads, writes = op.accesses()
+        self.children(op)
+        for region in reads:
+            self._read(region.buffer, op)
+        for region in writes:
+            self.waiting.discard(region.buffer)
+        return op
+
+    def visit_Store(self, store: Store) -> Stmt:
+        self.children(store)
+        self.waiting.discard(store.buffer)
+        return store
+
+    def visit_Load(self, load: Load) -> Any:
+        self._read(load.buffer, load)
+        return self.children(load)
+
+    def visit_Address(self, node: Address) -> Any:
+        """The call may write there."""
+        self.waiting.discard(node.buffer)
+        return self.children(node)
+
+    def visit_Print(self, node: Print) -> Stmt:
+        if not hasattr(node.value, "dtype"):
+            self._read(node.value.buffer, node)
+        return self.children(node)
+
+    def visit_If(self, node: If) -> Stmt:
+        self(node.condition)
+        self._perhaps(node.then, node.otherwise)
+        return node
+
+    def visit_While(self, node: While) -> Stmt:
+        self(node.condition)
+        self._perhaps(node.body)
+        return node
+
+    def visit_Role(self, node: Role) -> Stmt:
+        """Roles run at the same time, whatever their order is."""
+        self._perhaps(node.body)
+        return node
+
+    def visit_Select(self, node: Select) -> Any:
+        self(node.condition)
+        self._perhaps(node.a, node.b)
+        return node
+
+    def visit_Binary(self, node: Binary) -> Any:
+        self(node.a)
+        if node.op in LOGICAL:
+            self._perhaps(node.b)
+        else:
+            self(node.b)
+        return node
+
+    def _perhaps(self, *nodes: Any) -> None:
+        """Go through what may not run."""
+        self.conditional += 1
+        for node in nodes:
+            self(node)
+        self.conditional -= 1
+
+    def _read(self, buffer: Buffer, node: Node) -> None:
+        if buffer not in self.waiting or (self.conditional and buffer in self.ever):
+            return
+        self.waiting.discard(buffer)
+        adds = isinstance(node, Gemm) and node.C.buffer is buffer
+        clear = f"T.clear({buffer.name})"
+        fix = f"clear it first, `{clear}`, or pass clear_accum=True" if adds else f"write to it first, as by `{clear}`"
+        self.found.append(diagnose("unwritten", node.span, buffer=buffer.name, fix=fix))
+
+
+def _written_somewhere(kernel: Kernel) -> IdSet[Buffer]:
+    """Tiles that a statement writes without reading them."""
+    found: IdSet[Buffer] = IdSet()
+    for node in find(kernel.body, RegisteredOp, Store, Address):
+        if isinstance(node, RegisteredOp):
+            reads, writes = node.accesses()
+            read = IdSet(r.buffer for r in reads)
+            found.update(r.buffer for r in writes if r.buffer not in read)
+        elif isinstance(node, Address) or not any(load.buffer is node.buffer for load in find(node.value, Load)):
+            found.add(node.buffer)
+    return found
+
+
+def _lost_results(program: Program) -> list[Diagnostic]:
+    """Tensors of T.empty that are written, and neither returned nor read."""
+    lost = IdMap((b, b.span) for b in program.workspaces if b.origin == "empty")
+    for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Load, Address, Print)):
+        if isinstance(node, RegisteredOp):
+            reads, writes = (([r.buffer for r in side]) for side in node.accesses())
+        elif isinstance(node, Store):
+            reads, writes = [], [node.buffer]
+        else:
+            reads, writes = [n.buffer for n in find(node, Load, Address, Region)], []
+        for buffer in reads:
+            lost.pop(buffer.base or buffer, None)
+        for buffer in (b.base or b for b in writes):
+            if buffer in lost and lost[buffer] is None:
+                lost[buffer] = node.span
+    return [diagnose("lost_result", span, buffer=buffer.name) for buffer, span in lost.items()]
