@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A compiled kernel, and the tensors and scalars that it would have been called with."""
+    """A compiled kernel, the `form` that it was compiled for, and what it would have been called with."""
 
     kernel: JITKernel
     args: tuple[Any, ...]
+    form: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -36,9 +37,9 @@ class Plan:
     def noting(self, compiled: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
         """Like `compiled`, a function from forms to kernels, but its kernels are noted when they are called."""
 
-        def of_form(*spec: Any) -> Callable[..., None]:
-            kernel = compiled(*spec)
-            return lambda *args: self.launches.append(Launch(kernel, args))
+        def of_form(*form: Any) -> Callable[..., None]:
+            kernel = compiled(*form)
+            return lambda *args: self.launches.append(Launch(kernel, args, form))
 
         return of_form
 

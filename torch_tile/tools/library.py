@@ -24,7 +24,7 @@ from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
-from torch_tile.kernels.planning import planning
+from torch_tile.kernels.planning import Launch, planning
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
@@ -51,13 +51,18 @@ def compiled(case: Case, target: Target) -> list[JITKernel]:
 
     Empty where the family leaves the case to plain torch.
     """
+    return [launch.kernel for launch in launches(case, target)]
+
+
+def launches(case: Case, target: Target) -> list[Launch]:
+    """The same with what each kernel was compiled for, and would have been called with."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     with FakeTensorMode(), planning(machine_for(target)) as plan, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer")  # which is 0, and as aligned as can be
         with suppress(DataDependentOutputException):  # of plain torch, which reads what tensors hold
             case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    return [launch.kernel for launch in plan.launches]
+    return plan.launches
 
 
 def machine_for(target: Target) -> common.Machine:
