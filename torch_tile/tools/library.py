@@ -24,7 +24,7 @@ from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grou
 from torch_tile.kernels.loss import cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
-from torch_tile.runtime.launch_plan import LaunchPlan, planning
+from torch_tile.runtime.launch_plan import Launch, LaunchPlan, planning
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
@@ -51,13 +51,18 @@ def compiled(case: Case, target: Target) -> list[JITKernel]:
 
     Empty where the family leaves the case to plain torch.
     """
+    return [launch.kernel for launch in launches(case, target)]
+
+
+def launches(case: Case, target: Target) -> list[Launch]:
+    """The same with what each kernel was compiled for, and would have been called with."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     plan = LaunchPlan(machine=machine_for(target))
     # What plain torch reads of tensors is refused.
     with FakeTensorMode(), planning(plan), suppress(DataDependentOutputException):
         case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    return [launch.kernel for launch in plan.launches]
+    return plan.launches
 
 
 def machine_for(target: Target) -> common.Machine:

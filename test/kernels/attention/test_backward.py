@@ -14,6 +14,7 @@ from torch_tile.kernels.attention.backward import (
     PADDING,
     Tilings,
     attention_backward,
+    footprint,
     masks_queries,
     query_blocks,
     reference,
@@ -239,14 +240,9 @@ def test_tiles_fit(machine, width, dtype):
     if tilings is None:  # left to the reference
         assert width >= 192 and dtype == torch.float64
         return
-    for config, (own, step), held in (
-        (tilings.dq, ("block_q", "block_kv"), 2),
-        *((config, ("block_kv", "block_q"), 1 if sums == ("dv",) else 2) for config, sums in tilings.of_keys),
-    ):
-        own, step = getattr(config, own), getattr(config, step)
-        weights = 2 * own * step * config.shared_probs
-        tiles = (held * own + config.stages * 2 * step) * width + weights
-        assert tiles * dtype.itemsize <= machine.target.shared_limit
+    bulk = machine.target.has_wgmma and dtype.itemsize == 2
+    for config, outputs in ((tilings.dq, ("dq",)), *tilings.of_keys):
+        assert footprint(replace(config, staged=False), spec, outputs, bulk).fits(machine.target)
         assert PADDING % config.block_q == 0 and config.heavy_first and not config.packed
 
 

@@ -11,10 +11,10 @@ from torch_tile.kernels.gemm.tiling import (
     Config,
     Problem,
     config_for,
+    footprint,
     panel_width,
-    panels_bytes,
     panels_of,
-    stage_bytes,
+    with_stages,
 )
 
 CPU = Machine(Target("cpu"), 16)
@@ -74,8 +74,7 @@ def test_hopper_takes_tile_after_tile(products):
     for m, n, k in ((4096, 1024, 8192), (4096, 8192, 8192), (8192, 8192, 8192), (4096, 1000, 4096)):
         config = config_for(Problem(torch.bfloat16, 1, m, n, k, products, aligned=True), h200)
         assert config.blocks == 132 and config.splits == 1 and config.panel and config.stages >= 2
-        stage = (config.block_m + products * config.block_n) * config.block_k * 2
-        assert config.stages * stage + panels_bytes(config.block_m) < h200.target.shared_limit
+        assert footprint(config, torch.bfloat16, products, torch.bfloat16, bulk=True).fits(h200.target)
         assert config.block_n % panel_width(config.block_m, 2) == 0
     for machine in (CPU, GPUS[0], GPUS[1], GPUS[3]):
         assert not config_for(Problem(torch.bfloat16, 1, 8192, 8192, 8192, aligned=True), machine).blocks
@@ -142,8 +141,7 @@ def test_rows_that_wgmma_has_no_64_of_are_its_columns(products):
         if products == 1 or rows * columns <= 64 * 128:
             found = config.block_m, config.block_n, config.splits, config.cluster, config.transposed
             assert found == (rows, columns, splits, splits > 1, True), (problem, config)
-        leaving = config.block_m * config.block_n * 2 if config.staged else 0
-        assert config.stages >= 3 and config.stages * stage_bytes(config, problem) + leaving < h200.target.shared_limit
+        assert config.stages >= 3 and with_stages(config, problem, h200, bulk=True) == config
         for other in (GPUS_few_rows[0], GPUS_few_rows[3]):
             assert not config_for(problem, other).transposed
         for change in ({"aligned": False}, {"dtype": torch.float32}, {"m": 129}, {"k": 512}):

@@ -41,6 +41,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue.autodiff import vjp
+from torch_tile.kernels.footprint import Footprint, Part, Tile
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -323,7 +324,9 @@ def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], 
     held = own * (step * scores + _columns(spec, outputs)) - (own * step if config.shared_probs else 0)
     wide = max(1, size // 4)
     held += own * step * (len(spec.slopes) - 1) if "dq" in outputs else 0
-    return held * wide // config.threads <= registers and _shared(config, spec, outputs) <= machine.target.shared_limit
+    if held * wide // config.threads > registers:
+        return False
+    return footprint(replace(config, tiled=True), spec, outputs, _is_bulk(spec, machine)).fits(machine.target)
 
 
 def _sides(config: Config, outputs: Sequence[str]) -> tuple[int, int]:
@@ -336,13 +339,30 @@ def _columns(spec: Spec, outputs: Sequence[str]) -> int:
     return sum(spec.tile_dv if name == "dv" else spec.tile_d for name in outputs)
 
 
-def _shared(config: Config, spec: Spec, outputs: Sequence[str], stored: int = 0) -> int:
-    """Bytes of a block's tiles, of which those of the loop have `stages`, and of results of so many columns."""
+def _is_bulk(spec: Spec, machine: Machine) -> bool:
+    """Whether bulk copies fill tiles, which wgmma multiplies."""
+    return machine.target.has_wgmma and spec.dtype.itemsize == 2
+
+
+MMA_ROWS = 16  # of a warp's products by mma.sync
+
+
+def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) -> Footprint:
+    """The tiles of a block, those of each step, weights that warps hand each other, and results that are staged."""
     own, step = _sides(config, outputs)
-    weights = 2 * own * step if config.shared_probs else 0
-    held = spec.tile_d if outputs == ("dv",) else spec.tile_d + spec.tile_dv
-    tiles = own * held + config.stages * step * (spec.tile_d + spec.tile_dv) + weights + own * stored
-    return tiles * spec.dtype.itemsize + spec.operand_bytes(config) + 4096
+    both, bits = (spec.tile_d, spec.tile_dv), 8 * spec.dtype.itemsize
+    tiles = [Tile(own, n, bits, parts=(Part.BEFORE, Part.LOOP)) for n in (both[:1] if outputs == ("dv",) else both)]
+    tiles += [Tile(step, columns, bits, config.stages, (Part.LOOP,)) for columns in both]
+    if "dq" not in outputs:  # the statistics of rows
+        tiles.append(Tile(2, step, 8 * compute_dtype(spec.dtype).itemsize, config.stages, (Part.LOOP,)))
+    if config.shared_probs:
+        tiles += [Tile(own, step, bits, parts=(Part.LOOP,))] * len(outputs)
+    elif not bulk and own < MMA_ROWS * config.threads // 32:  # scores and their gradients, of warps that share rows
+        tiles += [Tile(own, step, 32, parts=(Part.LOOP,))] * (1 if outputs == ("dv",) else 2)
+    if config.staged:
+        columns = (spec.tile_dv if name == "dv" else spec.tile_d for name in outputs)
+        tiles += [Tile(own, n, bits, parts=(Part.LEAVING,)) for n in columns]
+    return Footprint((*tiles, *spec.operand_tiles(config)), bulk)
 
 
 def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], heads: int) -> Config:
@@ -353,7 +373,8 @@ def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[st
     # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
     narrow = "dq" in outputs or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in spec.operands)
     tiled = narrow and any(x.tiled for x in spec.operands)
-    room = not tiled or _shared(config, spec, outputs, _columns(spec, outputs)) <= machine.target.shared_limit
+    whole = footprint(replace(config, staged=True, tiled=True), spec, outputs, _is_bulk(spec, machine))
+    room = not tiled or whole.fits(machine.target)
     staged = spec.dtype.itemsize == 2 and room and outputs not in (("dk",), ("dv",))
     return replace(config, packed=False, heavy_first=spec.causal, side=side, staged=staged, tiled=tiled)
 

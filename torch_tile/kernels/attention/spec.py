@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, sl
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue.autodiff import Sloped
 from torch_tile.kernels.epilogue.program import Epilogue, parse
+from torch_tile.kernels.footprint import Part, Tile
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,14 @@ class Spec:
         """The mask, if there is one, and what `score` reads."""
         return self.aux if self.mask is None else (self.mask, *self.aux)
 
-    def operand_bytes(self, config: Config) -> int:
-        """Of the tiles of operands in shared memory."""
-        tiled = [x for x in self.operands if x.tiled]
-        return config.stages * sum(prod(x.tile(config.block_q, config.block_kv)) * x.stored.itemsize for x in tiled)
+    def operand_tiles(self, config: Config) -> list[Tile]:
+        """Those of operands in shared memory."""
+        found = []
+        for x in self.operands if config.tiled else ():
+            if x.tiled:
+                rows, columns = (1, *x.tile(config.block_q, config.block_kv))[-2:]
+                found.append(Tile(rows, columns, 8 * x.stored.itemsize, config.stages, (Part.LOOP,)))
+        return found
 
     def operand_types(self, batch: Any, heads: tuple[Any, Any], queries: Any, keys: Any) -> list[Any]:
         """The types of the operands; `heads` are key heads and heads of a group."""

@@ -12,6 +12,7 @@ import torch
 from torch_tile.hardware import RESERVED
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
+from torch_tile.kernels.footprint import Footprint, Part, Tile
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,6 @@ SHARING = {
 }
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
-BARRIERS = 1024  # bytes of shared memory of each block, for mbarriers
 SIDE_BY_SIDE = 8, 4, 2
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
@@ -140,7 +140,8 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
         return None
     # Packed rows ask of each tile whether a causal mask cuts it, for which three blocks on an SM have no registers.
     config = tilings[128 if spec.causal and _packed(tilings[widest], spec, problem) else widest]
-    room = (machine.target.shared_limit + RESERVED) // (_shared(config, spec) + spec.operand_bytes(config) + RESERVED)
+    needed = footprint(replace(config, staged=True, tiled=True), spec, bulk=True).bytes
+    room = (machine.target.shared_limit + RESERVED) // (needed + RESERVED)
     config = replace(config, blocks=min(config.blocks, room))
     blocks = _blocks(config, problem)
     if config.blocks < 2 or (problem.rows <= config.block_q and blocks <= machine.num_sms):
@@ -154,17 +155,21 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
     """Whether sums and tiles fit; those of operands beside fewer stages, which the compiler then takes itself."""
     held = config.block_q * (config.block_kv * 3 // 2 + spec.tile_dv) // config.threads
-    one = replace(config, stages=1)
-    shared = max(_shared(config, spec), _shared(one, spec) + spec.operand_bytes(one))
+    tried = replace(config, staged=True), replace(config, staged=True, stages=1, tiled=True)
+    fits = all(footprint(c, spec, bulk=True).fits(machine.target) for c in tried)
     # Three warpgroups leave each no registers for what changes scores.
     registers = 0 if spec.score and config.threads == 384 else HOPPER_REGISTERS[config.threads]
-    return held <= registers and shared <= machine.target.shared_limit
+    return held <= registers and fits
 
 
-def _shared(config: Config, spec: Spec) -> int:
-    """Bytes of the tiles of queries, keys, values and the result, with room for barriers."""
-    rows = config.block_q + config.stages * config.block_kv
-    return rows * (spec.tile_d + spec.tile_dv) * spec.dtype.itemsize + BARRIERS
+def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
+    """The tiles of queries, keys, values, operands, weights that warps hand each other, and a result that is staged."""
+    rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
+    tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
+    tiles += [Tile(keys, columns, bits, config.stages, (Part.LOOP,)) for columns in (spec.tile_d, spec.tile_dv)]
+    tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
+    tiles += [Tile(rows, spec.tile_dv, bits, parts=(Part.LEAVING,))] if config.staged else []
+    return Footprint((*tiles, *spec.operand_tiles(config)), bulk)
 
 
 @lru_cache(KEPT_CHOICES)
@@ -214,9 +219,7 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     size, wide = spec.dtype.itemsize, 2 if spec.dtype == torch.float64 else 1
     held = config.block_q * (spec.tile_dv + config.block_kv) * wide
     held += config.block_q * spec.tile_d * size // 4 if config.resident else 0
-    tiles = config.block_q * spec.tile_d + config.stages * config.block_kv * (spec.tile_d + spec.tile_dv)
-    tiles += config.block_q * config.block_kv if config.shared_probs else 0
-    shared = tiles * size + spec.operand_bytes(config) + 2048
+    shared = footprint(replace(config, tiled=True), spec, bulk=False)
     spare = LOOSE_REGISTERS if _is_loose(config, spec, problem) else SCORE_REGISTERS if spec.score or spec.mask else 0
     registers = MOST_REGISTERS[size] - spare
-    return held // config.threads <= registers and shared <= machine.target.shared_limit
+    return held // config.threads <= registers and shared.fits(machine.target)

@@ -31,8 +31,9 @@ from torch_tile.kernels.common import (
     typical,
     vector_of,
 )
+from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
-from torch_tile.kernels.gemm.tiling import BARRIERS, MOST_JOINED, Config
+from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
 
@@ -696,8 +697,20 @@ def _columns(most: int, problem: Problem) -> int:
 
 def _stages(config: Config, problem: Problem, machine: Machine) -> int:
     """Of how many steps a block's shared memory has room for the operands."""
-    bits = config.block_m * problem.dtype.itemsize * 8 + config.block_n * problem.products * problem.bits
-    return (machine.target.shared_limit - BARRIERS) // (bits * config.block_k // 8)
+    one = footprint(replace(config, stages=1, cluster=False), problem.dtype, problem.products, problem.bits, False)
+    return (machine.target.shared_limit - SPARE) // one.tile_bytes
+
+
+def footprint(config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool) -> Footprint:
+    """The tiles of a and of the words, what a cluster sums, and the weights of exact products."""
+    bm, bn, bk, whole = config.block_m, config.block_n, config.block_k, 8 * operand.itemsize
+    tiles = [Tile(bm, bk, whole, config.stages, (Part.LOOP,))]
+    tiles += [Tile(bn, bk, bits, config.stages, (Part.LOOP,))] * products
+    if operand == torch.float32:
+        tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,)))
+    if config.cluster:
+        tiles += [Tile(bn, bm, 8 * compute_dtype(operand).itemsize, parts=(Part.LEAVING,))] * products
+    return Footprint(tuple(tiles), bulk)
 
 
 def _waves(config: Config, problem: Problem, machine: Machine) -> float:

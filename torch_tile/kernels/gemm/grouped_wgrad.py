@@ -24,18 +24,11 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
+from torch_tile.kernels.gemm import tiling
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import bounds_of, groups_of
-from torch_tile.kernels.gemm.tiling import (
-    BARRIERS,
-    MOST_TILES,
-    Config,
-    Problem,
-    config_for,
-    panels_bytes,
-    panels_of,
-    stage_bytes,
-)
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
 
 
 def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -156,11 +149,20 @@ def tiling_for(problem: Problem, machine: Machine) -> Config | None:
     )
     if not machine.is_gpu:
         return config
-    size = problem.dtype.itemsize
-    leaving = config.block_m * config.block_n * size if config.staged else 0
-    leaving = panels_bytes(config.block_m) if config.blocks else leaving
-    room = (machine.target.shared_limit - leaving - BARRIERS) // stage_bytes(config, problem)
-    return replace(config, stages=min(config.stages, room - 1)) if room > 1 else None
+    bulk = machine.target.has_wgmma and problem.aligned and problem.dtype.itemsize == 2
+
+    def of(stages: int) -> Footprint:
+        return footprint(replace(config, stages=stages), problem.dtype, problem.dtype, bulk)
+
+    stages = most_stages(of, range(config.stages, 0, -1), machine.target)
+    return replace(config, stages=stages) if stages else None
+
+
+def footprint(config: Config, dtype: torch.dtype, out: torch.dtype, bulk: bool) -> Footprint:
+    """The tiles of a product, and those of a group's last rows."""
+    product, bits = tiling.footprint(config, dtype, 1, out, bulk), 8 * dtype.itemsize
+    lasts = (Tile(config.block_k, n, bits, parts=(Part.LAST,)) for n in (config.block_m, config.block_n))
+    return Footprint((*product.tiles, *lasts), bulk)
 
 
 def k_grouped_gemm(

@@ -10,11 +10,10 @@ from functools import lru_cache
 
 import torch
 
-from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, compute_dtype, power_of_two, typical
+from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 
 # A tiling of a matrix product into blocks, the problem that it is for, and what it takes of a GPU.
-
-BARRIERS = 1024  # bytes for mbarriers, at most
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Tile:
+class Cut:
     """A tiling, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
 
     config: Config
@@ -67,9 +66,34 @@ class Tile:
     rate: float
 
 
-def stage_bytes(config: Config, problem: Problem) -> int:
-    """Shared memory of the operands of one step over K."""
-    return (config.block_m + config.block_n * problem.products) * config.block_k * problem.dtype.itemsize
+def footprint(config: Config, dtype: torch.dtype, products: int, out: torch.dtype, bulk: bool) -> Footprint:
+    """The tiles of both operands, and those in which results leave or are summed by a cluster."""
+    bm, bn, bits = config.block_m, config.block_n, 8 * dtype.itemsize
+    tiles = [Tile(bm, config.block_k, bits, config.stages, (Part.LOOP,))]
+    tiles += [Tile(bn, config.block_k, bits, config.stages, (Part.LOOP,))] * products
+    if config.cluster:
+        tiles += [Tile(bm, bn, 8 * compute_dtype(dtype).itemsize, parts=(Part.LEAVING,))] * products
+    elif config.blocks:
+        width, panels = panels_of(config, out.itemsize)
+        tiles += [Tile(bm, width, 8 * out.itemsize)] * len(panels[:2])
+    elif config.staged:
+        tiles.append(Tile(bm, bn, 8 * out.itemsize, parts=(Part.LEAVING,)))
+    return Footprint(tuple(tiles), bulk)
+
+
+def with_stages(config: Config, problem: Problem, machine: Machine, bulk: bool = False) -> Config | None:
+    """As many of its stages as fit in shared memory; None if not even one does."""
+
+    def of(stages: int) -> Footprint:
+        return footprint(replace(config, stages=stages), problem.dtype, problem.products, problem.dtype, bulk)
+
+    stages = most_stages(of, range(config.stages, 0, -1), machine.target)
+    return replace(config, stages=stages) if stages else None
+
+
+def with_room(config: Config, problem: Problem, machine: Machine) -> Config:
+    """The same, but at least one."""
+    return with_stages(config, problem, machine) or replace(config, stages=1)
 
 
 def count_of(config: Config, problem: Problem) -> int:
@@ -80,21 +104,14 @@ def count_of(config: Config, problem: Problem) -> int:
     return rows * -(-problem.n // config.block_n)
 
 
-def with_room(config: Config, problem: Problem, machine: Machine) -> Config:
-    """As many stages as fit in shared memory."""
-    room = machine.target.shared_limit // stage_bytes(config, problem)
-    return replace(config, stages=max(1, min(config.stages, room)))
-
-
-def fitting(tiles: Iterable[Tile], problem: Problem, machine: Machine) -> list[Tile]:
+def fitting(tiles: Iterable[Cut], problem: Problem, machine: Machine) -> list[Cut]:
     """The tiles whose products fit in the registers, with as many stages as fit in shared memory."""
     found = []
     for tile in tiles:
         c = tile.config
         registers = c.block_m * c.block_n * problem.products * (2 if problem.dtype == torch.float64 else 1) // c.threads
-        stages = min(c.stages, machine.target.shared_limit // stage_bytes(c, problem))
-        if registers <= 128 and stages >= 1:
-            found.append(replace(tile, config=replace(c, stages=stages)))
+        if registers <= 128 and (config := with_stages(c, problem, machine)) is not None:
+            found.append(replace(tile, config=config))
     return found
 
 
@@ -156,36 +173,36 @@ def _cpu_work(config: Config, problem: Problem, threads: int) -> float:
 
 # 16-bit operands, by mma.sync. Large tiles reuse more; small ones waste less at the edges of small problems.
 HALF_TILES = (
-    Tile(Config(128, 256, 64, 256, 3, panel=8, staged=True), 1, 1.0),
-    Tile(Config(128, 128, 64, 128, 3, panel=8, staged=True), 2, 0.93),
-    Tile(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
-    Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
+    Cut(Config(128, 256, 64, 256, 3, panel=8, staged=True), 1, 1.0),
+    Cut(Config(128, 128, 64, 128, 3, panel=8, staged=True), 2, 0.93),
+    Cut(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
+    Cut(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
 )
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
 # matters most how well they fill the last iteration.
 HOPPER_TILES = (
-    Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
-    Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
-    Tile(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
-    Tile(Config(192, 192, 64, 384, 3, panel=8, staged=True), 1, 0.95),
+    Cut(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
+    Cut(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
+    Cut(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
+    Cut(Config(192, 192, 64, 384, 3, panel=8, staged=True), 1, 0.95),
 )
 # For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
 SMALL_HOPPER_TILES = (
-    Tile(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
-    Tile(Config(64, 128, 64, 128, 8, panel=8, staged=True), 1, 0.75),
-    Tile(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
-    Tile(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
+    Cut(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
+    Cut(Config(64, 128, 64, 128, 8, panel=8, staged=True), 1, 0.75),
+    Cut(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
+    Cut(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
 )
 # The same, for as many rows only.
 FEWER_ROWS = 128
 FEWER_ROWS_TILES = (
-    Tile(Config(128, 96, 64, 256, 7, panel=8, staged=True), 1, 0.88),
-    Tile(Config(64, 96, 128, 128, 5, panel=8, staged=True), 1, 0.65),
+    Cut(Config(128, 96, 64, 256, 7, panel=8, staged=True), 1, 0.88),
+    Cut(Config(64, 96, 128, 128, 5, panel=8, staged=True), 1, 0.65),
 )
 # Exact float32 has no tensor core, float64 has one of its own shape.
 WIDE_TILES = {
-    torch.float32: (Tile(Config(64, 64, 16, 128, 2), 4, 1.0), Tile(Config(16, 64, 32, 128, 2), 4, 0.4)),
-    torch.float64: (Tile(Config(64, 64, 16, 128, 2), 2, 1.0), Tile(Config(16, 64, 16, 128, 2), 4, 0.4)),
+    torch.float32: (Cut(Config(64, 64, 16, 128, 2), 4, 1.0), Cut(Config(16, 64, 32, 128, 2), 4, 0.4)),
+    torch.float64: (Cut(Config(64, 64, 16, 128, 2), 2, 1.0), Cut(Config(16, 64, 16, 128, 2), 4, 0.4)),
 }
 
 
@@ -227,12 +244,11 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     found = []
     for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *(FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ())):
         c, lasts = tile.config, tile in HOPPER_TILES
-        leaving = panels_bytes(c.block_m) if lasts else c.block_m * c.block_n * size
-        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // stage_bytes(c, problem))
+        config = with_stages(replace(c, blocks=num_sms if lasts else 0), problem, machine, bulk=True)
         sums = c.block_m * c.block_n * problem.products // c.threads
-        if sums <= ACCUMULATORS[c.threads // 128] and stages >= 2:
+        if sums <= ACCUMULATORS[c.threads // 128] and config is not None and config.stages >= 2:
             rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
-            found.append(Tile(replace(c, stages=stages, blocks=num_sms if lasts else 0), tile.resident, rate))
+            found.append(Cut(config, tile.resident, rate))
     best = min(found, key=lambda t: _duration(t, problem, num_sms), default=None)
     return best.config if best is not None and num_sms // 3 <= count_of(best.config, problem) < MOST_TILES else None
 
@@ -240,11 +256,6 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
 def panel_width(block_m: int, itemsize: int) -> int:
     """Columns of a panel in which results of a persistent kernel leave; two are on their way at a time."""
     return (128 if block_m <= 128 else 64) // itemsize
-
-
-def panels_bytes(block_m: int) -> int:
-    """Shared memory of both panels."""
-    return 2 * block_m * panel_width(block_m, 1)
 
 
 def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]]:
@@ -255,7 +266,7 @@ def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]
     return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]
 
 
-def _duration(tile: Tile, problem: Problem, num_sms: int) -> float:
+def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:
     """Time of all waves, in units of a full SM's time for one element of the result."""
     config = tile.config
     count = count_of(config, problem)
@@ -305,20 +316,20 @@ def transposed_config(problem: Problem, machine: Machine) -> Config | None:
         splits *= 2
     if 5 * count * splits < 2 * num_sms:
         return None
-    return config if splits == 1 else replace(config, splits=splits, cluster=True, panel=0, staged=False)
+    if splits == 1:
+        return config
+    return with_stages(replace(config, splits=splits, cluster=True, panel=0, staged=False), problem, machine, bulk=True)
 
 
 def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | None:
     """The narrowest tile of so many rows of which all are in flight at once; if there is none, 128 columns."""
     found = None
     for columns, threads in TURNED_COLUMNS:
-        leaving = rows * columns * problem.dtype.itemsize
-        room = machine.target.shared_limit - leaving - BARRIERS
-        config = Config(rows, columns, 128, threads, 8, panel=8, staged=True, transposed=True)
-        if room // stage_bytes(config, problem) < 5:
-            config = replace(config, block_k=64, stages=10)
-        config = replace(config, stages=min(config.stages, room // stage_bytes(config, problem)))
-        if rows * columns * problem.products > TURNED_SUMS * threads or config.stages < 3:
+        long = Config(rows, columns, 128, threads, 8, panel=8, staged=True, transposed=True)
+        config = with_stages(long, problem, machine, bulk=True)
+        if config is None or config.stages < 5:
+            config = with_stages(replace(long, block_k=64, stages=10), problem, machine, bulk=True)
+        if rows * columns * problem.products > TURNED_SUMS * threads or config is None or config.stages < 3:
             break
         if count_of(config, problem) <= machine.num_sms:
             return config
@@ -340,7 +351,7 @@ def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
 def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
     """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
-    if not fitting([Tile(config, 1, 1.0)], problem, machine):
+    if not fitting([Cut(config, 1, 1.0)], problem, machine):
         return None
     if machine.target.has_clusters and (found := _few_rows_in_clusters(config, problem, machine)) is not None:
         return found

@@ -12,6 +12,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.hardware import BULK_BYTES, GRID_LIMITS
 from torch_tile.kernels.common import Machine, strided, typical
+from torch_tile.kernels.footprint import Footprint, Tile
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,22 @@ LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1),
 
 def _fits(config: Config, spec: Spec, machine: Machine) -> bool:
     """Whether the tiles fit in shared memory and the sums in registers."""
-    size, width = spec.dtype.itemsize, spec.latent + spec.rotary
+    size = spec.dtype.itemsize
     if config.ping_pong and spec.vector * size < BULK_BYTES:
         return False
-    elements = (config.block_h + config.stages * config.block_kv) * width + config.block_h * config.block_kv
     sums = config.block_h * spec.latent * max(1, size // 4) // config.threads
-    return elements * size + 2048 <= machine.target.shared_limit and sums <= 128 and config.held < spec.latent
+    return footprint(config, spec).fits(machine.target) and sums <= 128 and config.held < spec.latent
+
+
+def footprint(config: Config, spec: Spec) -> Footprint:
+    """The tiles of queries, positions and weights; the result leaves through that of the queries."""
+    width, bits, rows, keys = spec.latent + spec.rotary, 8 * spec.dtype.itemsize, config.block_h, config.block_kv
+    tiles = [Tile(keys, width, bits, config.stages), Tile(rows, keys, bits)]
+    if config.ping_pong:  # queries turned lie in registers; halves show each other weights and greatest scores
+        tiles += [Tile(rows, spec.latent, bits), Tile(rows, keys, bits), *[Tile(1, rows, 32)] * 4]
+    else:
+        held = width - config.held
+        tiles.append(Tile(rows, max(held, spec.latent) if config.staged else held, bits))
+        if bits == 16:  # warps that share rows by tensor cores hand each other greatest scores, sums and factors
+            tiles += [Tile(6, rows, 32)]
+    return Footprint(tuple(tiles))
