@@ -36,7 +36,9 @@ def test_linear_with_each_function(name, fuses):
         h = h.abs() + 0.1 if row.singular else h
         return bind(row.torch, torch)(h, *(h.new_full((), 0.5 + i) for i in range(row.arity - 1)))
 
-    fuses(f)
+    text = fuses(f)
+    if row.written:
+        assert f"={name}(" in text
 
 
 @pytest.mark.parametrize(
