@@ -124,6 +124,15 @@ def _gelu_of(a: Any, approximate: str = "none") -> Call:
     return Call("gelu_tanh" if approximate == "tanh" else "gelu", (a,))
 
 
+def _of_truths(name: str) -> Binder:
+    """A function of whether each operand is not 0. Bits are those of truths, as no kernel computes with integers."""
+    return lambda a, b: Call(name, (Call("ne", (a, 0.0)), Call("ne", (b, 0.0))))
+
+
+def _is_zero(packet: str) -> Spelling:
+    return Spelling(packet, lambda a: Call("eq", (a, 0.0)))
+
+
 def _clamp(a: Any, min: Any = None, max: Any = None) -> Call | None:
     below = None if min is None else Call("max", (a, min))
     return below if max is None else Call("min", (below or a, max))
@@ -219,7 +228,8 @@ _ROWS = (
         index="sub",
     ),
     Function(
-        "mul", 2, "mul", lambda T, a, b: a * b, commutative=True, aten=("mul",), index="mul",
+        "mul", 2, "mul", lambda T, a, b: a * b, commutative=True, index="mul",
+        aten=("mul", Spelling("bitwise_and", _of_truths("mul")), Spelling("logical_and", _of_truths("mul"))),
         gradient=(lambda g, a, b, y: g * b, lambda g, a, b, y: g * a),
     ),
     Function(
@@ -234,7 +244,10 @@ _ROWS = (
     Function(
         "max", 2, "maximum", lambda T, a, b: T.if_then_else(T.logical_or(a > b, a != a), a, b), commutative=True,
         gradient=(lambda g, a, b, y: _ties(g, a, b), lambda g, a, b, y: _ties(g, b, a)),
-        aten=("maximum", "clamp_min", Spelling("clamp", _clamp)),
+        aten=(
+            *("maximum", "clamp_min", Spelling("clamp", _clamp)),
+            *(Spelling("bitwise_or", _of_truths("max")), Spelling("logical_or", _of_truths("max"))),
+        ),
     ),
     Function("pow", 2, "pow", "pow", gradient=(_power, _exponent), aten=("pow",), index="power", singular=True),
     _comparison("gt", lambda a, b: a > b),
@@ -242,7 +255,7 @@ _ROWS = (
     _comparison("lt", lambda a, b: a < b),
     _comparison("le", lambda a, b: a <= b),
     _comparison(
-        "eq", lambda a, b: a == b, commutative=True, more=(Spelling("logical_not", lambda a: Call("eq", (a, 0.0))),)
+        "eq", lambda a, b: a == b, commutative=True, more=(_is_zero("logical_not"), _is_zero("bitwise_not"))
     ),
     _comparison(
         "ne", lambda a, b: a != b, commutative=True, more=(Spelling("isnan", lambda a: Call("ne", (a, a))),)

@@ -365,8 +365,8 @@ def operands_of(node: Node) -> list[Any] | None:
     call = call_of(node)
     if call is None or not all(map(is_tensor, node.all_input_nodes)):
         return None
-    if dtype(node) == torch.bool and call.function == "add":
-        return None  # True + True is True
+    if not dtype(node).is_floating_point and (dtype(node) != torch.bool or call.function == "add"):
+        return None  # kernels compute with no integers, of which a bit is no truth; and True + True is True
     operands = list(call.leaves())
     return operands if all(isinstance(x, Node) or is_number(x) for x in operands) else None
 
