@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
@@ -15,14 +17,20 @@ from torch_tile.inductor import patterns
 from torch_tile.inductor.graph.nodes import (
     Frame,
     Miss,
+    Rewrite,
+    below,
     compute,
+    constant,
     expression,
     frames_of,
+    look_through,
     module_of,
     name_of,
     place,
     quotient,
 )
+
+aten = torch.ops.aten
 
 CLASSES = ("Miss", "NoMatch", "NotCaptured")
 
@@ -132,3 +140,75 @@ def test_sizes_are_computed_from_nodes():
 def test_what_no_node_has_is_an_error():
     with pytest.raises(LookupError, match="has the size zz"):
         compute(sympy.Symbol("zz"), lambda expr: None, lambda f, *args: torch.fx.Graph().call_function(f, args))
+
+
+@pytest.fixture
+def chain():
+    """`chain(*calls)` -> (x, nodes): calls on each other, the first on a tensor x; a call is (target, *arguments)."""
+
+    def make(*calls, x=None):
+        mode = FakeTensorMode()
+        graph = Graph()
+        node = root = graph.placeholder("x")
+        root.meta["val"] = mode.from_tensor(torch.randn(3, 1, 4) if x is None else x)
+        anchor = graph.output(root)
+        nodes = []
+        with V.set_fake_mode(mode):
+            for target, *args in calls:
+                first = () if target is aten.full.default else (node,)
+                node = Rewrite(anchor).call(target, *first, *args)
+                nodes.append(node)
+        return root, nodes
+
+    return make
+
+
+CAST, FULL = torch.ops.prims.convert_element_type.default, aten.full.default
+
+
+@pytest.mark.parametrize(
+    ("kinds", "calls"),
+    [
+        ("casts", [(CAST, torch.float16), (aten._to_copy.default,), (CAST, torch.float64)]),
+        ("views", [(aten.view.default, [12]), (aten.unsqueeze.default, 0), (aten.squeeze.dims, [0])]),
+        ("copies", [(aten.clone.default,), (aten.alias.default,)]),
+        ("broadcasts", [(aten.expand.default, [3, 5, 4])]),
+        ("views copies", [(aten.clone.default,), (aten.view.default, [3, 4])]),
+        (
+            "casts views broadcasts",
+            [(aten.unsqueeze.default, 0), (aten.expand.default, [2, 3, 1, 4]), (CAST, torch.float16)],
+        ),
+    ],
+)
+def test_looks_through_the_kinds_asked_for(kinds, calls, chain):
+    x, nodes = chain(*calls)
+    asked = dict.fromkeys(kinds.split(), True)
+    assert look_through(nodes[-1], **asked) is x
+    assert list(below(nodes[-1], **asked)) == [*nodes[::-1], x]
+    assert look_through(nodes[-1]) is nodes[-1] and look_through(2.0, **asked) == 2.0
+    for kind in asked:
+        assert look_through(nodes[-1], **(asked | {kind: False})) is not x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [(aten.permute.default, [2, 1, 0]), (aten.tanh.default,), (CAST, torch.int32), (aten.slice.Tensor, 0, 1, 3)],
+)
+def test_does_not_look_through_what_moves_or_changes_values(call, chain):
+    _, (node,) = chain(call)
+    assert look_through(node, casts=True, views=True, copies=True, broadcasts=True) is node
+
+
+@pytest.mark.parametrize(
+    ("calls", "want"),
+    [
+        ([(FULL, [2, 1], 1.5), (aten.expand.default, [2, 3]), (CAST, torch.float16)], 1.5),
+        ([(FULL, [4], -1.5), (CAST, torch.int32), (aten.view.default, [2, 2]), (CAST, torch.float32)], -1.0),
+        ([(FULL, [4], 0.5), (CAST, torch.bool), (CAST, torch.float32)], 1.0),
+        ([(FULL, [4], 2), (aten.slice.Tensor, 0, 1, 3), (aten.clone.default,)], 2.0),
+        ([(aten.clone.default,)], None),
+    ],
+)
+def test_constants(calls, want, chain):
+    _, nodes = chain(*calls)
+    assert constant(nodes[-1]) == want

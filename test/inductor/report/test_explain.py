@@ -61,6 +61,12 @@ def test_a_pointwise_op_that_no_epilogue_has_a_word_for_is_named(between):
     assert row.fix and len(report.replaced("gemm")) == 1
 
 
+def test_a_pointwise_op_behind_a_norm_that_no_epilogue_has_a_word_for_is_named():
+    report = explain(lambda x: torch.asinh(F.layer_norm(x, (8,)) * 2), torch.randn(6, 8))
+    (row,) = report.missed()
+    assert (row.family, row.what) == ("norm", "aten.asinh") and len(report.replaced("norm")) == 1
+
+
 def test_a_change_of_scores_that_has_no_word_is_named():
     def f(q):
         return torch.softmax(torch.asinh(q @ q.mT), -1) @ q

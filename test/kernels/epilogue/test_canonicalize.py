@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,43 @@ def test_rewrites(text, wanted):
         assert "gelu" not in canonical(text)
     else:
         assert canonical(text) == wanted
+
+
+FORMS = [(name, form) for name, row in FUNCTIONS.items() for form in row.written]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_the_written_forms_of_a_row_become_a_call(name, form, seed):
+    """Whatever the operand, the order and the names, and what the form leaves out is 1."""
+    rng = random.Random(seed)
+    operands = ["x0" if "x0" in form else "1.0"] * (ARITY[name] - 1)
+    want = canonical(f"v0=add(acc0,acc1);v1={name}({','.join(['v0', *operands])});v2=square(v1);ret v2")
+    program = parse(form)
+    inner = (Statement("z", "add", ("acc0", "acc1")),)
+    renamed = tuple(
+        replace(s, operands=tuple("z" if o == "acc0" else o for o in s.operands)) for s in program.statements
+    )
+    outer = (Statement("zz", "square", (program.result,)),)
+    text = disguise(rng, Epilogue((*inner, *renamed, *outer), "zz"))
+    assert canonical(text) == want
+    values = [torch.randn(4, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 4 for _ in "ab"]
+    aux = [torch.full((5,), 0.3, dtype=torch.float64)]
+    torch.testing.assert_close(evaluate(want, values, aux), evaluate(text, values, aux))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=exp(acc0);b=log1p(a);c=gt(acc1,20.0);d=where(c,acc0,b);ret d",
+        "a=exp(acc0);b=log1p(a);c=gt(acc0,19.0);d=where(c,acc0,b);ret d",
+        "a=exp(acc0);b=log1p(a);c=gt(acc0,20.0);d=where(c,b,acc0);ret d",
+        "a=gt(0.0,acc0);b=expm1(acc0);c=where(a,acc0,b);ret c",
+        "a=add(acc0,3.0);b=relu(a);c=min(b,6.0);d=mul(acc1,c);e=div(d,6.0);ret e",
+    ],
+)
+def test_what_is_close_to_a_written_form_stays(text):
+    assert not any(f"={name}(" in canonical(text) for name, _ in FORMS)
 
 
 def random_program(rng, functions, length):

@@ -16,13 +16,15 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import (
-    CAST,
     COPIES,
+    REPEATS,
+    UNITS,
     VIEWS,
     Rewrite,
     aten,
     dtype,
     is_call,
+    is_floating_cast,
     is_tensor,
     known,
     product,
@@ -30,7 +32,7 @@ from torch_tile.inductor.graph.nodes import (
     shape,
 )
 
-REPEATING = aten.expand.default, aten.repeat.default
+REPEATING = *REPEATS, aten.repeat.default
 
 
 class Axis:
@@ -143,7 +145,7 @@ def _step(node: Node, groups: list[Group]) -> list[Group] | None:
     if is_call(node, aten.unsqueeze.default):
         d = args[1] % len(groups)
         return groups[:d] + groups[d + 1 :]
-    if is_call(node, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default):
+    if is_call(node, *UNITS):
         source = list(groups)
         for d in sorted(_squeezed(node)):
             source.insert(d, [])
@@ -216,7 +218,7 @@ def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, lis
         and node.op == "call_function"
         and not any(isinstance(s, int) and s == 0 for s in shape(node))
     ):
-        source = groups if casts and _floating_cast(node) else _step(node, groups)
+        source = groups if casts and is_floating_cast(node) else _step(node, groups)
         if source is None:
             break
         node, groups = node.args[0], source
@@ -226,16 +228,12 @@ def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, lis
 def trace_unrounded(node: Any, groups: list[Group]) -> tuple[Any, list[Group]]:
     """As `trace`, and through conversions between floating dtypes that keep every value: those that widen."""
     node, groups = trace(node, groups)
-    while isinstance(node, Node) and node.op == "call_function" and _floating_cast(node):
+    while isinstance(node, Node) and node.op == "call_function" and is_floating_cast(node):
         source: Any = node.args[0]
         if torch.promote_types(dtype(source), dtype(node)) != dtype(node):
             break
         node, groups = trace(source, groups)
     return node, groups
-
-
-def _floating_cast(node: Node) -> bool:
-    return is_call(node, CAST) and dtype(node).is_floating_point and dtype(node.args[0]).is_floating_point
 
 
 def arrange(rewrite: Rewrite, root: Node, have: list[Group], want: list[Group]) -> Node | None:

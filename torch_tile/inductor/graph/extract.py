@@ -9,7 +9,6 @@ kernels of their own.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torch_tile.inductor.compat import graph_module, size_hint
-from torch_tile.inductor.graph.nodes import CAST, COPIES, VIEWS, aten, is_call, ordered, val
+from torch_tile.inductor.graph.nodes import CAST, COPIES, LAYOUT, PARTS, VIEWS, aten, is_call, ordered, val
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
 
@@ -25,10 +24,6 @@ MOST_AROUND = 24  # operations taken along on either side
 EXAMPLE = "tile_example"
 """Of a node's meta: a function that makes a tensor like its value, where not any numbers will do to time what reads it.
 """
-LAYOUT = (
-    *VIEWS, aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor,
-    aten.select.int, aten.transpose.int, operator.getitem,
-)  # fmt: skip
 REDUCTIONS = (
     aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,
     aten.var.correction,
@@ -53,16 +48,16 @@ def is_fused(node: Node) -> bool:
     if node.op != "call_function":
         return False
     tags = getattr(node.target, "tags", ())
-    return torch.Tag.pointwise in tags or is_call(node, CAST, *COPIES, *LAYOUT, *REDUCTIONS)
+    return torch.Tag.pointwise in tags or is_call(node, CAST, *COPIES, *LAYOUT, *PARTS, *REDUCTIONS)
 
 
 def is_read_in_registers(node: Node) -> bool:
     """Whether Inductor would fuse everything that reads the node, and so never round it to its dtype, nor write it."""
     readers = list(node.users)
     for reader in readers:  # grows meanwhile
-        if is_call(reader, *LAYOUT):
+        if is_call(reader, *LAYOUT, *PARTS):
             readers.extend(reader.users)
-    readers = [r for r in readers if not is_call(r, *LAYOUT)]
+    readers = [r for r in readers if not is_call(r, *LAYOUT, *PARTS)]
     return bool(readers) and all(
         is_call(r, CAST) or torch.Tag.pointwise in getattr(r.target, "tags", ()) for r in readers
     )

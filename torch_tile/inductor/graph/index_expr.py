@@ -17,7 +17,17 @@ import sympy
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.graph.nodes import CAST, arg, aten, is_call, known, prims, shape, val
+from torch_tile.inductor.graph.nodes import (
+    CASTS,
+    COPIES,
+    arg,
+    aten,
+    is_call,
+    known,
+    prims,
+    shape,
+    val,
+)
 from torch_tile.inductor.graph.pointwise import call_of
 from torch_tile.kernels.epilogue.functions import FUNCTIONS, bind
 
@@ -48,8 +58,6 @@ _LOGIC: dict[Any, Any] = {
     aten.bitwise_or: sympy.Or,
     aten.logical_or: sympy.Or,
 }
-SAME = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
-_CASTS = (CAST, aten._to_copy.default)
 _MOST_CASES = 16
 
 
@@ -88,9 +96,9 @@ def _view(node: Node, index: Index) -> Any:
     """Nodes that only move values."""
     x: Any = node.args[0] if node.args else None
     rank = len(index)
-    if is_call(node, *SAME):
+    if is_call(node, *COPIES):
         return at(x, index)
-    if is_call(node, *_CASTS):
+    if is_call(node, *CASTS):
         return _cast(at(x, index), val(x).dtype, val(node).dtype)
     if is_call(node, aten.repeat.default):
         tail = index[rank - len(shape(x)) :]

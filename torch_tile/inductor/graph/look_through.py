@@ -19,7 +19,7 @@ from torch_tile.inductor.graph.axes import Group, arrange, axes_of, trace, trace
 from torch_tile.inductor.graph.nodes import (
     CAST,
     COPIES,
-    VIEWS,
+    LAYOUT,
     Rewrite,
     aten,
     binary_with_scalar,
@@ -30,11 +30,6 @@ from torch_tile.inductor.graph.nodes import (
     only_user,
     shape,
     val,
-)
-
-_RESHAPING = (
-    *(*VIEWS, *COPIES, aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default),
-    *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
 )
 
 
@@ -104,7 +99,7 @@ def drop_behind(node: Node) -> None:
 def _copies_of(node: Node) -> Iterator[Node]:
     """The copies that are made of a node, of a view of it, or of another copy."""
     for user in node.users:
-        if is_call(user, *_RESHAPING):
+        if is_call(user, *LAYOUT, *COPIES):
             if is_call(user, aten.clone.default):
                 yield user
             yield from _copies_of(user)
@@ -132,7 +127,7 @@ def _times_number(node: Any) -> tuple[Node, float] | None:
 def _is_read_once(node: Node) -> bool:
     """Whether a single computation reads a node, through views and copies that nothing else reads."""
     user = only_user(node)
-    while user is not None and is_call(user, CAST, *_RESHAPING):
+    while user is not None and is_call(user, CAST, *LAYOUT, *COPIES):
         user = only_user(user)
     return user is not None and user.op != "output"
 
@@ -164,4 +159,4 @@ def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _is_returned(node: Node) -> bool:
     """Whether a node, or a view of it, is a result of the graph."""
-    return any(u.op == "output" or (is_call(u, *_RESHAPING) and _is_returned(u)) for u in node.users)
+    return any(u.op == "output" or (is_call(u, *LAYOUT, *COPIES) and _is_returned(u)) for u in node.users)

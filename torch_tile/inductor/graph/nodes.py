@@ -30,9 +30,20 @@ Args = TypeVar("Args")
 aten = torch.ops.aten
 prims = torch.ops.prims
 
+# Operators that move values and compute none, by what they do to a tensor.
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-COPIES = (aten.clone.default, aten.alias.default)
+"""Reshapes: the elements stay in order."""
+UNITS = (aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+"""Dimensions of one put in or taken out: the elements stay in order."""
+TURNS = (aten.permute.default, aten.transpose.int, aten.t.default)
+REPEATS = (aten.expand.default,)
+PARTS = (aten.slice.Tensor, aten.select.int, operator.getitem)
+COPIES = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
+LAYOUT = (*VIEWS, *UNITS, *TURNS, *REPEATS)
+"""All that shows every element of a tensor."""
+
 CAST = prims.convert_element_type.default
+CASTS = (CAST, aten._to_copy.default)
 TIMES = "tile_times"
 """Of a node's meta: the outcome of the contest that it won before the graph was parted."""
 TOLD = "tile_told"
@@ -152,26 +163,66 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def below(
+    node: Any, *, casts: bool = False, views: bool = False, copies: bool = False, broadcasts: bool = False
+) -> Iterator[Any]:
+    """`node`, and what lies under the operations on top of it that keep its values, nearest first.
+
+    Args:
+        node: any argument of a call.
+        casts: walk through conversions between floating dtypes.
+        views: through what keeps the elements in order: reshapes, and dimensions of one that come or go.
+        copies: through copies.
+        broadcasts: through dimensions that repeat.
+    """
+    kinds = ((VIEWS, views), (UNITS, views), (COPIES, copies), (REPEATS, broadcasts))
+    through = [target for targets, wanted in kinds if wanted for target in targets]
+    yield node
+    while is_call(node, *through) or (casts and is_floating_cast(node)):
+        node = node.args[0]
+        yield node
+
+
+def look_through(
+    node: Any, *, casts: bool = False, views: bool = False, copies: bool = False, broadcasts: bool = False
+) -> Any:
+    """The last of `below`: the tensor under all operations of these kinds."""
+    *_, last = below(node, casts=casts, views=views, copies=copies, broadcasts=broadcasts)
+    return last
+
+
+def is_floating_cast(node: Any) -> TypeGuard[Node]:
+    """Whether a node converts between floating dtypes."""
+    return is_call(node, *CASTS) and dtype(node).is_floating_point and dtype(node.args[0]).is_floating_point
+
+
 def uncast(node: Any) -> Any:
     """`node` without the floating casts on top of it."""
-    while is_call(node, CAST, aten._to_copy.default) and dtype(node).is_floating_point:
-        if not dtype(node.args[0]).is_floating_point:
-            break
-        node = node.args[0]
-    return node
+    return look_through(node, casts=True)
 
 
 def constant(node: Any) -> float | None:
     """The Python number that a node is everywhere, if the graph says so (`full`, `scalar_tensor`), else None."""
     if is_number(node):
         return float(node)
-    while is_call(node, CAST, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor, *VIEWS, *COPIES):
-        node = node.args[0]
+    node = look_through(node, casts=True, views=True, copies=True, broadcasts=True)
+    if is_call(node, aten.slice.Tensor):
+        return constant(node.args[0])
+    if is_call(node, CAST):
+        number = constant(node.args[0])
+        return number if number is None else _converted(number, dtype(node))
     if is_call(node, aten.full.default) and is_number(node.args[1]):
         return float(node.args[1])
     if is_call(node, aten.scalar_tensor.default) and is_number(node.args[0]):
         return float(node.args[0])
     return None
+
+
+def _converted(number: float, kind: torch.dtype) -> float:
+    """A number in another dtype, up to the rounding of floating ones."""
+    if kind == torch.bool:
+        return float(number != 0)
+    return number if kind.is_floating_point or not math.isfinite(number) else float(math.trunc(number))
 
 
 def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:

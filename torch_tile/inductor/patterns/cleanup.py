@@ -8,7 +8,17 @@ from typing import Any
 import torch
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.nodes import VIEWS, Miss, Rewrite, aten, is_call, known, shape, val
+from torch_tile.inductor.graph.nodes import (
+    UNITS,
+    VIEWS,
+    Miss,
+    Rewrite,
+    aten,
+    is_call,
+    known,
+    shape,
+    val,
+)
 
 
 @family(None, "post_grad", 130)
@@ -17,7 +27,7 @@ def skip(context: Context) -> None:
     for view in (n for n in context.graph.nodes if is_call(n, *VIEWS)):
         start: Any = view.args[0]
         under, found = start, False
-        while (moves := moves_units(under)) or is_call(under, *VIEWS, aten.unsqueeze.default):
+        while (moves := moves_units(under)) or is_call(under, *VIEWS, *UNITS):
             under, found = under.args[0], found or moves
         if found:
             view.target = aten.reshape.default  # as one of them may have copied

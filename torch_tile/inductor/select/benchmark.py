@@ -18,8 +18,15 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
-from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, LAYOUT, is_extern
-from torch_tile.inductor.graph.nodes import CAST, aten, is_call, val
+from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, is_extern
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    LAYOUT,
+    PARTS,
+    aten,
+    is_call,
+    val,
+)
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
 from torch_tile.profiler import FLUSHED
@@ -164,7 +171,7 @@ def compute_constants(module: GraphModule) -> None:
 
 
 def _needs_none(node: Node) -> bool:
-    if is_extern(node) or is_call(node, *LAYOUT, *BACKWARD, aten.alias.default):
+    if is_extern(node) or is_call(node, *LAYOUT, *PARTS, *BACKWARD, aten.alias.default):
         return True
     if is_call(node, *CONSTANTS) and not node.all_input_nodes:
         return True
@@ -175,6 +182,6 @@ def _goes_to_attention(node: Node) -> bool:
     """Whether torch's kernels for attention are all that reads a node, or views of it."""
     readers = list(node.users)
     for reader in readers:  # grows meanwhile
-        if is_call(reader, *LAYOUT):
+        if is_call(reader, *LAYOUT, *PARTS):
             readers.extend(reader.users)
-    return all(is_call(r, *LAYOUT, *ATTENTION) for r in readers)
+    return all(is_call(r, *LAYOUT, *PARTS, *ATTENTION) for r in readers)

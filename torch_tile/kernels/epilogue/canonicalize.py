@@ -22,8 +22,9 @@ _MAX_TERMS = 6
 _MAX_DEGREE = 8
 _ARITHMETIC = frozenset(("add", "sub", "mul", "neg", "square", "div", "pow"))
 
-# Activations that people write out: gate function -> (activation, the gate's argument as {power of x: coefficient},
-# coefficient of x * gate, coefficient of x). silu = x sigmoid(x), gelu = x/2 + x/2 erf(x / sqrt 2), and so on.
+# Activations that people write out in many ways; `Function.written` has what is always written alike. Gate function ->
+# (activation, the gate's argument as {power of x: coefficient}, coefficient of x * gate, coefficient of x).
+# silu = x sigmoid(x), gelu = x/2 + x/2 erf(x / sqrt 2), and so on.
 _SLOPE = math.sqrt(2 / math.pi)
 _GATES: dict[str, tuple[str, dict[int, float], float, float]] = {
     "sigmoid": ("silu", {1: 1.0}, 1.0, 0.0),
@@ -104,6 +105,8 @@ class _Graph:
         found = self._identity(function, operands)
         if found is None and function in ("mul", "add"):
             found = self._activation(self._intern(function, operands))
+        if found is None and function in _written():
+            found = self._call_of(self._intern(function, operands))
         return None if found is None or self._literal(found) is not None else found
 
     def _identity(self, function: str, operands: tuple[int, ...]) -> int | None:
@@ -201,6 +204,32 @@ class _Graph:
                     return self.make(name, x)
         return None
 
+    def _call_of(self, index: int) -> int | None:
+        """The call of a function that is written out here as its row says, if there is one."""
+        for name, program in _written()[self._nodes[index][0]]:
+            found: dict[str, int] = {}
+            if self._is(index, program.result, {s.name: s for s in program.statements}, found):
+                others = (found.get(f"x{n}") for n in range(FUNCTIONS[name].arity - 1))
+                return self.make(name, found["acc0"], *(self.leaf(1.0) if x is None else x for x in others))
+        return None
+
+    def _is(self, index: int, wanted: Operand, statements: dict[str, Statement], found: dict[str, int]) -> bool:
+        """Whether a node computes `wanted` of the statements; inputs stand for any nodes, which `found` then has."""
+        if isinstance(wanted, float):
+            literal = self._literal(index)
+            return literal is not None and math.isclose(literal, wanted, rel_tol=1e-6)
+        if wanted not in statements:
+            return found.setdefault(wanted, index) == index
+        statement, (function, operands) = statements[wanted], self._nodes[index]
+        for order in (operands, operands[::-1]) if function in COMMUTATIVE else (operands,):
+            trial = dict(found)
+            if function == statement.function and all(
+                self._is(i, o, statements, trial) for i, o in zip(order, statement.operands, strict=True)
+            ):
+                found.update(trial)
+                return True
+        return False
+
     def program(self, result: int) -> Epilogue:
         """The nodes that `result` needs as statements, operands first."""
         statements: list[Statement] = []
@@ -216,6 +245,17 @@ class _Graph:
 
         name = emit(result)
         return Epilogue(tuple(statements), str(name))
+
+
+@functools.cache
+def _written() -> dict[str, list[tuple[str, Epilogue]]]:
+    """The forms in which functions are written out, with their names, by the function that gives the result."""
+    forms: dict[str, list[tuple[str, Epilogue]]] = {}
+    for name, row in FUNCTIONS.items():
+        for program in map(parse, row.written):
+            last = next(s for s in program.statements if s.name == program.result)
+            forms.setdefault(last.function, []).append((name, program))
+    return forms
 
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:

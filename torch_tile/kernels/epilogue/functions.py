@@ -57,6 +57,7 @@ class Function:
         quick: a form with fewer instructions, for results rounded to 16 bits or fewer, and for scores.
         gradient: one function per operand, of the upstream gradient, the operands and the result; None is zero.
         aten: packets that have the row's operands and no other argument; `Spelling` says others.
+        written: epilogue texts of `acc0` and the other operands `x0..` that become a call; what a text leaves out is 1.
         index: likewise with `inductor/graph/index_expr.py`, on sympy expressions; None leaves the call unevaluated.
         commutative: whether the two operands may change places.
         bounded: whether results are finite for all operands.
@@ -71,6 +72,7 @@ class Function:
     quick: str | Callable[..., Any] | None = None
     gradient: tuple[Derivative | None, ...] = ()
     aten: tuple[str | Spelling, ...] = ()
+    written: tuple[str, ...] = ()
     index: str | Callable[..., Any] | None = None
     commutative: bool = False
     bounded: bool = False
@@ -120,6 +122,15 @@ def _quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Call | None:
 
 def _gelu_of(a: Any, approximate: str = "none") -> Call:
     return Call("gelu_tanh" if approximate == "tanh" else "gelu", (a,))
+
+
+def _of_truths(name: str) -> Binder:
+    """A function of whether each operand is not 0. Bits are those of truths, as no kernel computes with integers."""
+    return lambda a, b: Call(name, (Call("ne", (a, 0.0)), Call("ne", (b, 0.0))))
+
+
+def _is_zero(packet: str) -> Spelling:
+    return Spelling(packet, lambda a: Call("eq", (a, 0.0)))
 
 
 def _clamp(a: Any, min: Any = None, max: Any = None) -> Call | None:
@@ -217,7 +228,8 @@ _ROWS = (
         index="sub",
     ),
     Function(
-        "mul", 2, "mul", lambda T, a, b: a * b, commutative=True, aten=("mul",), index="mul",
+        "mul", 2, "mul", lambda T, a, b: a * b, commutative=True, index="mul",
+        aten=("mul", Spelling("bitwise_and", _of_truths("mul")), Spelling("logical_and", _of_truths("mul"))),
         gradient=(lambda g, a, b, y: g * b, lambda g, a, b, y: g * a),
     ),
     Function(
@@ -232,7 +244,10 @@ _ROWS = (
     Function(
         "max", 2, "maximum", lambda T, a, b: T.if_then_else(T.logical_or(a > b, a != a), a, b), commutative=True,
         gradient=(lambda g, a, b, y: _ties(g, a, b), lambda g, a, b, y: _ties(g, b, a)),
-        aten=("maximum", "clamp_min", Spelling("clamp", _clamp)),
+        aten=(
+            *("maximum", "clamp_min", Spelling("clamp", _clamp)),
+            *(Spelling("bitwise_or", _of_truths("max")), Spelling("logical_or", _of_truths("max"))),
+        ),
     ),
     Function("pow", 2, "pow", "pow", gradient=(_power, _exponent), aten=("pow",), index="power", singular=True),
     _comparison("gt", lambda a, b: a > b),
@@ -240,7 +255,7 @@ _ROWS = (
     _comparison("lt", lambda a, b: a < b),
     _comparison("le", lambda a, b: a <= b),
     _comparison(
-        "eq", lambda a, b: a == b, commutative=True, more=(Spelling("logical_not", lambda a: Call("eq", (a, 0.0))),)
+        "eq", lambda a, b: a == b, commutative=True, more=(_is_zero("logical_not"), _is_zero("bitwise_not"))
     ),
     _comparison(
         "ne", lambda a, b: a != b, commutative=True, more=(Spelling("isnan", lambda a: Call("ne", (a, a))),)
@@ -263,11 +278,13 @@ _ROWS = (
         "softplus", 1, lambda t, a: t.nn.functional.softplus(a),
         lambda T, a: T.if_then_else(a > 20.0, a, T.log1p(T.exp(a))),
         gradient=(lambda g, a, y: g * a.call("sigmoid"),), aten=(Spelling("softplus", _softplus),),
+        written=("a=exp(acc0);b=log1p(a);c=gt(acc0,20.0);d=where(c,acc0,b);ret d",),
     ),
     Function(
         "logsigmoid", 1, lambda t, a: t.nn.functional.logsigmoid(a),
         lambda T, a: T.if_then_else(a > 0.0, 0.0, a) - T.log1p(T.exp(-T.abs(a))),
         gradient=(lambda g, a, y: g * (-a).call("sigmoid"),), aten=("log_sigmoid",),
+        written=("a=abs(acc0);b=neg(a);c=exp(b);d=log1p(c);e=min(acc0,0.0);f=sub(e,d);ret f",),
     ),
     Function(
         "tanh", 1, "tanh", "tanh", quick="quick_tanh", gradient=(lambda g, a, y: g * (-(y * y) + 1.0),),
@@ -315,6 +332,7 @@ _ROWS = (
             lambda g, a, b, y: (g * a).chosen(a.call("le", 0.0)),
         ),
         aten=(Spelling("leaky_relu", lambda a, negative_slope=0.01: Call("leaky_relu", (a, negative_slope))),),
+        written=("a=gt(acc0,0.0);b=mul(acc0,x0);c=where(a,acc0,b);ret c",),
     ),
     Function(
         "elu", 2, lambda t, a, b: t.where(a > 0, a, b * t.expm1(a)),
@@ -324,13 +342,18 @@ _ROWS = (
             lambda g, a, b, y: (g * a.call("expm1")).chosen(a.call("le", 0.0)),
         ),
         aten=(Spelling("elu", _elu), Spelling("celu", lambda a, alpha=1.0: _elu(a, alpha, 1.0, 1.0 / alpha))),
+        written=(
+            "a=gt(acc0,0.0);b=expm1(acc0);c=where(a,acc0,b);ret c",
+            "a=gt(acc0,0.0);b=expm1(acc0);c=mul(b,x0);d=where(a,acc0,c);ret d",
+        ),
     ),
     Function(
         "silu", 1, lambda t, a: t.nn.functional.silu(a), lambda T, a: a * T.sigmoid(a),
         quick=lambda T, a: a * T.quick_sigmoid(a), gradient=(_silu,), aten=("silu",),
     ),
     Function(
-        "mish", 1, lambda t, a: t.nn.functional.mish(a), _tile_mish, gradient=(_mish,), aten=("mish",)
+        "mish", 1, lambda t, a: t.nn.functional.mish(a), _tile_mish, gradient=(_mish,), aten=("mish",),
+        written=("a=softplus(acc0);b=tanh(a);c=mul(acc0,b);ret c",),
     ),
     Function(
         "gelu", 1, lambda t, a: t.nn.functional.gelu(a),
@@ -348,10 +371,15 @@ _ROWS = (
         "hardsigmoid", 1, lambda t, a: t.nn.functional.hardsigmoid(a), lambda T, a: _clipped(T, a) * (1.0 / 6.0),
         gradient=(lambda g, a, y: (g * (1 / 6)).chosen(a.call("gt", -3.0) * a.call("lt", 3.0)),),
         aten=("hardsigmoid",), bounded=True,
+        written=("a=add(acc0,3.0);b=relu(a);c=min(b,6.0);d=div(c,6.0);ret d",),
     ),
     Function(
         "hardswish", 1, lambda t, a: t.nn.functional.hardswish(a), lambda T, a: a * (_clipped(T, a) * (1.0 / 6.0)),
         gradient=(_hardswish,), aten=("hardswish",),
+        written=(
+            "a=add(acc0,3.0);b=relu(a);c=min(b,6.0);d=mul(acc0,c);e=div(d,6.0);ret e",
+            "a=hardsigmoid(acc0);b=mul(acc0,a);ret b",
+        ),
     ),
     Function(
         "where", 3, lambda t, c, a, b: t.where(c != 0, a, b), lambda T, c, a, b: T.if_then_else(c != 0.0, a, b),

@@ -176,3 +176,25 @@ def test_tensors_at_computed_places_stay_tensors(agrees, generator):
     q, k, v = (torch.randn(B, H, n, D, generator=generator) for n in (SQ, SK, SK))
     _, report = agrees(f, q, k, v, torch.randn(7, H, generator=generator))
     assert "mask" in report.replaced("attention")[0].what
+
+
+@pytest.mark.parametrize(
+    ("f", "word"),
+    [
+        (F.softplus, "v0=softplus(acc0)"),
+        (F.logsigmoid, "v0=logsigmoid(acc0)"),
+        (F.elu, "v0=elu(acc0,1.0)"),
+        (F.leaky_relu, "v0=leaky_relu(acc0,0.01)"),
+        (torch.sign, "v0=sign(acc0)"),
+        (torch.expm1, "v0=expm1(acc0)"),
+        (lambda s: s.abs().log1p(), "v1=log1p(v0)"),
+        (torch.floor, "v0=floor(acc0)"),
+        (torch.square, "v0=square(acc0)"),
+        (lambda s: s.clamp(-1, 0.5), "v1=min(v0,0.5)"),
+    ],
+)
+def test_functions_of_the_table_are_words(f, word, agrees, generator):
+    q, k, v = (torch.randn(1, 2, n, D, generator=generator) for n in (SQ, SK, SK))
+    _, report = agrees(lambda q, k, v: attend(f(q @ k.mT), v), q, k, v)
+    (row,) = report.replaced("attention")
+    assert f"score {word}" in row.what or f";{word}" in row.what, row.what

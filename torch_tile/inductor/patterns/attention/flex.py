@@ -23,7 +23,8 @@ from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import axes_of, extent
 from torch_tile.inductor.graph.extract import EXAMPLE, body_of
 from torch_tile.inductor.graph.nodes import (
-    CAST,
+    CASTS,
+    COPIES,
     Miss,
     Rewrite,
     aten,
@@ -178,7 +179,7 @@ def _computed(node: Node, values: dict[Node, Any]) -> Any:
         if not isinstance(table, Node) or any(p is None for p in places):  # type: ignore[union-attr]
             return None
         return _load(table, [_operand(values, p) for p in places])  # type: ignore[union-attr]
-    if is_call(node, CAST, aten._to_copy.default, *index_expr.SAME):
+    if is_call(node, *CASTS, *COPIES):
         return _operand(values, node.args[0])
     if not node.all_input_nodes:
         return index_expr.at(node, ())

@@ -24,7 +24,8 @@ from torch_tile.inductor.graph.axes import (
 )
 from torch_tile.inductor.graph.nodes import (
     CAST,
-    VIEWS,
+    COPIES,
+    LAYOUT,
     Rewrite,
     aten,
     constant,
@@ -46,11 +47,6 @@ from torch_tile.inductor.patterns.attention.scores import (
     Scores,
     aligned,
     read_scores,
-)
-
-_VIEW_LIKE = (
-    *(*VIEWS, aten.expand.default, aten.clone.default, aten.permute.default, aten.transpose.int),
-    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
 )
 
 
@@ -202,7 +198,7 @@ def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) ->
         if is_call(user, aten.where.self) and user.args[2] is node and _guards_empty_rows(user, softmax):
             node = user
             continue
-        if not is_call(user, CAST, *_VIEW_LIKE):
+        if not is_call(user, CAST, *LAYOUT, *COPIES):
             raise NoMatch(
                 f"{name_of(user)} between softmax and the product with the values",
                 f"move {name_of(user)} behind the product, or leave it out (dropout: p=0, or model.eval())",

@@ -17,7 +17,6 @@ from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import Group, leaves, trace
 from torch_tile.inductor.graph.nodes import (
     CAST,
-    COPIES,
     Miss,
     aten,
     binary_with_scalar,
@@ -26,6 +25,7 @@ from torch_tile.inductor.graph.nodes import (
     is_call,
     is_tensor,
     known,
+    look_through,
     name_of,
     shape,
     val,
@@ -230,8 +230,7 @@ def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 def _is_own_maximum(node: Any, scores: Any, dims: list[Group], keys: Group) -> bool:
     """Whether `node` is the maximum of `scores` over the keys."""
-    while is_call(node, *COPIES):
-        node = node.args[0]
+    node = look_through(node, copies=True)
     found = reduced(node, aten.amax.default, aten.max.dim) if is_tensor(node) else None
     return found is not None and leaves(dims[found[1]]) == leaves(keys) and equivalent(found[0], scores)
 

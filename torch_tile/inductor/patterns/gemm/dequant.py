@@ -20,8 +20,9 @@ from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, regroup, trace
 from torch_tile.inductor.graph.nodes import (
     CAST,
+    CASTS,
     COPIES,
-    VIEWS,
+    LAYOUT,
     Miss,
     Rewrite,
     arg,
@@ -375,8 +376,8 @@ SHIFTS = (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor, aten.bitwise_
 ANDS = (aten.bitwise_and.Scalar, aten.bitwise_and.Tensor)
 
 _STEPS = (
-    *(CAST, *VIEWS, *COPIES, aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dims),
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.copy.default, aten._to_copy.default),
+    *(*CASTS, *LAYOUT, *COPIES, aten.copy.default),
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
     *(aten.slice.Tensor, aten.slice_scatter.default, aten.cat.default, aten.stack.default, aten.index.Tensor),
     *(*SHIFTS, *ANDS),
 )

@@ -30,6 +30,7 @@ from torch_tile.inductor.graph.nodes import (
     is_number,
     is_tensor,
     known,
+    look_through,
     name_of,
     ordered,
     product,
@@ -109,13 +110,6 @@ def _operands(node: Node) -> tuple[Any, Any, Any]:
     """Left, right, and where groups of rows end, if there are any."""
     product = whole(node) or node
     return grouped_ops.by_rows(product) or (product.args[-2], product.args[-1], None)
-
-
-def strip_views(node: Node) -> Node:
-    """The tensor under a stack of reshapes."""
-    while is_call(node, *VIEWS):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def covers(sizes: Sequence[Any], rows: Any, cols: Any) -> bool:
@@ -242,7 +236,7 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
         return None
     if not same_shape(shape(last), shape(first)) or not same_shape(shape(other), shape(a)):
         return None
-    if not equivalent(strip_views(other), strip_views(a)) or bias_kind(last) is None:
+    if not equivalent(look_through(other, views=True), look_through(a, views=True)) or bias_kind(last) is None:
         return None
     return chain[::-1]
 
@@ -371,8 +365,8 @@ def operands_of(node: Node) -> list[Any] | None:
     call = call_of(node)
     if call is None or not all(map(is_tensor, node.all_input_nodes)):
         return None
-    if dtype(node) == torch.bool and call.function == "add":
-        return None  # True + True is True
+    if not dtype(node).is_floating_point and (dtype(node) != torch.bool or call.function == "add"):
+        return None  # kernels compute with no integers, of which a bit is no truth; and True + True is True
     operands = list(call.leaves())
     return operands if all(isinstance(x, Node) or is_number(x) for x in operands) else None
 

@@ -31,6 +31,7 @@ from torch_tile.inductor.graph.nodes import (
     is_call,
     is_tensor,
     known,
+    look_through,
     ordered,
     product,
     same_shape,
@@ -43,7 +44,7 @@ from torch_tile.inductor.patterns.gemm.epilogue import (
     Writer,
     extend,
     kind_of,
-    strip_views,
+    tell_wordless,
     tensors_of,
 )
 from torch_tile.inductor.report import rows as report
@@ -155,6 +156,7 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     `late`: products have taken what they can, so sums of theirs are free to take.
     """
     behind, last = _behind(norm)
+    tell_wordless(context, "norm", last)
     writer = RowsWriter(behind, norm)
     epilogue = writer.text(last)
     front = _in_front(norm, last, writer.aux)
@@ -220,9 +222,14 @@ def _product_takes(context: Context, norm: Norm, front: Front) -> bool:
     """Whether a product whose result is summed up here may do that in its own epilogue."""
     writer = RowsWriter(front[0])
     text = canonical(writer.text(norm.x))
-    if "g" in writer.kinds or not any(is_call(strip_views(x), *PRODUCTS) for x in [*writer.aux, *front[0].products]):
+    if "g" in writer.kinds or not any(map(_is_product_seen, [*writer.aux, *front[0].products])):
         return False
     return text != _SUM or context.settings.select == "tile" or context.settings.thorough
+
+
+def _is_product_seen(node: Node) -> bool:
+    """Whether a node is a product of matrices, in whatever shape."""
+    return is_call(look_through(node, views=True), *PRODUCTS)
 
 
 def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
@@ -252,7 +259,7 @@ def _ends_in_registers(node: Node) -> bool:
     """Whether a node and all that is made of it is pointwise, and no product may take it: what it reads of a norm's
     input, Inductor computes again there, which rounds nothing and moves no more bytes than storing and loading.
     """
-    if node.op == "output" or any(is_call(strip_views(x), *PRODUCTS) for x in node.all_input_nodes):
+    if node.op == "output" or any(map(_is_product_seen, node.all_input_nodes)):
         return False
     seen = [node]
     for each in seen:  # grows meanwhile

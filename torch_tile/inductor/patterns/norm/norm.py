@@ -21,6 +21,7 @@ from torch_tile.inductor.graph.nodes import (
     Miss,
     Rewrite,
     aten,
+    below,
     binary_with_scalar,
     bind,
     dtype,
@@ -30,7 +31,6 @@ from torch_tile.inductor.graph.nodes import (
     known,
     only_user,
     ordered,
-    product,
     same_shape,
     shape,
     uncast,
@@ -182,13 +182,11 @@ def _through_casts(node: Node) -> list[Node]:
 
 def _vector(node: Any, last: Any) -> Any:
     """The 1-D tensor of length `last` under casts and leading dimensions of one, else None."""
-    node = uncast(node)
-    while is_call(node, aten.unsqueeze.default, aten.view.default, aten.reshape.default) and len(shape(node)) > 1:
-        if not known(product(shape(node)) == last):
-            return None
-        node = uncast(node.args[0])
-    ok = is_tensor(node) and val(node).dim() == 1 and known(shape(node)[0] == last) and dtype(node).is_floating_point
-    return node if ok else None
+    for under in below(node, casts=True, views=True):
+        if is_tensor(under) and val(under).dim() <= 1:
+            ok = val(under).dim() == 1 and known(shape(under)[0] == last) and dtype(under).is_floating_point
+            return uncast(under) if ok else None
+    return None
 
 
 def _scaled(chain: list[Node]) -> Scale | None:

@@ -13,6 +13,8 @@ from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import (
     CAST,
+    REPEATS,
+    UNITS,
     VIEWS,
     Miss,
     arg,
@@ -53,7 +55,7 @@ def per_row(node: Any) -> Any:
 
 def puts_back(node: Any) -> bool:
     """Whether a node is a view that has the rows of what it views, and a last dimension that was added or repeated."""
-    if not is_call(node, *VIEWS, aten.unsqueeze.default, aten.expand.default) or not is_tensor(node.args[0]):
+    if not is_call(node, *VIEWS, *UNITS, *REPEATS) or not is_tensor(node.args[0]):
         return False
     new, old = shape(node), shape(node.args[0])
     if len(new) == len(old) + 1:
@@ -255,6 +257,6 @@ def _passed(root: Node, x: Any) -> list[Node] | None:
 
 def _keeps_rows(node: Node) -> bool:
     """Whether a node is still a length for each row: cast, viewed, scaled, bounded or inverted."""
-    if is_call(node, *VIEWS, *_CLAMP, aten.unsqueeze.default, aten.expand.default, aten.reciprocal.default):
+    if is_call(node, *VIEWS, *UNITS, *REPEATS, *_CLAMP, aten.reciprocal.default):
         return True
     return _is_cast(node) or binary_with_scalar(node, *_ADD, *_SCALE) is not None
