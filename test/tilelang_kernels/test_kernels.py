@@ -103,6 +103,53 @@ def convolved(S, D, P):
     return reference
 
 
+def attended(how):
+    def reference(q, k, v):
+        q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+        k, v = (x.repeat_interleave(how.get("groups", 1), 1) for x in (k, v))
+        apart = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+        if how["is_causal"]:
+            seen = apart >= 0
+        elif how.get("window"):
+            seen = (apart >= 0) & (apart < how["window"])
+        return F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).half()
+
+    return reference
+
+
+def block_sparse(q, k, v, mask):
+    seen = mask.bool().repeat_interleave(32, 2).repeat_interleave(32, 3)
+    return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), seen).half()
+
+
+def latent(q, q_pe, kv, k_pe):
+    keys = torch.cat([kv, k_pe], -1)[:, :, 0].float()
+    scores = torch.cat([q, q_pe], -1).float() @ keys.transpose(1, 2) * 80**-0.5
+    return (scores.softmax(-1) @ kv[:, :, 0].float()).half()
+
+
+def linear(q, k, v):
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+    return ((q @ k.transpose(2, 3)).tril() @ v).transpose(1, 2).half()
+
+
+def scanned(a, x):
+    h = torch.zeros_like(x)
+    for t in range(x.shape[1]):
+        h[:, t] = x[:, t] + (a[:, t] * h[:, t - 1] if t else 0)
+    return h
+
+
+def delta(q, k, v, beta):
+    state, out = torch.zeros(q.shape[0], q.shape[2], v.shape[2]), torch.zeros_like(v)
+    for t in range(q.shape[1]):
+        seen = beta[:, t, None] * (v[:, t] - torch.einsum("bi,bij->bj", k[:, t], state))
+        state = state + torch.einsum("bi,bj->bij", k[:, t], seen)
+        out[:, t] = torch.einsum("bi,bij->bj", q[:, t], state)
+    return out
+
+
 H, BF = torch.float16, torch.bfloat16
 BOTH = ("cuda:sm_80", "cuda:sm_90a")
 CASES = [
@@ -195,6 +242,26 @@ CASES = [
     Case("products.matmul_roles", {"M": 64, "N": 128, "K": 128},
          lambda: [halves(64, 128), halves(128, 128)],
          lambda a, b: a.float() @ b.float(), 2e-2, ("cuda:sm_90a",), on_cpu=False),
+    *[Case("attention.flash_attention", {"batch": 1, "heads": 2, "seq_len": 70, "dim": 32, **more},
+           lambda g=more.get("groups", 1): [halves(1, 70, n, 32) for n in (2, 2 // g, 2 // g)],
+           attended(more), 2e-2, BOTH)
+      for more in ({"is_causal": False}, {"is_causal": True, "groups": 2}, {"is_causal": False, "window": 20},
+                   {"is_causal": True, "block_M": 64, "threads": 128, "num_stages": 2})],
+    Case("attention.flash_decoding", {"batch": 2, "heads": 8, "groups": 4, "length": 150, "dim": 32},
+         lambda: [halves(2, 8, 32), halves(2, 150, 2, 32), halves(2, 150, 2, 32), torch.empty(2, 8, 3),
+                  torch.empty(2, 8, 3, 32)],
+         lambda q, k, v, *_: attended({"is_causal": False, "groups": 4})(q[:, None], k, v)[:, 0], 2e-2),
+    Case("attention.block_sparse_attention", {"batch": 1, "heads": 2, "length": 96, "dim": 32},
+         lambda: [*(halves(1, 2, 96, 32) for _ in range(3)), torch.ones(1, 2, 3, 3, dtype=torch.int8).tril()],
+         block_sparse, 2e-2),
+    Case("attention.latent_decoding", {"batch": 2, "heads": 16, "length": 64, "dim": 64, "rope_dim": 16},
+         lambda: [halves(2, 16, 64), halves(2, 16, 16), halves(2, 64, 1, 64), halves(2, 64, 1, 16)], latent, 2e-2, BOTH),
+    Case("attention.linear_attention", {"batch": 2, "length": 64, "heads": 2, "dim": 32},
+         lambda: [halves(2, 64, 2, 32) / 4 for _ in range(3)], linear, 2e-2),
+    Case("attention.gated_scan", {"batch": 2, "length": 9, "dim": 100},
+         lambda: [torch.rand(2, 9, 100), floats(2, 9, 100)], scanned),
+    Case("attention.delta_rule", {"batch": 2, "length": 5, "dim": 32},
+         lambda: [*(floats(2, 5, 32) / 5 for _ in range(3)), torch.rand(2, 5)], delta),
 ]  # fmt: skip
 
 
