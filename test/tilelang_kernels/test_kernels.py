@@ -243,7 +243,7 @@ CASES = [
          lambda: [halves(64, 128), halves(128, 128)],
          lambda a, b: a.float() @ b.float(), 2e-2, ("cuda:sm_90a",), on_cpu=False),
     *[Case("attention.flash_attention", {"batch": 1, "heads": 2, "seq_len": 70, "dim": 32, **more},
-           lambda g=more.get("groups", 1): [halves(1, 70, n, 32) for n in (2, 2 // g, 2 // g)],
+           lambda more=more: [halves(1, 70, n, 32) for n in (2, *[2 // more.get("groups", 1)] * 2)],
            attended(more), 2e-2, BOTH)
       for more in ({"is_causal": False}, {"is_causal": True, "groups": 2}, {"is_causal": False, "window": 20},
                    {"is_causal": True, "block_M": 64, "threads": 128, "num_stages": 2})],
@@ -255,7 +255,8 @@ CASES = [
          lambda: [*(halves(1, 2, 96, 32) for _ in range(3)), torch.ones(1, 2, 3, 3, dtype=torch.int8).tril()],
          block_sparse, 2e-2),
     Case("attention.latent_decoding", {"batch": 2, "heads": 16, "length": 64, "dim": 64, "rope_dim": 16},
-         lambda: [halves(2, 16, 64), halves(2, 16, 16), halves(2, 64, 1, 64), halves(2, 64, 1, 16)], latent, 2e-2, BOTH),
+         lambda: [halves(2, 16, 64), halves(2, 16, 16), halves(2, 64, 1, 64), halves(2, 64, 1, 16)],
+         latent, 2e-2, BOTH),
     Case("attention.linear_attention", {"batch": 2, "length": 64, "heads": 2, "dim": 32},
          lambda: [halves(2, 64, 2, 32) / 4 for _ in range(3)], linear, 2e-2),
     Case("attention.gated_scan", {"batch": 2, "length": 9, "dim": 100},

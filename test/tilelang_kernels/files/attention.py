@@ -36,7 +36,7 @@ def flash_attention(
         elif window is not None:
             for i, j in T.Parallel(block_M, block_N):
                 apart = bx * block_M + i - (k * block_N + j)
-                acc_s[i, j] = T.if_then_else(0 <= apart and apart < window, 0, -T.infinity(acc_s.dtype))
+                acc_s[i, j] = T.if_then_else(apart >= 0 and apart < window, 0, -T.infinity(acc_s.dtype))
         else:
             for i, j in T.Parallel(block_M, block_N):
                 acc_s[i, j] = T.if_then_else(k * block_N + j >= seq_len, -T.infinity(acc_s.dtype), 0)
@@ -215,7 +215,7 @@ def block_sparse_attention(batch, heads, length, dim, block=32):
         K: T.Tensor((batch, heads, length, dim), "float16"),
         V: T.Tensor((batch, heads, length, dim), "float16"),
         Mask: T.Tensor((batch, heads, count, count), "int8"),
-        O: T.Tensor((batch, heads, length, dim), "float16"),  # noqa: E741
+        O: T.Tensor((batch, heads, length, dim), "float16"),
     ):
         with T.Kernel(count, heads, batch, threads=64) as (bx, by, bz):
             q = T.alloc_shared((block, dim), "float16")
@@ -332,7 +332,7 @@ def linear_attention(batch, length, heads, dim, chunk=32):
         Q: T.Tensor([batch, length, heads, dim], "float16"),
         K: T.Tensor([batch, length, heads, dim], "float16"),
         V: T.Tensor([batch, length, heads, dim], "float16"),
-        O: T.Tensor([batch, length, heads, dim], "float16"),  # noqa: E741
+        O: T.Tensor([batch, length, heads, dim], "float16"),
     ):
         with T.Kernel(batch * heads, threads=64) as bh:
             b, h = bh // heads, bh % heads
@@ -392,7 +392,7 @@ def delta_rule(batch, length, dim, block=16):
         K: T.Tensor((batch, length, dim), "float32"),
         V: T.Tensor((batch, length, dim), "float32"),
         Beta: T.Tensor((batch, length), "float32"),
-        O: T.Tensor((batch, length, dim), "float32"),  # noqa: E741
+        O: T.Tensor((batch, length, dim), "float32"),
     ):
         with T.Kernel(T.ceildiv(dim, block), batch, threads=64) as (bx, by):
             state = T.alloc_fragment((dim, block), "float32")
