@@ -164,7 +164,7 @@ def parted_threads():
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64) as _:
             tile = T.alloc_shared((64,), "float32")
-            if T.get_thread_binding() < 32:
+            if T.get_thread_binding() < 20:
                 T.copy(A, tile)  # here
 
     tilelang.compile(kernel, target="cuda:sm_90a")

@@ -206,10 +206,13 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
         bound = inspect.signature(function).bind(*args, **kwargs)
+        references = {}
         for name, value in bound.arguments.items():
-            if is_computed(value) and not takes_reference(function, name, scope):
+            if isinstance(value, Load) and takes_reference(function, name, scope):
+                references[name] = value
+            elif is_computed(value):
                 bound.arguments[name] = let(name, value)
-        return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
+        return rewrite(function, lambda: Recorder(at, references=references))(*bound.args, **bound.kwargs)
 
     return run
 
