@@ -172,6 +172,17 @@ def parted_threads():
     tilelang.compile(kernel, target="cuda:sm_90a")
 
 
+def foreign_element():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            own = T.alloc_fragment((64,), "float32")
+            own[T.get_thread_binding()] = 1.0  # here
+            T.copy(own, A)
+
+    tilelang.compile(kernel, target="cuda:sm_90a")
+
+
 def no_config():
     @tilelang.autotune(configs=[{"block": 0}, {"block": -1}])
     @tilelang.jit(out_idx=[-1])
@@ -197,6 +208,7 @@ CASES = {
     leaves_tile_with_a_region: ("leaves_tile", "T.copy(A[k * 16], tile[k * 16 : k * 16 + 16])"),
     shared_memory: ("shared_memory", "T.alloc_shared((512, 128), \"float32\")"),
     divergent_hazard: ("divergent_hazard", "A[thread]"),
+    foreign_element: ("foreign_element", "own[T.get_thread_binding()]"),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "break"),
