@@ -90,6 +90,42 @@ def test_variables_in_lists_and_attributes(way):
     assert seen == {"n": 1, "steps": 1}  # Python ran the loop's body once
 
 
+@T.meta_class
+class Tiles:
+    """A scheduler of the author's own: its methods run on the device, where a kernel is traced."""
+
+    def __init__(self, count, step):
+        self.count, self.step = count, step
+        self.at = T.alloc_var("int32", 0)
+
+    def is_left(self):
+        return self.at < self.count
+
+    def go_on(self):
+        if self.at % 2 == 0:
+            self.at += self.step
+        else:
+            self.at = self.at + 1
+
+    @T.inline
+    def mark(self, A, value):
+        A[self.at] = value
+
+
+def test_classes_of_macros(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((12,), "int32")):
+        with T.Kernel(1, threads=32):
+            tiles = Tiles(12, 3)
+            while tiles.is_left():
+                tiles.mark(A, tiles.at + 1)
+                tiles.go_on()
+
+    a = torch.zeros(12, dtype=torch.int32)
+    way(kernel, a)
+    assert a.tolist() == [1, 0, 0, 4, 5, 0, 0, 8, 9, 0, 0, 12]
+
+
 def test_references_to_elements(way):
     @T.macro
     def add(place: T.Ref, number):

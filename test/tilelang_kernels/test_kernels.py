@@ -263,6 +263,16 @@ CASES = [
          lambda: [torch.rand(2, 9, 100), floats(2, 9, 100)], scanned),
     Case("attention.delta_rule", {"batch": 2, "length": 5, "dim": 32},
          lambda: [*(floats(2, 5, 32) / 5 for _ in range(3)), torch.rand(2, 5)], delta),
+    Case("forms.loops_without_a_kernel", {"M": 5, "N": 7}, lambda: [floats(5, 7)], lambda a: a.sum()[None]),
+    Case("forms.one_block", {"N": 100}, lambda: [floats(100)], lambda a: a.flip(0)),
+    Case("forms.two_launches", {"M": 8, "N": 50}, lambda: [floats(8, 50)], lambda a: 2 * a.sum(0)),
+    Case("forms.roles_by_hand", {"M": 16, "N": 100}, lambda: [halves(16, 100)], lambda a: a + 1, 1e-2, BOTH,
+         on_cpu=False),
+    Case("forms.fibonacci", {"N": 8}, list, lambda: torch.tensor([0, 1, 1, 2, 3, 5, 8, 13], dtype=torch.int32)),
+    Case("forms.reversed_in_place", {"N": 64}, lambda: [floats(64)], lambda a: a.flip(0)),
+    Case("forms.squares_in_parallel", {"batch": 3, "N": 32}, lambda: [halves(3, 32, 32)],
+         lambda a: a.float() @ a.float(), 2e-2),
+    Case("forms.conditioned_sums", {"M": 8, "N": 40}, lambda: [floats(8, 40)], lambda a: a.clamp(min=0).sum(1)),
 ]  # fmt: skip
 
 

@@ -106,7 +106,7 @@ from torch_tile.language.math import (
     truncmod,
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
-from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
+from torch_tile.language.program import PrimFunc, Ref, macro, meta_class, prim_func
 from torch_tile.language.reducers import (
     alloc_reducer,
     attr,
@@ -185,6 +185,7 @@ Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
 c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
+inline = macro
 indexdiv, indexmod = floordiv, floormod
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
@@ -256,7 +257,7 @@ __all__ = [
     "infinity", "logical_and", "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout",
     "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout", "match_all_sync", "match_any_sync", "max", "max_value", "mbarrier_arrive",
-    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
+    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "meta_class", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
     "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
     "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",

@@ -18,7 +18,7 @@ from torch_tile.language.trace import author_span, tracer
 from torch_tile.language.values import Annotation
 
 # Decorators, which look at the names around their caller.
-DECORATORS = ("macro", "prim_func")
+DECORATORS = ("inline", "macro", "meta_class", "prim_func")
 
 
 def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:

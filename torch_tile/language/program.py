@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import struct
 import sys
@@ -22,7 +23,7 @@ from torch_tile.ir.stmt import Alloc, Program, Role, TileOp
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.scopes import Kernel
-from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
+from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 
 HOST_SCOPES = ("var", "local")  # of memory that a function without T.Kernel may have
@@ -197,7 +198,26 @@ def macro(function: Any = None, *, hygienic: bool = True) -> Any:
         return rewritten(*args, **kwargs)
 
     inlined.__name__, inlined.__doc__ = function.__name__, function.__doc__
+    inlined.is_macro = True  # type: ignore[attr-defined]
     return inlined
+
+
+def meta_class(cls: type) -> type:
+    """Decorator of a class whose methods are macros where a kernel is traced, and plain functions elsewhere."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, FunctionType) and not hasattr(value, "is_macro"):
+            setattr(cls, name, _method(value, sys._getframe(1).f_locals))
+    return cls
+
+
+def _method(function: FunctionType, scope: dict[str, Any]) -> Callable[..., Any]:
+    rewritten = rewrite_lazily(function, scope)
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return (rewritten if is_tracing() else function)(*args, **kwargs)
+
+    return method
 
 
 def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable[..., Any]:
