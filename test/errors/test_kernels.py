@@ -107,7 +107,9 @@ def unsupported_on_target():
         with T.Kernel(1) as _:
             tile = T.alloc_shared((8,), "float32")
             for i in T.Parallel(8):
-                T.copy(A[i * 8], tile)  # here
+                tile[i] = A[i * 8]
+                if tile[i] > 0:
+                    break  # here
 
     tilelang.compile(kernel)
 
@@ -212,8 +214,19 @@ def parted_threads():
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64) as _:
             tile = T.alloc_shared((64,), "float32")
-            if T.get_thread_binding() < 32:
+            if T.get_thread_binding() < 20:
                 T.copy(A, tile)  # here
+
+    tilelang.compile(kernel, target="cuda:sm_90a")
+
+
+def foreign_element():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            own = T.alloc_fragment((64,), "float32")
+            own[T.get_thread_binding()] = 1.0  # here
+            T.copy(own, A)
 
     tilelang.compile(kernel, target="cuda:sm_90a")
 
@@ -247,9 +260,10 @@ CASES = {
     unwritten_sums: ("unwritten", "T.gemm(a, a, c)"),
     unwritten_yet: ("unwritten", "T.copy(tile, A)"),
     lost_result: ("lost_result", 'T.empty((64,), "float32")'),
+    foreign_element: ("foreign_element", "own[T.get_thread_binding()]"),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
-    unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),
+    unsupported_on_target: ("unsupported_on_target", "break"),
     device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),
     no_config: ("no_config", None),
     device_assert_in_interpreter: ("device_assert", "assert A[0] > 0.0, \"A must be positive\""),

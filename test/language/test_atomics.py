@@ -171,3 +171,15 @@ def test_outside_kernels():
     with pytest.raises(TileError) as caught:
         T.arrive_last(None, 4)
     assert caught.value.code == "not_in_kernel"
+
+
+@pytest.mark.parametrize("order", ["acquire", "acq_rel", "nothing"])
+def test_orders_that_a_store_does_not_have(order):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "int32")):
+            with T.Kernel(1):
+                T.atomic_store(A[0], 1, order)
+
+    assert caught.value.code == "bad_argument" and "memory_order" in str(caught.value)

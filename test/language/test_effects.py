@@ -139,3 +139,27 @@ def test_effects_of_pure_calls_are_evaluated(capsys):
 
     evaluate(kernel, torch.ones(4))
     assert "first: 1.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("condition", [lambda n: False, lambda n: n - n > 0, lambda n: 1 > 2])
+def test_assumptions_that_never_hold(condition):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+            with T.Kernel(1):
+                T.assume(condition(n))
+
+    assert caught.value.code == "bad_argument" and "never holds" in str(caught.value)
+
+
+def test_assumptions_that_may_hold():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            T.assume(n > 3)
+            T.assume(n == n)
+            T.assume(True)
+            A[0] = 1.0
+
+    assert "T.assume" not in kernel.script()

@@ -340,3 +340,34 @@ def test_schedulers_that_cannot_be(use):
                 use()
 
     assert caught.value.code == "bad_argument"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_operations_of_all_threads_in_parallel_loops_run_one_by_one(way, nested):
+    """Each iteration copies, multiplies and adds with all threads; the tile is the next one's as well."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 3, 16, 16), "float16"), C: T.Tensor((2, 3, 16, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((16, 16), "float16")
+            c = T.alloc_fragment((16, 16), "float32")
+            count = T.alloc_var("int32", 0)
+            if nested:
+                for m in T.Parallel(2):
+                    for n in T.Parallel(3):
+                        T.copy(A[m, n, :, :], a)
+                        T.gemm(a, a, c, clear_accum=True)
+                        for i, j in T.Parallel(16, 16):
+                            C[m, n, i, j] = c[i, j] + m
+            else:
+                for m, n in T.Parallel(2, 3):
+                    T.copy(A[m, n, :, :], a)
+                    T.gemm(a, a, c, clear_accum=(count < 100))
+                    count += 1
+                    for i, j in T.Parallel(16, 16):
+                        C[m, n, i, j] = c[i, j] + m
+
+    a, c = torch.randn(2, 3, 16, 16).half(), torch.zeros(2, 3, 16, 16)
+    way(kernel, a, c)
+    want = a.float() @ a.float() + torch.arange(2)[:, None, None, None]
+    torch.testing.assert_close(c, want, rtol=1e-2, atol=1e-2)

@@ -213,12 +213,41 @@ def another_shape():
         with T.Kernel(1):
             acc = T.alloc_reducer((4,), "float32")
             out = T.alloc_fragment((5,), "float32")
+            T.reducer_init(acc)
             T.finalize_reducer(acc, out)  # here
 
     tilelang.compile(kernel)
 
 
+def not_begun():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            acc = T.alloc_reducer((1,), "float32")
+            for i in T.Parallel(4):
+                T.reducer_update(acc[0], A[i])  # here
+
+
+def ended_before_it_began():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            T.finalize_reducer(T.alloc_reducer((1,), "float32"))  # here
+
+
+def no_batch():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            acc = T.alloc_reducer((1,), "float32")
+            T.fill(acc, 0)
+            T.finalize_reducer(acc, batch=0)  # here
+
+
 MISTAKES = {
+    not_begun: ("bad_argument", "T.reducer_update(acc[0], A[i])"),
+    ended_before_it_began: ("bad_argument", 'T.finalize_reducer(T.alloc_reducer((1,), "float32"))'),
+    no_batch: ("bad_argument", "T.finalize_reducer(acc, batch=0)"),
     of_no_operation: ("bad_argument", 'T.alloc_reducer((4,), "float32", op="mean")'),
     bits_of_floats: ("bad_argument", 'T.alloc_reducer((4,), "float32", op="bitor")'),
     no_reducer: ("bad_argument", "T.reducer_init(acc)"),

@@ -71,16 +71,96 @@ def quantized(x):
     return [scale, (x / scale[:, None]).round().clamp(-127, 127).to(torch.int8)]
 
 
+def halves(*shape):
+    return floats(*shape, dtype=torch.float16)
+
+
+def scaled_product(a, b, s, t):
+    a, b = (x.float() * y.repeat_interleave(32, 1) for x, y in ((a, s), (b, t)))
+    return (a @ b.T).to(torch.bfloat16)
+
+
+def eighths(*shape):
+    return floats(*shape).to(torch.float8_e4m3fn)
+
+
+def grouped(sizes):
+    def reference(a, b):
+        return torch.cat([x.float() @ y.float() for x, y in zip(a.split(sizes), b, strict=True)]).half()
+
+    return reference
+
+
+def gathered(x, w, rows):
+    return torch.stack([x[i.long()].float() @ m.float().T for i, m in zip(rows, w, strict=True)]).half()
+
+
+def convolved(S, D, P):
+    def reference(x, w):
+        x, w = x.float().permute(0, 3, 1, 2), w.float().permute(3, 2, 0, 1)
+        return F.conv2d(x, w, stride=S, dilation=D, padding=P).permute(0, 2, 3, 1).half()
+
+    return reference
+
+
+def attended(how):
+    def reference(q, k, v):
+        q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+        k, v = (x.repeat_interleave(how.get("groups", 1), 1) for x in (k, v))
+        apart = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+        if how["is_causal"]:
+            seen = apart >= 0
+        elif how.get("window"):
+            seen = (apart >= 0) & (apart < how["window"])
+        return F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).half()
+
+    return reference
+
+
+def block_sparse(q, k, v, mask):
+    seen = mask.bool().repeat_interleave(32, 2).repeat_interleave(32, 3)
+    return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), seen).half()
+
+
+def latent(q, q_pe, kv, k_pe):
+    keys = torch.cat([kv, k_pe], -1)[:, :, 0].float()
+    scores = torch.cat([q, q_pe], -1).float() @ keys.transpose(1, 2) * 80**-0.5
+    return (scores.softmax(-1) @ kv[:, :, 0].float()).half()
+
+
+def linear(q, k, v):
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+    return ((q @ k.transpose(2, 3)).tril() @ v).transpose(1, 2).half()
+
+
+def scanned(a, x):
+    h = torch.zeros_like(x)
+    for t in range(x.shape[1]):
+        h[:, t] = x[:, t] + (a[:, t] * h[:, t - 1] if t else 0)
+    return h
+
+
+def delta(q, k, v, beta):
+    state, out = torch.zeros(q.shape[0], q.shape[2], v.shape[2]), torch.zeros_like(v)
+    for t in range(q.shape[1]):
+        seen = beta[:, t, None] * (v[:, t] - torch.einsum("bi,bij->bj", k[:, t], state))
+        state = state + torch.einsum("bi,bj->bij", k[:, t], seen)
+        out[:, t] = torch.einsum("bi,bij->bj", q[:, t], state)
+    return out
+
+
 H, BF = torch.float16, torch.bfloat16
+BOTH = ("cuda:sm_80", "cuda:sm_90a")
 CASES = [
     Case("elementwise.add", {}, lambda: [floats(50, 70), floats(50, 70)], lambda a, b: a + b),
     Case("elementwise.vector_add_dynamic", {}, lambda: [floats(1000), floats(1000)], lambda a, b: a + b),
-    Case("elementwise.gelu", {"N": 1000}, lambda: [floats(1000, dtype=H)], F.gelu, 2e-3),
+    Case("elementwise.gelu", {"N": 1000}, lambda: [halves(1000)], F.gelu, 2e-3),
     Case("elementwise.swiglu", {"M": 20, "N": 100}, lambda: [floats(20, 200, dtype=BF)],
          lambda x: (F.silu(x[:, :100].float()) * x[:, 100:].float()).to(BF), 2e-2),
     Case("elementwise.transpose", {"M": 50, "N": 70}, lambda: [floats(50, 70)], lambda a: a.T.contiguous()),
     Case("elementwise.rope", {"seq": 9, "heads": 3, "dim": 16},
-         lambda: [floats(9, 3, 16, dtype=H), floats(9, 8), floats(9, 8)],
+         lambda: [halves(9, 3, 16), floats(9, 8), floats(9, 8)],
          rotated, 2e-2),
     Case("elementwise.embedding", {"rows": 11, "vocabulary": 20, "dim": 40},
          lambda: [torch.randint(-1, 20, (11,), dtype=torch.int32), floats(20, 40)],
@@ -88,14 +168,14 @@ CASES = [
     Case("elementwise.stencil", {"M": 30, "N": 50}, lambda: [floats(30, 50)],
          averaged),
     Case("elementwise.quantize_rows", {"M": 12, "N": 64}, lambda: [floats(12, 64)], quantized),
-    Case("rows.rms_norm", {"M": 10, "N": 128}, lambda: [floats(10, 128, dtype=H), floats(128, dtype=H)],
+    Case("rows.rms_norm", {"M": 10, "N": 128}, lambda: [halves(10, 128), halves(128)],
          lambda x, w: (F.rms_norm(x.float(), (128,), eps=1e-6) * w.float()).half(), 1e-2),
     Case("rows.rms_norm_split", {"M": 10, "N": 150}, lambda: [floats(10, 150)],
          lambda x: F.rms_norm(x, (150,), eps=1e-6)),
     Case("rows.layer_norm", {"M": 7, "N": 96}, lambda: [floats(7, 96), floats(96), floats(96)],
          lambda x, w, b: [*torch.native_layer_norm(x, (96,), w, b, 1e-5)[:1], x.mean(1),
                           (x.var(1, unbiased=False) + 1e-5).rsqrt()]),
-    Case("rows.online_softmax", {"M": 6, "N": 192}, lambda: [floats(6, 192, dtype=H)],
+    Case("rows.online_softmax", {"M": 6, "N": 192}, lambda: [halves(6, 192)],
          lambda x: x.float().softmax(-1).half(), 1e-2),
     Case("rows.row_sums", {"M": 30, "N": 200}, lambda: [floats(30, 200)], lambda a: a.sum(1)),
     Case("rows.column_extrema", {"M": 24, "N": 40}, lambda: [floats(24, 40)], lambda a: [a.amin(0), a.amax(0)]),
@@ -111,6 +191,88 @@ CASES = [
          lambda x: torch.bincount(x, minlength=20).int()),
     Case("rows.argmax", {"M": 5, "N": 40}, lambda: [floats(5, 40)], lambda a: a.argmax(1).int()),
     Case("rows.bitonic_sort", {"N": 64}, lambda: [floats(64)], lambda a: a.sort().values),
+    Case("products.matmul_relu", {}, lambda: [halves(100, 80), halves(80, 72)],
+         lambda a, b: (a.float() @ b.float()).relu().half(), 5e-2, BOTH),
+    *[Case("products.matmul", {"M": 80, "N": 72, "K": 64, "trans_A": ta, "trans_B": tb},
+           lambda ta=ta, tb=tb: [floats(*((64, 80) if ta else (80, 64)), dtype=H),
+                                 floats(*((72, 64) if tb else (64, 72)), dtype=H)],
+           lambda a, b, ta=ta, tb=tb: (a.T if ta else a).float() @ (b.T if tb else b).float(), 1e-2, BOTH)
+      for ta in (False, True) for tb in (False, True)],
+    Case("products.matmul", {"M": 64, "N": 64, "K": 64, **dict.fromkeys(("out_dtype", "accum_dtype"), "int32"),
+                             "in_dtype": "int8"},
+         lambda: [torch.randint(-9, 9, (64, 64), dtype=torch.int8) for _ in range(2)],
+         lambda a, b: a.int() @ b.int().T, 0),
+    Case("products.matmul", {"M": 64, "N": 64, "K": 64, "in_dtype": "float32"},
+         lambda: [floats(64, 64), floats(64, 64)], lambda a, b: a @ b.T, 2e-2),
+    Case("products.matmul_bias_gelu", {"M": 64, "N": 128, "K": 64},
+         lambda: [halves(64, 64) / 8, halves(64, 128), floats(128)],
+         lambda a, b, c: (x := a.float() @ b.float() + c) * torch.sigmoid(1.702 * x), 1e-2),
+    Case("products.matmul_split_k", {"M": 64, "N": 64, "K": 256},
+         lambda: [halves(64, 256), halves(64, 256), torch.zeros(64, 64)],
+         lambda a, b, c: a.float() @ b.float().T, 2e-2, BOTH),
+    Case("products.matmul_stream_k", {"M": 70, "N": 64, "K": 128},
+         lambda: [halves(70, 128), halves(64, 128), torch.zeros(70, 64)],
+         lambda a, b, c: a.float() @ b.float().T, 2e-2),
+    Case("products.matmul_persistent", {"M": 100, "N": 70, "K": 64},
+         lambda: [halves(100, 64), halves(64, 70)],
+         lambda a, b: (a.float() @ b.float()).half(), 5e-2, BOTH),
+    Case("products.matmul_batched", {"batch": 3, "M": 40, "N": 50, "K": 64},
+         lambda: [floats(3, 40, 64, dtype=BF), floats(3, 64, 50, dtype=BF)],
+         lambda a, b: a.float() @ b.float(), 1e-2),
+    Case("products.matmul_grouped", {"sizes": (20, 40, 7), "N": 64, "K": 64},
+         lambda: [halves(67, 64), halves(3, 64, 64)],
+         grouped([20, 40, 7]), 5e-2),
+    Case("products.matmul_gathered", {"tokens": 30, "experts": 2, "picked": 20, "N": 64, "K": 64},
+         lambda: [halves(30, 64), halves(2, 64, 64), torch.randint(0, 30, (2, 20), dtype=torch.int32)],
+         gathered, 5e-2),
+    Case("products.matmul_int4", {"M": 40, "N": 64, "K": 128},
+         lambda: [halves(40, 128), torch.randint(0, 256, (64, 64), dtype=torch.uint8)],
+         lambda a, b: a.float() @ (torch.stack([b & 15, b >> 4], -1).flatten(1).float() - 8).T, 5e-2),
+    Case("products.matmul_scaled", {"M": 40, "N": 64, "K": 96},
+         lambda: [eighths(40, 96), eighths(64, 96), floats(40, 3), floats(64, 3)],
+         scaled_product, 5e-2, ("cuda:sm_90a",)),
+    Case("products.gemv", {"N": 20, "K": 512}, lambda: [halves(512), halves(20, 512)],
+         lambda a, b: b.float() @ a.float(), 1e-2, on_cpu=False),
+    Case("products.gemv_shared", {"N": 64, "K": 128}, lambda: [halves(128), halves(64, 128)],
+         lambda a, b: (b.float() @ a.float()).half(), 2e-2, on_cpu=False),
+    *[Case("products.convolution", dict(zip("NCHWFKSDP", sizes, strict=True)),
+           lambda sizes=sizes: [halves(*(sizes[d] for d in dims)) / 2 for dims in ((0, 2, 3, 1), (5, 5, 1, 4))],
+           convolved(*sizes[6:]), 5e-2)
+      for sizes in ((2, 16, 9, 8, 32, 3, 1, 1, 1), (1, 32, 10, 10, 24, 3, 2, 1, 0))],
+    Case("products.matmul_roles", {"M": 64, "N": 128, "K": 128},
+         lambda: [halves(64, 128), halves(128, 128)],
+         lambda a, b: a.float() @ b.float(), 2e-2, ("cuda:sm_90a",), on_cpu=False),
+    *[Case("attention.flash_attention", {"batch": 1, "heads": 2, "seq_len": 70, "dim": 32, **more},
+           lambda more=more: [halves(1, 70, n, 32) for n in (2, *[2 // more.get("groups", 1)] * 2)],
+           attended(more), 2e-2, BOTH)
+      for more in ({"is_causal": False}, {"is_causal": True, "groups": 2}, {"is_causal": False, "window": 20},
+                   {"is_causal": True, "block_M": 64, "threads": 128, "num_stages": 2})],
+    Case("attention.flash_decoding", {"batch": 2, "heads": 8, "groups": 4, "length": 150, "dim": 32},
+         lambda: [halves(2, 8, 32), halves(2, 150, 2, 32), halves(2, 150, 2, 32), torch.empty(2, 8, 3),
+                  torch.empty(2, 8, 3, 32)],
+         lambda q, k, v, *_: attended({"is_causal": False, "groups": 4})(q[:, None], k, v)[:, 0], 2e-2),
+    Case("attention.block_sparse_attention", {"batch": 1, "heads": 2, "length": 96, "dim": 32},
+         lambda: [*(halves(1, 2, 96, 32) for _ in range(3)), torch.ones(1, 2, 3, 3, dtype=torch.int8).tril()],
+         block_sparse, 2e-2),
+    Case("attention.latent_decoding", {"batch": 2, "heads": 16, "length": 64, "dim": 64, "rope_dim": 16},
+         lambda: [halves(2, 16, 64), halves(2, 16, 16), halves(2, 64, 1, 64), halves(2, 64, 1, 16)],
+         latent, 2e-2, BOTH),
+    Case("attention.linear_attention", {"batch": 2, "length": 64, "heads": 2, "dim": 32},
+         lambda: [halves(2, 64, 2, 32) / 4 for _ in range(3)], linear, 2e-2),
+    Case("attention.gated_scan", {"batch": 2, "length": 9, "dim": 100},
+         lambda: [torch.rand(2, 9, 100), floats(2, 9, 100)], scanned),
+    Case("attention.delta_rule", {"batch": 2, "length": 5, "dim": 32},
+         lambda: [*(floats(2, 5, 32) / 5 for _ in range(3)), torch.rand(2, 5)], delta),
+    Case("forms.loops_without_a_kernel", {"M": 5, "N": 7}, lambda: [floats(5, 7)], lambda a: a.sum()[None]),
+    Case("forms.one_block", {"N": 100}, lambda: [floats(100)], lambda a: a.flip(0)),
+    Case("forms.two_launches", {"M": 8, "N": 50}, lambda: [floats(8, 50)], lambda a: 2 * a.sum(0)),
+    Case("forms.roles_by_hand", {"M": 16, "N": 100}, lambda: [halves(16, 100)], lambda a: a + 1, 1e-2, BOTH,
+         on_cpu=False),
+    Case("forms.fibonacci", {"N": 8}, list, lambda: torch.tensor([0, 1, 1, 2, 3, 5, 8, 13], dtype=torch.int32)),
+    Case("forms.reversed_in_place", {"N": 64}, lambda: [floats(64)], lambda a: a.flip(0)),
+    Case("forms.squares_in_parallel", {"batch": 3, "N": 32}, lambda: [halves(3, 32, 32)],
+         lambda a: a.float() @ a.float(), 2e-2),
+    Case("forms.conditioned_sums", {"M": 8, "N": 40}, lambda: [floats(8, 40)], lambda a: a.clamp(min=0).sum(1)),
 ]  # fmt: skip
 
 

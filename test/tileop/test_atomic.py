@@ -175,13 +175,14 @@ def test_one_update_tells_all_threads(dtype, way):
 @pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "bfloat16", "bool", "uint8"])
 def test_loads_and_stores(dtype, order, way, seed):
     loaded = {"release": "consume", "acq_rel": "acquire"}.get(order, order)
+    stored = {"acquire": "release", "acq_rel": "release"}.get(order, order)
 
     @T.prim_func
     def kernel(A: T.Tensor((7, 5), dtype), B: T.Tensor((7, 5), dtype), C: T.Tensor((4,), dtype)):
         with T.Kernel(1, threads=32):
             tile = T.alloc_shared((5,), dtype)
             for i, j in T.Parallel(7, 5):
-                T.atomic_store(B[i, j], T.atomic_load(A[i, j], loaded), memory_order=order)
+                T.atomic_store(B[i, j], T.atomic_load(A[i, j], loaded), memory_order=stored)
             T.copy(A[3, 0], tile)
             C[0] = T.atomic_load(tile[2])
             C[1] = T.atomic_load(A[7, 2])

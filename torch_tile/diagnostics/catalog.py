@@ -168,6 +168,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "{what} is done by all threads together, but `{condition}` differs between them, so that only some come by",
         "end the branch or loop before it, or give it to whole groups of 128 threads: `with T.ws(0):`",
     ),
+    "foreign_element": (
+        "an element of the fragment `{buffer}` is written by threads that need not own it: {why}",
+        "write it in T.Parallel, whose iterations go to the owners, or keep what is a thread's in T.alloc_local",
+    ),
     "divergent_hazard": (
         "threads exchange values through `{buffer}` where not all threads of the block pass, so no barrier can stand",
         "end the `if` before the values are read, or let every thread take part",

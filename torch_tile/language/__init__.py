@@ -154,7 +154,7 @@ from torch_tile.language.math import (
 from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, let
 from torch_tile.language.pointers import handle, make_tensor, match_buffer, ptr
-from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
+from torch_tile.language.program import PrimFunc, Ref, macro, meta_class, prim_func
 from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
 from torch_tile.language.reducers import (
     alloc_reducer,
@@ -242,6 +242,7 @@ pipelined, parallel = Pipelined, Parallel
 c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
 tvm_warp_activemask, WarpSpecialize = activemask, ws
+inline = macro
 indexdiv, indexmod = floordiv, floormod
 cdiv = ceildiv
 
@@ -324,7 +325,7 @@ __all__ = [
     "infinity", "logical_and", "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout",
     "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout", "match_all_sync", "match_any_sync", "max", "max_value", "mbarrier_arrive",
-    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
+    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "meta_class", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
     "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
     "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",

@@ -23,7 +23,7 @@ from torch_tile.language.trace import author_span, tracer
 from torch_tile.language.values import Annotation, dtype_of, filled_in_steps, moved_in_steps
 
 # Decorators, which look at the names around their caller.
-DECORATORS = ("macro", "prim_func")
+DECORATORS = ("inline", "macro", "meta_class", "prim_func")
 CONVERSIONS = ("cast", "Cast", "reinterpret")
 
 

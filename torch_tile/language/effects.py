@@ -10,7 +10,8 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import TensorMap
-from torch_tile.ir.expr import Address, Call, Expr, is_number, to_expr, truth
+from torch_tile.ir.expr import Address, Call, Const, Expr, is_number, to_expr, truth
+from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Assert, Do, Print
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, dtype_of
@@ -60,8 +61,12 @@ def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) ->
 
 
 def assume(condition: Any) -> None:
-    """A promise to the compiler; nothing is checked."""
+    """A promise to the compiler. What is known to be false is an error; nothing else is checked."""
     tracer("T.assume")
+    known = simplify(truth(condition))
+    if isinstance(known, Const) and not known.value:
+        fix = "mend the condition, or leave it out"
+        raise error("bad_argument", None, op="T.assume", name="condition", why="never holds", fix=fix)
 
 
 def address_of(element: Any) -> Expr:

@@ -12,15 +12,17 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.stmt import For, LoopKind
+from torch_tile.ir.node import contains, find
+from torch_tile.ir.stmt import Block, Break, For, LoopKind
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.layout import loop_layout as requested
 from torch_tile.language.math import ceildiv, max as larger, min as smaller
 from torch_tile.language.reducers import folded
+from torch_tile.language.thread_roles import needs_all
 from torch_tile.language.threads import get_block_extent
 from torch_tile.language.trace import close_body, let, make_variable, tracer
 from torch_tile.language.values import store_variable
-from torch_tile.tileop.base import Annotations, Scalar
+from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar
 from torch_tile.tileop.copy.cp_async import AsyncLoop
 
 
@@ -59,6 +61,10 @@ class Loop:
             yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
+        of_block = any(_of_block(n) for n in find(body, RegisteredOp))
+        if self.kind is LoopKind.PARALLEL and of_block and not contains(body, Break):
+            at.emit(_one_by_one(loop_vars, self.stops, body))
+            return
         made = For(
             self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
             self.layout, self.ping_pong, self.independent,
@@ -78,6 +84,20 @@ class Loop:
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
+
+
+def _of_block(op: RegisteredOp) -> bool:
+    """Whether an operation is done by the threads of a block together, so that no thread can be given a share of it."""
+    return needs_all(op) and not op.op_name.startswith("atomic")
+
+
+def _one_by_one(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) -> For:
+    """A T.Parallel nest that holds such operations: its iterations in order, each with all threads."""
+    for var, stop in reversed([*zip(loop_vars, stops, strict=True)]):
+        body = Block((For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (stop,), body),))
+    (outermost,) = body.stmts
+    assert isinstance(outermost, For)
+    return outermost
 
 
 def index_bound(value: Any, what: str) -> Expr:
@@ -132,6 +152,7 @@ def Parallel(
 ) -> Loop:  # fmt: skip
     """An elementwise nest over a box, spread over the threads of the block.
 
+    A nest that holds operations of all threads, such as T.copy or T.gemm, runs in order: one of them in each iteration.
     Where iterations may meet in an element that one of them writes, they run in order, which on a GPU one thread does.
     With `independent`, they never meet, as the author knows and the compiler cannot, of `y[to[i]] = x[i]` where `to` is
     a permutation: threads then share the work, and where they do meet nevertheless, the last to come has its way.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import struct
 import sys
@@ -24,7 +25,7 @@ from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.scopes import Kernel
-from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
+from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
 
@@ -211,10 +212,29 @@ def macro(function: Any = None, *, hygienic: bool = True) -> Any:
         return rewritten(*args, **kwargs)
 
     inlined.__name__, inlined.__doc__ = function.__name__, function.__doc__
+    inlined.is_macro = True  # type: ignore[attr-defined]
     return inlined
 
 
 MOST_INLINED = 48  # calls of a macro inside of itself: each takes some frames of Python's
+
+
+def meta_class(cls: type) -> type:
+    """Decorator of a class whose methods are macros where a kernel is traced, and plain functions elsewhere."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, FunctionType) and not hasattr(value, "is_macro"):
+            setattr(cls, name, _method(value, sys._getframe(1).f_locals))
+    return cls
+
+
+def _method(function: FunctionType, scope: dict[str, Any]) -> Callable[..., Any]:
+    rewritten = rewrite_lazily(function, scope)
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return (rewritten if is_tracing() else function)(*args, **kwargs)
+
+    return method
 
 
 def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable[..., Any]:
@@ -223,14 +243,17 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
         bound = inspect.signature(function).bind(*args, **kwargs)
+        references = {}
         for name, value in bound.arguments.items():
-            if is_computed(value) and not takes_reference(function, name, scope):
+            if isinstance(value, Load) and takes_reference(function, name, scope):
+                references[name] = value
+            elif is_computed(value):
                 bound.arguments[name] = let(name, value)
         if at.inlining.count(function.__code__) >= MOST_INLINED:
             raise error("endless_macro", author_span(), name=function.__name__, count=MOST_INLINED)
         at.inlining.append(function.__code__)
         try:
-            return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
+            return rewrite(function, lambda: Recorder(at, references=references))(*bound.args, **bound.kwargs)
         finally:
             at.inlining.pop()
 

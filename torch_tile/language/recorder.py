@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -51,11 +51,18 @@ _REGIONS = ("loop", "if", "else", "while", "role")
 
 
 class Recorder:
-    """One run of one function. `on_annotate(name, annotation, value)` answers annotations in an eager kernel's body."""
+    """One run of one function. `on_annotate(name, annotation, value)` answers annotations in an eager kernel's body.
 
-    def __init__(self, tracer: Tracer, on_annotate: Callable[[str, Any, Any], Any] | None = None):
+    `references` are elements of buffers that a macro was given for parameters of T.Ref.
+    """
+
+    def __init__(
+        self, tracer: Tracer, on_annotate: Callable[[str, Any, Any], Any] | None = None,
+        references: Mapping[str, Load] | None = None,
+    ):  # fmt: skip
         self.tracer = tracer
         self.on_annotate = on_annotate
+        self.references = references or {}  # elements that names of T.Ref stand for
         self.entry = tracer.scope
         self.bound_in: dict[str, Scope | None] = {}
         self.loops: list[Any] = []  # for each loop around: the scope in which Python runs it, or _DEVICE
@@ -65,6 +72,7 @@ class Recorder:
         self.left: list[list[Any]] = []  # the same for the loop that has ended last
         self.broken: list[Any] = []  # for each loop around: whether a `break` was taken, a variable of a device loop
         self.broke: Any = False  # the same for the loop that has ended last
+        self.kept: Any = None  # a value that Python puts where it belongs
         self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
     unbound = UNBOUND
@@ -82,6 +90,9 @@ class Recorder:
             if self.tracer.scope is not None:  # again a variable, so that no use after this region goes unnoticed
                 init = value if isinstance(value, Expr) else stored(value, previous.buffer)
                 return make_variable(name, init.dtype, init)
+        if scalar and not fresh and name in self.references and previous is self.references[name]:
+            store_variable(previous, value)
+            return previous
         if previous is not UNBOUND:
             self._check_rebinding(name, previous, value)
         if not self._is_carried(name, previous):
@@ -108,6 +119,45 @@ class Recorder:
             for n, v in zip(names, items, strict=True)
         )
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
+
+    @staticmethod
+    def values(value: Any, count: int) -> tuple[Any, ...]:
+        """What is unpacked into `count` places, all of it read now. ValueError if that is not how many there are."""
+        items = (value,) if isinstance(value, Expr) else tuple(value)
+        if len(items) != count:
+            raise ValueError(f"expected {count} values to unpack, got {len(items)}")
+        return tuple(_read_now("t", item) for item in items)
+
+    def keeps_item(self, where: Any, key: Any, value: Any) -> bool:
+        """`where[key] = value`: whether Python shall do it, with `kept` for the value.
+
+        Where a list or dict holds a T.alloc_var, it is stored here.
+        """
+        self.kept = value
+        if not isinstance(where, list | dict):
+            return True
+        if self._stores(where.get(key, UNBOUND) if isinstance(where, dict) else where[key], value):
+            return False
+        self.kept = _read_now(key if isinstance(key, str) else "item", value)
+        return True
+
+    def keeps_attribute(self, where: Any, name: str, value: Any) -> bool:
+        """`where.name = value`, likewise."""
+        if self._stores(getattr(where, name, UNBOUND), value):
+            return False
+        self.kept = _read_now(name, value)
+        if _is_fresh(value) or isinstance(value, Handle):
+            name_symbol(value, name)
+        return True
+
+    def _stores(self, before: Any, value: Any) -> bool:
+        """Store `value` if `before` is a T.alloc_var that is still there; whether it was."""
+        if not (isinstance(value, Expr) or is_number(value)) or _is_fresh(value):
+            return False
+        if not isinstance(before, Load) or before.buffer.scope != "var" or self.tracer.has_ended(before.buffer):
+            return False
+        store_variable(before, value)
+        return True
 
     def _check_rebinding(self, name: str, previous: Any, value: Any) -> None:
         """Python runs a device loop's body once, so a rebinding inside it would silently be lost.

@@ -29,10 +29,10 @@ from torch_tile.language.scopes import alloc_fragment
 from torch_tile.language.threads import get_thread_binding, thread_index
 from torch_tile.language.trace import Tracer, let
 from torch_tile.language.values import Handle, stored
-from torch_tile.tileop.base import Annotations, Scalar, Tile, identity_of, need_choice, need_region
+from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar, Tile, identity_of, need_choice, need_region
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
-from torch_tile.tileop.reduce.op import REDUCTIONS, combine
+from torch_tile.tileop.reduce.op import REDUCTIONS, check_batch, combine
 
 # What an update of each kind is written as: an operator, or the function of the same meaning that keeps NaN.
 UPDATES = {
@@ -77,6 +77,7 @@ def reducer_update(target: Tile, value: Scalar) -> None:
     if not isinstance(target, Load):
         why, fix = "is no element of a reducer", "give acc[i]"
         raise error("bad_argument", None, op=what, name="target", why=why, fix=fix)
+    _check_begun(what, buffer)
     in_kernel(what).emit(Store(buffer, target.indices, combine(op, target, stored(value, buffer))))
 
 
@@ -86,8 +87,20 @@ def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) 
     `batch` is a hint of TileLang's without effect.
     """
     buffer, _ = _reducer("T.finalize_reducer", reducer)
+    check_batch("finalize_reducer", batch)
+    _check_begun("T.finalize_reducer", buffer)
     if dst is not None:
         in_kernel("T.finalize_reducer").emit(Copy.build(Handle(buffer), dst))
+
+
+def _check_begun(what: str, buffer: Buffer) -> None:
+    """An author error unless something was written to a reducer before, from which it begins."""
+    stmts = [one for scope in in_kernel(what).scopes for one in scope.stmts]
+    written = [n.buffer for one in stmts for n in find(one, Store)]
+    written += [region.buffer for one in stmts for op in find(one, RegisteredOp) for region in op.accesses()[1]]
+    if not any(each is buffer for each in written):
+        why, fix = f"is `{buffer.name}`, which does not hold anything yet", "begin with T.reducer_init(acc)"
+        raise error("bad_argument", None, op=what, name="reducer", why=why, fix=fix)
 
 
 def _reducer(what: str, value: Any) -> tuple[Buffer, str]:

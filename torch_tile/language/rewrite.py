@@ -141,6 +141,17 @@ def _literal(values: tuple[Any, ...]) -> ast.expr:
     return ast.Tuple([ast.Constant(v) for v in values], ast.Load())
 
 
+def _is_place(target: ast.expr) -> bool:
+    """Whether a target is `x.name` or `x[key]`, where no slice is in the key, which is no expression."""
+    if isinstance(target, ast.Subscript):
+        return not any(isinstance(n, ast.Slice | ast.Starred) for n in ast.walk(target.slice))
+    return isinstance(target, ast.Attribute)
+
+
+def _names_only(target: ast.Tuple | ast.List) -> bool:
+    return all(isinstance(e, ast.Name) for e in target.elts)
+
+
 def _names(target: ast.expr) -> ast.expr:
     """The names in a target as a literal tuple of strings (None where it is not a plain name)."""
     if isinstance(target, ast.Tuple):
@@ -187,13 +198,19 @@ class _Reroute(ast.NodeTransformer):
             stmts: list[ast.stmt] = [ast.copy_location(ast.Assign([ast.Name(temp, ast.Store())], value), node)]
             for target in node.targets:
                 again = ast.copy_location(ast.Name(temp, ast.Load()), node)
-                stmts.append(ast.copy_location(self._assign(target, again, node), node))
+                stmts += self._assign(target, again, node)
             return stmts
         return self._assign(node.targets[0], value, node)
 
-    def _assign(self, target: ast.expr, value: ast.expr, at: ast.stmt) -> ast.stmt:
+    def _assign(self, target: ast.expr, value: ast.expr, at: ast.stmt) -> list[ast.stmt]:
+        """`target = value`."""
+        if _is_place(target):
+            made, place, _ = self._place(target)
+            return [*made, self._put(place, value, at)]
         if isinstance(target, ast.Name):
             value = self._bind(target.id, value, at)
+        elif isinstance(target, ast.Tuple | ast.List) and not _names_only(target):
+            return self._assign_each(target, value, at)
         elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
             olds = [_lambda(ast.Name(e.id, ast.Load())) for e in target.elts if isinstance(e, ast.Name)]
             olds_tuple = ast.Tuple(list(olds), ast.Load())
@@ -201,14 +218,57 @@ class _Reroute(ast.NodeTransformer):
             value = _call("bind_many", _names(target), value, olds_tuple, flags, at=at)
         else:
             target = self.visit(target)
-        return ast.copy_location(ast.Assign([target], value), at)
+        return [ast.copy_location(ast.Assign([target], value), at)]
+
+    def _assign_each(self, target: ast.Tuple | ast.List, value: ast.expr, at: ast.stmt) -> list[ast.stmt]:
+        """`A[i], A[j] = values`: all values are read before the first is stored."""
+        if any(isinstance(e, ast.Starred) for e in target.elts):  # plain Python
+            return [ast.copy_location(ast.Assign([self.visit(target)], value), at)]
+        temp = self._name()
+        values = _call("values", value, ast.Constant(len(target.elts)), at=at)
+        stmts: list[ast.stmt] = [ast.copy_location(ast.Assign([ast.Name(temp, ast.Store())], values), at)]
+        for position, each in enumerate(target.elts):
+            one = ast.Subscript(ast.Name(temp, ast.Load()), ast.Constant(position), ast.Load())
+            stmts += self._assign(each, ast.copy_location(one, at), at)
+        return stmts
+
+    def _place(self, target: Any) -> tuple[list[ast.stmt], Any, Any]:
+        """`x.name` or `x[key]` as statements that find x and the key once, the place to be set, and what it holds."""
+        parts = {"value": self.visit(target.value)}
+        if isinstance(target, ast.Subscript):
+            parts["slice"] = self.visit(target.slice)
+        made: list[ast.stmt] = []
+        names = []
+        for part in parts.values():
+            names.append(self._name())
+            found = ast.Assign([ast.Name(names[-1], ast.Store())], part)
+            made.append(ast.copy_location(found, part))
+        place, held = (
+            ast.Attribute(ast.Name(names[0], ast.Load()), target.attr, context)
+            if isinstance(target, ast.Attribute)
+            else ast.Subscript(ast.Name(names[0], ast.Load()), ast.Name(names[1], ast.Load()), context)
+            for context in (ast.Store(), ast.Load())
+        )
+        return made, ast.copy_location(place, target), ast.copy_location(held, target)
+
+    def _put(self, place: Any, value: ast.expr, at: ast.stmt) -> ast.stmt:
+        """Set a place, unless the recorder has stored the value in the variable that lies there."""
+        named = isinstance(place, ast.Attribute)
+        which = ast.Constant(place.attr) if named else place.slice
+        test = _call("keeps_attribute" if named else "keeps_item", place.value, which, value, at=at)
+        kept = ast.Attribute(ast.Name(RECORDER, ast.Load()), "kept", ast.Load())
+        put = ast.copy_location(ast.Assign([place], ast.copy_location(kept, at)), at)
+        return ast.copy_location(ast.If(test, [put], []), at)
 
     def _bind(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         value = self.visit(node.value)
+        if _is_place(node.target):
+            made, place, held = self._place(node.target)
+            return [*made, self._put(place, ast.copy_location(ast.BinOp(held, node.op, value), node), node)]
         if not isinstance(node.target, ast.Name):
             return ast.copy_location(ast.AugAssign(self.visit(node.target), node.op, value), node)
         total = ast.copy_location(ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, value), node)

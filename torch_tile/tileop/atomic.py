@@ -52,6 +52,9 @@ class Atomic(RegisteredOp):
     def build(cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None) -> Atomic:
         """`dst` is an element, a slice or a buffer; `value` a scalar, or a region of the same shape."""
         order = check_order(f"T.{cls.op_name}", memory_order or "relaxed")
+        if cls.kind == "exchange" and order in ("acquire", "acq_rel"):
+            why, fix = f"is {order!r}", "a store is relaxed, release or seq_cst"
+            raise error("bad_argument", None, op=f"T.{cls.op_name}", name="memory_order", why=why, fix=fix)
         target = region_of(dst)
         if target is None:
             raise error("atomic_target", None, op=cls.op_name, got=type(dst).__name__)

@@ -95,7 +95,7 @@ def test_what_all_threads_do_together_is_not_for_some_of_them():
             thread = T.get_thread_binding()
             tile, out = T.alloc_shared((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
             seen = T.alloc_var("int32", 0)
-            if thread < 128:
+            if thread < 120:
                 T.gemm(tile, tile, out)  # product
                 seen = 1
             if seen > 0:
@@ -110,6 +110,30 @@ def test_what_all_threads_do_together_is_not_for_some_of_them():
 
     places = ("product", "of a variable", "nest", "while")
     assert lines(kernel) == [("parted_threads", place) for place in places]
+
+
+def test_elements_of_fragments_are_written_by_their_owners():
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(4, threads=64) as b:
+            thread = T.get_thread_binding()
+            out, own = T.alloc_fragment((64,), "float32"), T.alloc_local((64,), "float32")
+            seen = T.alloc_var("int32", 0)
+            out[(thread + 1) % 64] = 1.0  # by an index
+            if thread == 0:
+                out[3] += 1.0  # by one thread
+                own[3] = 1.0
+            seen = thread
+            while seen < 3:
+                out[0] = 1.0  # by some
+                seen += 1
+            if b > 1:
+                out[n] = 2.0
+            for i in T.Parallel(64):
+                if thread < 10:
+                    out[i] = own[i]
+
+    assert lines(kernel) == [("foreign_element", place) for place in ("by an index", "by one thread", "by some")]
 
 
 def test_what_a_thread_does_by_itself_is_for_any(keeps):

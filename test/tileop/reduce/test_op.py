@@ -218,3 +218,20 @@ def test_what_was_there_counts_as_it_is(kind):
         b = before.clone()
         run(b)
         assert torch.equal(b, want.to(torch.int8))
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "2", True, None])
+@pytest.mark.parametrize("op", ["sum", "max", "bitand"])
+def test_batches_are_positive_integers(op, batch):
+    """The hint changes nothing; what TileLang refuses is refused."""
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 4), "int32")):
+            with T.Kernel(1):
+                tile, out = T.alloc_fragment((4, 4), "int32"), T.alloc_fragment((4,), "int32")
+                T.copy(A, tile)
+                T.reduce(tile, out, op, dim=1, batch=2)
+                getattr(T, f"reduce_{op}")(tile, out, dim=1, batch=batch)
+
+    assert caught.value.code == "bad_argument" and "`batch`" in str(caught.value)

@@ -74,6 +74,7 @@ class _Check(Rewriter):
         self.runs = True
         self.divergence: Divergence | None = None  # of a kernel that names its threads
         self.thread: Var | None = None
+        self.in_nest = False  # inside T.Parallel
         self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads take
 
     def __call__(self, node: Any) -> Any:
@@ -118,8 +119,9 @@ class _Check(Rewriter):
         if loop.kind is LoopKind.PARALLEL:
             self._by_all(loop, "T.Parallel")
         parted = next(filter(self._parts, (*loop.starts, *loop.stops)), None)
+        nest, self.in_nest = self.in_nest, self.in_nest or loop.kind is LoopKind.PARALLEL
         self._within(self.ranges, self.path.loop(loop), loop.body, runs, parted)
-        self.ranges = outer
+        self.ranges, self.in_nest = outer, nest
         return loop
 
     def visit_While(self, loop: stmt.While) -> Stmt:
@@ -227,6 +229,15 @@ class _Check(Rewriter):
 
     def visit_Store(self, store: Store) -> Stmt:
         self._element(store.buffer, store.indices, store)
+        if store.buffer.scope == "fragment" and not self.in_nest and self.runs:
+            index = next(filter(self._parts, store.indices), None)
+            name, span = store.buffer.name, store.span
+            if index is not None:
+                why = f"`{index!r}` differs between threads"
+                self.found.append(diagnose("foreign_element", span, buffer=name, why=why))
+            elif self.parted is not None:
+                why = f"only the threads come by for which `{self.parted!r}` holds"
+                self.found.append(diagnose("foreign_element", span, buffer=name, why=why))
         return self.children(store)
 
     def _region(self, region: Region, op: Stmt) -> None:

@@ -59,6 +59,7 @@ class Reduce(RegisteredOp):
         Without `clear`, what `out` holds is folded in, too. `batch` and `annotations` are hints of TileLang's without
         effect. Raises TileError for another dimension or shape.
         """
+        check_batch(cls.op_name, batch)
         return cls(*cls.operands(buffer, out, dim), bool(clear))
 
     @classmethod
@@ -197,6 +198,7 @@ class Extremum(Reduce):
         result is what changes nothing, -inf of a maximum; with `nan_propagate` it makes the result NaN. `batch` and
         `annotations` are hints of TileLang's without effect. Raises TileError for another dimension or shape.
         """
+        check_batch(cls.op_name, batch)
         return cls(*cls.operands(buffer, out, dim), bool(clear), bool(nan_propagate))
 
     @property
@@ -204,6 +206,13 @@ class Extremum(Reduce):
         """The kind, or the one of it that leaves NaN out."""
         floats = self.src.buffer.dtype.is_float or self.dst.buffer.dtype.is_float
         return self.kind if self.nan_propagate or not floats else WITHOUT_NAN[self.kind]
+
+
+def check_batch(op: str, batch: object) -> None:
+    """An author error unless the hint `batch` is a positive integer."""
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        fix = "give a positive integer"
+        raise error("bad_argument", None, op=f"T.{op}", name="batch", why=f"is {batch!r}", fix=fix)
 
 
 WITHOUT_NAN = {"max": "fmax", "min": "fmin", "absmax": "absfmax"}
