@@ -201,7 +201,8 @@ def atomic(call: Call, block: Tiles) -> Value:
     storage, old = block.memory[id(load.buffer)], block.loaded(block.memory[id(load.buffer)], load)
     operand = block.expr(call.args[1])
     wide = block.wide(load.dtype)
-    new = folded(str(call.options[0]), *(torch.as_tensor(x).to(wide) for x in (old, operand)), load.dtype)
+    before, value = (torch.as_tensor(x).to(wide) for x in (old, operand))
+    new = folded(str(call.options[0]), before, value, load.dtype)
     block.put(load, storage, new if load.dtype.is_float else shared(new))
     return old
 
