@@ -12,7 +12,8 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.stmt import For, LoopKind
+from torch_tile.ir.node import find, symbols
+from torch_tile.ir.stmt import Block, For, LoopKind
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.layout import loop_layout as requested
 from torch_tile.language.math import ceildiv, max as larger, min as smaller
@@ -59,8 +60,10 @@ class Loop:
             yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
+        starts = tuple(_settled("start", bound, body) for bound in self.starts)
+        stops = tuple(_settled("stop", bound, body) for bound in self.stops)
         made = For(
-            self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
+            self.kind, loop_vars, starts, stops, body, self.step, self.stages, self.order, self.stage,
             self.layout, self.ping_pong, self.independent,
         )  # fmt: skip
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
@@ -78,6 +81,13 @@ class Loop:
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
+
+
+def _settled(name: str, bound: Expr, body: Block) -> Expr:
+    """A bound that reads memory which the body mentions, read before: then it can be ordered before the body."""
+    used = symbols(body)
+    shared = (load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
+    return let(name, bound) if any(id(buffer) in used for buffer in shared) else bound
 
 
 def index_bound(value: Any, what: str) -> Expr:
