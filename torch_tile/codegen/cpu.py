@@ -313,7 +313,7 @@ def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
 
 
 def _computes_numbers(program: Program) -> bool:
-    """Whether elements of int32 or int64 are stored from arithmetic on elements: it wraps, which is undefined in C++."""
+    """Whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
 
     def wraps(e: Binary | Unary) -> bool:
         return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)
