@@ -19,7 +19,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.layout import Digit, Layout
-from torch_tile.ir.node import Node, Rewriter, children, contains, find
+from torch_tile.ir.node import Node, Rewriter, children, contains, find, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.stmt import (
     Alloc,
@@ -245,6 +245,8 @@ class _Binder:
         nest = self.nest
         if nest.memory or nest.effects or nest.uniform or nest.carried or _iterations_vary(nest.loop.body):
             return True
+        if _indexes_arrays(nest.loop):
+            return True
         beyond = range(nest.extents[dim], self.layout.shape[dim])
         return not all(self._stays_in_padding(use, dim, beyond) for use in nest.fragments)
 
@@ -349,6 +351,13 @@ def _iterations_vary(body: Block) -> bool:
     """Whether values decide how often something is done: those of the padding might never let it end."""
     bounds = [e for loop in find(body, For) for e in (*loop.starts, *loop.stops)]
     return contains(body, While) or not all(isinstance(e, Const) for e in bounds)
+
+
+def _indexes_arrays(loop: For) -> bool:
+    """Whether the variables of a nest index an array of the thread, which ends where the padding may not."""
+    own = {id(v) for v in loop.vars}
+    arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
+    return any(not own.isdisjoint(symbols(i)) for n in arrays for i in n.indices)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:
