@@ -11,8 +11,9 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.node import find, symbols
+from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Block, For, LoopKind
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.layout import loop_layout as requested
@@ -85,9 +86,8 @@ class Loop:
 
 def _settled(name: str, bound: Expr, body: Block) -> Expr:
     """A bound that reads memory which the body mentions, read before: then it can be ordered before the body."""
-    used = symbols(body)
-    shared = (load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
-    return let(name, bound) if any(id(buffer) in used for buffer in shared) else bound
+    shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
+    return let(name, bound) if shared.meets(body) else bound
 
 
 def index_bound(value: Any, what: str) -> Expr:

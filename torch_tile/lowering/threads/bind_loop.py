@@ -19,7 +19,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.layout import Digit, Layout
-from torch_tile.ir.node import Node, Rewriter, children, contains, find, symbols
+from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.stmt import (
     Alloc,
@@ -355,9 +355,9 @@ def _iterations_vary(body: Block) -> bool:
 
 def _indexes_arrays(loop: For) -> bool:
     """Whether the variables of a nest index an array of the thread, which ends where the padding may not."""
-    own = {id(v) for v in loop.vars}
+    own = IdSet(loop.vars)
     arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
-    return any(not own.isdisjoint(symbols(i)) for n in arrays for i in n.indices)
+    return any(own.meets(i) for n in arrays for i in n.indices)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:
