@@ -80,7 +80,7 @@ def test_heads_read_no_memory(name, target):
     heads = [line for line in text.splitlines() if line.strip().startswith("for (") and "block" not in line]
     assert len(heads) == 2
     for head in heads:
-        assert re.search(r"; \w+ < stop\w*; ", head), head
+        assert re.search(r"; \w+ < (\(int64_t\))?stop\w*; ", head), head
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])

@@ -42,7 +42,10 @@ from grammar import generated
 WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
 PER_UNIT = 20  # programs in one compiled file
 # What an author is told to write otherwise: the grammar does not know where.
-REFUSED = {"nested_too_deep", "layout_conflict", "divergent_hazard", "leaves_tile", "shared_memory", "out_of_bounds"}
+REFUSED = {
+    "nested_too_deep", "layout_conflict", "divergent_hazard", "leaves_tile", "shared_memory", "out_of_bounds",
+    "non_affine_region",
+}  # fmt: skip
 
 
 @dataclass

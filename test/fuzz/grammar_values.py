@@ -271,7 +271,7 @@ class Expressions:
         else:
             a = tight(self.integer(depth - 1))
             b = tight(self.integer(depth - 1)) if self.chance(0.4) else self.compared(a)
-            if b.text.startswith("T.") or b.low != b.high:
+            if not b.text.strip("(-)").isdigit():
                 a, b = operands(a, b, True)
         op = self.pick("<", "<=", ">", ">=", "==", "!=")
         return Value(f"({a.text} {op} {b.text})", f"({a.reference} {op} {b.reference})", "bool", 0, 1)

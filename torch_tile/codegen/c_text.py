@@ -293,12 +293,14 @@ class Text(Visitor):
         if node.op in ("//", "%") and not integer:
             name, kind = "floordiv" if node.op == "//" else "floormod", held(node.dtype)
             return self._fit(node, f"tile::{name}<{kind}>({self.value(node.a)}, {self.value(node.b)})", 99)
-        if node.op in ("min", "max") or (node.op in ("//", "%") and not self.is_natural(node)):
+        naturals = self.is_natural(node.a) and self.is_natural(node.b)
+        if node.op in ("min", "max") or (node.op in ("//", "%") and not naturals):
             kind = f"<{'int64_t' if wide or self.is_index(node) else storage(node.a.dtype)}>" if integer else ""
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
             return f"tile::{name}{kind}({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
         if node.op == "+" and isinstance(node.b, Const) and integer and node.b.value < 0:
-            node = Binary("-", node.a, const(-node.b.value, node.b.type))
+            opposite = const(-node.b.value, node.b.type)  # the least value of a type has none
+            node = Binary("-", node.a, opposite) if opposite.value > 0 else node
         own = PRECEDENCE[node.op]
         a = self.shifted(node) if node.op == "<<" else None
         b = self.divisor(node.b, wide) if node.op in ("//", "%") else self.value(node.b, wide, own + 1)

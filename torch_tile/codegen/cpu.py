@@ -24,7 +24,7 @@ from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Call, Expr, Var
+from torch_tile.ir.expr import Address, Binary, Call, Expr, Load, Unary, Var
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Visitor, contains, find, walk
 from torch_tile.ir.stmt import (
@@ -78,6 +78,8 @@ class _Cpu(Visitor, Lines):
         self.scalars = [p for p in program.params if isinstance(p, Var)]
 
     def run(self) -> CpuSource:
+        if _computes_numbers(self.program):
+            self.line('#pragma GCC optimize("wrapv")')
         for header in ("<stdio.h>",) if self.prints else ():
             self.line(f"#include {header}")
         self.line("#include <stdlib.h>")
@@ -311,3 +313,13 @@ def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
                 placed.append((node.buffer, offset))
                 offset += -(-amount // ALIGN) * ALIGN
     return placed, offset
+
+
+def _computes_numbers(program: Program) -> bool:
+    """Whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
+
+    def wraps(e: Binary | Unary) -> bool:
+        return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)
+
+    stored = (n.value for n in find(program, Store) if n.buffer.dtype.is_integer)
+    return any(wraps(e) for value in stored for e in find(value, Binary, Unary))

@@ -11,6 +11,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import contains, find
 from torch_tile.ir.stmt import Block, Break, For, LoopKind
@@ -61,12 +62,14 @@ class Loop:
             yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
+        starts = tuple(_settled("start", bound, body) for bound in self.starts)
+        stops = tuple(_settled("stop", bound, body) for bound in self.stops)
         of_block = any(_of_block(n) for n in find(body, RegisteredOp))
         if self.kind is LoopKind.PARALLEL and of_block and not contains(body, Break):
-            at.emit(_one_by_one(loop_vars, self.stops, body))
+            at.emit(_one_by_one(loop_vars, stops, body))
             return
         made = For(
-            self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
+            self.kind, loop_vars, starts, stops, body, self.step, self.stages, self.order, self.stage,
             self.layout, self.ping_pong, self.independent,
         )  # fmt: skip
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
@@ -98,6 +101,12 @@ def _one_by_one(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) ->
     (outermost,) = body.stmts
     assert isinstance(outermost, For)
     return outermost
+
+
+def _settled(name: str, bound: Expr, body: Block) -> Expr:
+    """A bound that reads memory which the body mentions, read before: then it can be ordered before the body."""
+    shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
+    return let(name, bound) if shared.meets(body) else bound
 
 
 def index_bound(value: Any, what: str) -> Expr:

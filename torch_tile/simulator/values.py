@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.dtype import DType, to_dtype
+from torch_tile.ir.dtype import DType, int64, to_dtype
 from torch_tile.ir.expr import COMPARISONS
 
 Value = Any  # int, bool or torch.Tensor
@@ -183,6 +183,8 @@ def wrap(value: Value, dtype: DType) -> Value:
 
 def wrap_result(value: Value, dtype: DType, op: str) -> Value:
     """The result of an integer operation: narrow and unsigned types wrap at once."""
+    if dtype.name == "int32" and type(value) is int:  # as tensors do
+        return wrap(value, int64)
     wraps = dtype.kind == "uint" or (dtype.kind == "int" and dtype.bits != 32)
     return wrap(value, dtype) if wraps and op not in COMPARISONS else value
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.diagnostics.errors import Diagnostic, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
-from torch_tile.ir.expr import Expr, Var, const, is_number
-from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
+from torch_tile.ir.expr import Expr, Load, Var, const, is_number
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import Block, For, Let, LoopKind, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
     Scalar,
@@ -71,11 +72,17 @@ class Fill(RegisteredOp):
         return For(LoopKind.UNROLLED, (v,), (const(0, dt.int32),), (registers.shape[0],), body)
 
     def _stores(self) -> Stmt:
+        value, before = self.value, []
+        if any(load.buffer is self.dst.buffer for load in find(value, Load)):  # read once, before it is overwritten
+            before = [Let(Var("filling", value.dtype, "let"), value)]
+            value = before[0].var
+
         def put(point: tuple[Any, ...]) -> Stmt:
-            return Store(self.dst.buffer, spread(self.dst, point), self.value)
+            return Store(self.dst.buffer, spread(self.dst, point), value)
 
         extents = squeezed(self.dst)
-        return parallel(extents, put) if extents else put(())
+        stores = parallel(extents, put) if extents else put(())
+        return Block((*before, stores)) if before else stores
 
     def evaluate(self, env: Env) -> None:
         """Write a constant box."""

@@ -41,6 +41,7 @@ FLAGS = (
     "-w",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
+    "-fwrapv",
     "-fno-exceptions",
     "-fno-rtti",
 )

@@ -250,15 +250,12 @@ class Walk:
 
         What the loop's bounds or its condition read is ordered in front of it, or threads would count differently.
         """
-        head = self._head(loop)
-        self._meet(head, loop, place, state, places)
+        head, parted = self._head(loop), self.facts.parts(loop)
+        # No barrier can be inside where threads part.
+        self._meet(self._accesses(loop) if parted else head, loop, place, state, places)
         for access in head:
             state.add(access)
-        outer, self.divergent = self.divergent, self.divergent or self.facts.parts(loop)
-        if self.divergent and not outer:
-            self.divergent = False
-            self._meet(self._accesses(loop), loop, place, state, places)  # in front: no barrier can be inside
-            self.divergent = True
+        outer, self.divergent = self.divergent, self.divergent or parted
         if isinstance(loop, For) and trips(loop) == 1:
             found, ends, exits = self._body(loop, state)
             places |= found

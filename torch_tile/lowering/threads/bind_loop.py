@@ -245,6 +245,8 @@ class _Binder:
         nest = self.nest
         if nest.memory or nest.effects or nest.uniform or nest.carried or _iterations_vary(nest.loop.body):
             return True
+        if _indexes_arrays(nest.loop):
+            return True
         beyond = range(nest.extents[dim], self.layout.shape[dim])
         return not all(self._stays_in_padding(use, dim, beyond) for use in nest.fragments)
 
@@ -349,6 +351,13 @@ def _iterations_vary(body: Block) -> bool:
     """Whether values decide how often something is done: those of the padding might never let it end."""
     bounds = [e for loop in find(body, For) for e in (*loop.starts, *loop.stops)]
     return contains(body, While) or not all(isinstance(e, Const) for e in bounds)
+
+
+def _indexes_arrays(loop: For) -> bool:
+    """Whether the variables of a nest index an array of the thread, which ends where the padding may not."""
+    own = IdSet(loop.vars)
+    arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
+    return any(own.meets(i) for n in arrays for i in n.indices)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:

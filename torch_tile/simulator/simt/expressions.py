@@ -139,7 +139,8 @@ class Expressions(Visitor):
         condition, yes, no = self.compile(node.condition), self.compile(node.a), self.compile(node.b)
         threads, width, dtype = self.threads, va.carrier(node.dtype), node.dtype
         if all(isinstance(r, Fixed) for r in (condition, yes, no)):
-            return Fixed(va.number(np.asarray(np.where(condition(), yes(), no()), width), dtype))
+            a, b = np.asarray(yes(), width), np.asarray(no(), width)
+            return Fixed(va.number(np.asarray(np.where(condition(), a, b), width), dtype))
 
         def run() -> Value:
             c = condition()
@@ -148,7 +149,7 @@ class Expressions(Visitor):
             a, b = _under(threads, c, yes), _under(threads, ~c, no)
             if a is None or b is None:
                 return no() if b is None and a is None else b if a is None else a
-            return np.asarray(np.where(c, a, b), width)
+            return np.where(c, np.asarray(a, width), np.asarray(b, width))
 
         return run
 
