@@ -229,7 +229,7 @@ def test_sums_are_scaled_where_there_is_room_for_them():
     assert form_of(4, 128).scales_late(few) and not form_of(4, 128).scales_late(many)
     assert not form_of(4, 0).scales_late(few)  # the scale of a whole row comes last of all
     assert not form_of(8, 128, words=torch.uint8).scales_late(few)
-    assert form_of(4, 128).takes_turns(many) and not form_of(4, 128).takes_turns(few)
+    assert form_of(4, 128).alternates(many) and not form_of(4, 128).alternates(few)
 
 
 @pytest.mark.parametrize("block_k", [64, 128, 512])
