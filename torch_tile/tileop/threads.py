@@ -95,6 +95,7 @@ class ThreadContext:
         if found is None:
             assert fragment.layout is not None, f"`{fragment.name}` has no layout"
             found = self.local(fragment.name, fragment.layout.extent("r"), fragment.dtype)
+            found = replace(found, padded=fragment.layout.shape != fragment.static_shape)
             self._registers[fragment] = found
         return found
 

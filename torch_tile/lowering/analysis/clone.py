@@ -60,7 +60,7 @@ class Instance(Rewriter):
         if not self.fresh:
             return self.children(node)
         old = node.buffer
-        new = Buffer(old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout)
+        new = Buffer(old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout, padded=old.padded)
         self.buffers[old] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 

@@ -419,13 +419,15 @@ def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:
 class Local(Memory):
     """Registers of each thread: `values[register, thread]`, not as they lie in memory but as numbers.
 
-    `written` tells which of them a thread has written.
+    `written` tells which registers each thread has written. Of padded arrays a read is reported only where no thread
+    has written that register: threads read what pads their share, and store none of it.
     """
 
     def __init__(self, buffer: Buffer, size: int, threads: Threads):
         super().__init__(buffer, size, threads)
         self.values = np.zeros((size, threads.lanes), carrier(buffer.dtype))
         self.written = np.zeros((size, threads.lanes), bool)
+        self.padded = buffer.padded
         self.poison = poisoned((1,), buffer.dtype).to(torch.float64 if buffer.dtype.is_float else torch.int64).numpy()
         self.reset()
 
@@ -440,18 +442,24 @@ class Local(Memory):
         if isinstance(index, np.ndarray):
             ids = self.threads.active()
             places = np.clip(self._checked(index[ids], span), 0, self.size - 1)
-            self.need(self.written[places, ids], span)
+            self.need(self.known()[places, ids], span)
             return self.threads.spread(self.values[places, ids], ids)
         if not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)
             index = 0
         there = self.written[index]
         if not there.all():
-            self.need(there[self.threads.active()], span)
+            self.need(self.known()[index][self.threads.active()], span)
         return self.values[index].copy()
 
+    def known(self) -> Array:
+        """Which registers count as written."""
+        if not self.padded:
+            return self.written
+        return np.broadcast_to(self.written.any(axis=1, keepdims=True), self.written.shape)
+
     def need(self, there: Array, span: Span | None) -> None:
-        """Report threads that read a register which they have not written."""
+        """Report reads of registers, each of which is `there` or not."""
         if not there.all():
             text = f"`{self.name}`, a fragment or array of each thread"
             self.threads.findings.add("unwritten", span, text, int((~there).sum()))
@@ -482,7 +490,7 @@ class Local(Memory):
         """`count` registers from each index on, raw."""
         self.inside(index, count, span)
         places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
-        self.need(self.written[places, ids[:, None]].any(axis=1), span)  # what is moved may end in padding
+        self.need(self.known()[places, ids[:, None]].any(axis=1), span)  # what is moved may end in padding
         return encode(self.values[places, ids[:, None]], self.dtype)
 
     def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
