@@ -16,6 +16,7 @@ import torch_tile.language as T
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.jit import jit
 from torch_tile.kernels.common import (
+    LOG2_E,
     Machine,
     as_rows,
     compute_dtype,
@@ -191,6 +192,12 @@ def loss_rows(config: Config, spec: Spec) -> Any:
     m, n = T.dynamic("m"), dynamic("n", config.alignment)
     logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
     weights = [] if spec.weight is None else [T.Tensor((n,), spec.weight)]
+    # On a GPU a weight is one product with sum and one power of two: the base is in powers of two.
+    fused = config.is_gpu and compute == torch.float32
+    unit, power = (LOG2_E, T.exp2) if fused else (1.0, T.exp)
+
+    def weight(logit: Any, base: Any) -> Any:
+        return T.exp2(T.fma(logit, unit, -base)) if fused else T.exp(logit - base)
 
     @T.prim_func
     def cross_entropy(
@@ -207,7 +214,7 @@ def loss_rows(config: Config, spec: Spec) -> Any:
             tile = T.alloc_fragment((rows, lanes, per_lane), compute)
             lane_max = T.alloc_fragment((rows, lanes), compute)
             base = T.alloc_fragment((rows, lanes), compute)
-            rescale = T.alloc_fragment((rows, lanes), compute)
+            old_base = T.alloc_fragment((rows, lanes), compute)
             lane_sum = T.alloc_fragment((rows, lanes), compute)
             row_max = T.alloc_fragment((rows,), compute)
             row_sum = T.alloc_fragment((rows,), compute)
@@ -216,6 +223,7 @@ def loss_rows(config: Config, spec: Spec) -> Any:
             if config.is_gpu:
                 T.annotate_layout({tile: config.layout})
             T.fill(lane_max, -T.infinity(compute))
+            T.fill(base, -T.infinity(compute))
             T.clear(lane_sum)
             if spec.smoothed:
                 terms = T.alloc_fragment((rows, lanes, per_lane), compute)
@@ -224,35 +232,38 @@ def loss_rows(config: Config, spec: Spec) -> Any:
                 T.clear(lane_spread)
                 T.clear(lane_weight)
 
-            for step in T.serial(T.ceildiv(n, width)):
-                for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                    column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
-                    logit = T.cast(logits[bx * rows + i, column], compute)
-                    tile[i, lane, j] = T.if_then_else(column < n, logit, -T.infinity(compute))
-                if spec.smoothed:
+            whole = n // width
+            for masked in (False, True):
+                for step in T.serial(whole, T.ceildiv(n, width)) if masked else T.serial(whole):
                     for i, lane, j in T.Parallel(rows, lanes, per_lane):
                         column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
-                        term = weight_of(spec, operands, column) * tile[i, lane, j]
-                        terms[i, lane, j] = T.if_then_else(column < n, term, 0.0)
-                    T.reduce_sum(terms, lane_spread, dim=2, clear=False)
-                    if spec.weight is not None:
+                        logit = T.cast(logits[bx * rows + i, column], compute)
+                        inside = not masked or column < n
+                        tile[i, lane, j] = T.if_then_else(inside, logit, -T.infinity(compute))
+                    if spec.smoothed:
                         for i, lane, j in T.Parallel(rows, lanes, per_lane):
                             column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
-                            terms[i, lane, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
-                        T.reduce_sum(terms, lane_weight, dim=2, clear=False)
-                T.copy(lane_max, rescale)
-                T.reduce_max(tile, lane_max, dim=2, clear=False)
-                for i, lane in T.Parallel(rows, lanes):
-                    base[i, lane] = finite(lane_max[i, lane])
-                    lane_sum[i, lane] *= T.exp(rescale[i, lane] - base[i, lane])
-                for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                    tile[i, lane, j] = T.exp(tile[i, lane, j] - base[i, lane])
-                T.reduce_sum(tile, lane_sum, dim=2, clear=False)
+                            term = weight_of(spec, operands, column) * tile[i, lane, j]
+                            terms[i, lane, j] = T.if_then_else(column < n, term, 0.0)
+                        T.reduce_sum(terms, lane_spread, dim=2, clear=False)
+                        if spec.weight is not None:
+                            for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                                column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                                terms[i, lane, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
+                            T.reduce_sum(terms, lane_weight, dim=2, clear=False)
+                    T.reduce_max(tile, lane_max, dim=2, clear=False)
+                    for i, lane in T.Parallel(rows, lanes):
+                        old_base[i, lane] = base[i, lane]
+                        base[i, lane] = lane_max[i, lane] * unit
+                        lane_sum[i, lane] *= power(old_base[i, lane] - finite(base[i, lane]))
+                    for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                        tile[i, lane, j] = weight(tile[i, lane, j], finite(base[i, lane]))
+                    T.reduce_sum(tile, lane_sum, dim=2, clear=False)
 
             T.reduce_max(lane_max, row_max, dim=1)
             for i, lane in T.Parallel(rows, lanes):  # a lane of -inf alone has a sum of 0, or NaN
-                factor = T.if_then_else(T.isinf(lane_max[i, lane]), 1.0, T.exp(lane_max[i, lane] - finite(row_max[i])))
-                lane_sum[i, lane] *= factor
+                shift = base[i, lane] - finite(row_max[i]) * unit
+                lane_sum[i, lane] *= T.if_then_else(T.isinf(base[i, lane]), 1.0, power(shift))
             T.reduce_sum(lane_sum, row_sum, dim=1)
             if spec.smoothed:
                 T.reduce_sum(lane_spread, spread, dim=1)
@@ -261,11 +272,16 @@ def loss_rows(config: Config, spec: Spec) -> Any:
                 row = bx * rows + i
                 label = T.cast(target[row], "int64")
                 own = T.max(T.min(label, T.cast(n, "int64") - 1), 0)
-                log_sum = finite(row_max[i]) + T.log(row_sum[i])
+                # The sum counts from the rounded product of the maximum and log2(e): what was rounded off is put back.
+                top = finite(row_max[i])
+                above = T.log(row_sum[i]) + (T.fma(-top, unit, top * unit) * math.log(2) if fused else 0.0)
+                log_sum = top + above
                 kept = (1.0 - smoothing) * weight_of(spec, operands, own)
-                total = T.cast(n, compute) if spec.weight is None else total_weight[i]
-                spread_loss = smoothing / T.cast(n, compute) * (total * log_sum - spread[i]) if spec.smoothed else 0.0
-                own_loss = kept * (log_sum - T.cast(logits[row, own], compute))
+                spread_loss = 0.0
+                if spec.smoothed:
+                    total = T.cast(n, compute) if spec.weight is None else total_weight[i]
+                    spread_loss = smoothing / T.cast(n, compute) * (total * log_sum - spread[i])
+                own_loss = kept * (top - T.cast(logits[row, own], compute) + above)
                 value = own_loss + spread_loss + z_loss * log_sum * log_sum
                 known = T.if_then_else(label == own, value, T.cast(math.nan, compute))
                 loss[row] = T.if_then_else(label == ignore_index, 0.0, known)
