@@ -73,7 +73,7 @@ def test_attention_backward(typical, size, typically, check):
     k, v = (torch.randn(batch, 2, length, 64).to(HALF) for _ in "kv")
     options = None, True, None, 0, 0
     out, lse = attention.reference(q, k, v, *options)
-    typically(backward, ("cuts_for",), heads=heads, rows=2 * rows, keys=keys)
+    typically(backward, ("tilings_for",), heads=heads, rows=2 * rows, keys=keys)
     got = backward.attention_backward(grad, q, k, v, out, lse, *options)
     want = backward.reference(*(x.double() for x in (grad, q, k, v)), None, None, *options)
     for a, b in zip(got, want, strict=True):
