@@ -177,7 +177,7 @@ def _has_room(a: Expr, b: Expr) -> bool:
     if ranges.interval(b).low < 0:
         return False
     widened = dtype == dt.int32 or not any(isinstance(n, Load | Call) for n in leaves)
-    small = ranges.interval(b).within(Interval(0, 2**30))
+    small = ranges.interval(b).low <= 2**30
     if dtype in EXACT and widened and small and any(isinstance(n, Var) for n in leaves):
         return True
     most = ranges.interval(a) + ranges.interval(b)
