@@ -149,7 +149,7 @@ class Target:
 
     @classmethod
     def of(cls, target: object = "auto") -> Target:
-        """From a name: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:sm_90a", "cuda -arch=sm_80", "sm_120".
+        """Parse a target: "auto" (a GPU if any), "cpu", "cuda", "cuda:sm_90a", "cuda -arch=sm_80", "sm_120".
 
         Raises TileError for names of other machines.
         """

@@ -154,10 +154,10 @@ def refuse_slow(build: Build) -> None:
 def compile(
     func: PrimFunc, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
 ) -> JITKernel:
-    """Compile a @T.prim_func. `out_idx` names parameters that the kernel allocates and returns (negative counts from
-    the end).
+    """Compile a @T.prim_func.
 
-    `target` is a GPU where there is one, else the CPU; it need not be in this machine. `strict=True` makes an error of
+    `out_idx` gives the positions of parameters that the kernel allocates and returns (negative: from the end). `target`
+    is a GPU where there is one, else the CPU; it need not be in this machine. `strict=True` raises an error for
     everything that became slower than it could be. Other `options` are TileLang's (pass_configs, compile_flags,
     execution_backend, verbose, ...). Raises TileError for mistakes in the kernel or the options, NoCompilerError and
     NoNvrtcError where the target's compiler is missing.
@@ -297,6 +297,7 @@ class JITFunction:
         return self._eager_kernel(call)(*call.tensors)
 
     def _eager_kernel(self, call: EagerCall) -> JITKernel:
+        """Return the kernel for an eager call; trace and compile it at the first such call."""
         target = self.target_for(call.tensors)
         with self.lock:
             found = self.specialisations.get(call.key)
@@ -327,6 +328,8 @@ class JITFunction:
         return getattr(kept, self._kept_operator(tuple(known)))(*passed)
 
     def _kept_operator(self, known: Sequence[tuple[str, Any]]) -> str:
+        """Return the kept name of the operator for an eager call with these known properties."""
+
         def example(value: Any) -> Any:
             if not (isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], _torch.dtype)):
                 return value
@@ -416,6 +419,7 @@ class JITFunction:
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:
+    """Check `out_idx` and return the positions as non-negative numbers."""
     several = isinstance(out_idx, Iterable) and not isinstance(out_idx, str)
     given: list[Any] = [] if out_idx is None else list(out_idx) if several else [out_idx]  # type: ignore[arg-type]
     count, names = len(program.params), [p.name for p in program.params]

@@ -242,8 +242,9 @@ class Profiler:
         self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[Any, Any], object] | None = None,
     ) -> None:  # fmt: skip
-        """`manual_check_prog(result, expected)` on what the kernel and `reference` make of the same inputs, which are
-        lists where there are several; it raises where they differ.
+        """Compare with `reference` on the same inputs by `manual_check_prog(result, expected)`.
+
+        Several results are passed as a list. The function raises where the results differ.
         """
         if manual_check_prog is None:
             raise TypeError("manual_assert_close() needs manual_check_prog, which compares the two results")
@@ -265,7 +266,7 @@ class Profiler:
                     raise AssertionError(f"results of the same inputs differ: {a} and {b}")
 
     def _both(self, reference: Callable[..., Any], given: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
-        """Return the results of the kernel and of the reference on the same inputs, or their last arguments."""
+        """Return the kernel's and the reference's results on the same inputs; without a result, the last tensor."""
         args = list(given) if given is not None else self.inputs()
         copies = _copies(args)
         expected = _listed(reference(*copies), copies)
@@ -284,7 +285,7 @@ def _copies(args: Sequence[Any]) -> list[Any]:
 
 
 def _listed(result: Any, args: Sequence[Any]) -> list[Any]:
-    """Return the tensors of a result, or the last argument if there is no result."""
+    """Return the tensors of a result, or the last tensor argument if there is no result."""
     if result is None:
         return [next(a for a in reversed(args) if hasattr(a, "clone"))]
     return list(result) if isinstance(result, tuple | list) else [result]

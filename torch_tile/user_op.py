@@ -41,7 +41,7 @@ def custom_op(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """Return a kernel's operator, which takes the same arguments and has a gradient.
+    """Return a kernel's operator, which takes the same arguments; `backward` gives it a gradient.
 
     `backward(ctx, *grads)` gives one gradient, or None, for each argument. `setup_context(ctx, inputs, output)` keeps
     what it needs; by default, `ctx.saved_tensors` holds the tensors among the inputs, then the outputs. Without

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bind a caller's arguments to a program's parameters: check each argument and compute the run-time sizes.
 
-One set of rules for the launchers of all targets and for the interpreter. A dimension is found from any size or stride
-in which it is the only unknown and stands linearly. Everything unfit is a LaunchError that names the argument.
+The launchers of all targets and the interpreter use these rules. A dimension is computed from any size or stride in
+which it is the only unknown and appears linearly. Each unfit argument raises a LaunchError that names it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ PARTS = ("codegen", "compiler", "diagnostics", "intrinsics", "ir", "lowering", "
 def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[], Program]]:
     """Return the CUDA C++ of `program`, from the cache if possible, and a function that returns the lowered program.
 
-    The schedule report goes into `build`. The passes always run where `is_watched()`.
+    The schedule report goes into `build`. The passes always run if stages are dumped or verified.
     """
     made: list[Program] = []
 

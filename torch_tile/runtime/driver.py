@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Call the CUDA driver through ctypes: load cubins into a device's primary context and launch their functions.
 
-Nothing here waits for a device or allocates on one, so all of it may happen while a CUDA graph is captured.
+No call here waits for a device or allocates on one, so all calls are allowed while a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Driver:
     def load(self, cubin: bytes, device: int, shared: dict[str, int]) -> dict[str, Function]:
         """Load a cubin and return the functions in `shared`, each with its bytes of dynamic shared memory allowed.
 
-        The module stays loaded until the process ends, as launches may be in flight or in captured graphs.
+        The module stays loaded until the process ends, because launches may be in flight or in captured graphs.
         """
         context, module = self.context(device), ctypes.c_void_p()
         functions: dict[str, Function] = {}

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch a compiled program on tensors: bind the arguments, allocate the results, call the entry.
 
-Arguments that were found fit are remembered by their form, so that they are checked once. Binding itself is
-torch_tile/compiler/binding.py.
+Arguments are checked once for each form. Binding itself is torch_tile/compiler/binding.py.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def current_plan() -> LaunchPlan | None:
 
 
 def address_function() -> Callable[[torch.Tensor], Any]:
-    """Return the function that computes tensor addresses; in planning only their low bits are right."""
+    """Return the function that gives a tensor's address; in planning, a substitute with the right low bits."""
     import torch
 
     plan = _current.get()

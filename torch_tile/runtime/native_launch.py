@@ -51,8 +51,9 @@ def native() -> ModuleType | None:
 def negative_test() -> tuple[int, int]:
     """Find torch's C++ test for lazily negated views, which csrc/launch.cpp calls without going through Python.
 
-    The address of torch's own function, and the distance in bytes from a TensorImpl to its sizes, which tells whose
-    sizes DLPack describes. (0, 0) where that is not to be had: then `Tensor.is_neg` is called, 60 ns for each tensor.
+    Returns the function's address, and the distance in bytes from a TensorImpl to its sizes. The distance tells which
+    tensor's sizes DLPack describes. Returns (0, 0) if either is missing; csrc/launch.cpp then calls `Tensor.is_neg`, 60
+    ns for each tensor.
     """
     import torch
 

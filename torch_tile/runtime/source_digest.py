@@ -17,7 +17,7 @@ from torch_tile.runtime.host_compiler import csrc_dir
 def source_digest(*parts: str) -> str:
     """Return a digest of the package's Python files: the top-level ones and those in `parts`, or in all folders.
 
-    With all folders, the C++ headers count, too. Files are read only where one has changed since the digest was taken.
+    With all folders, the digest includes the C++ headers. Files are read only if one has changed since the last digest.
     """
     root = Path(__file__).parents[1]
     if parts:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make tensor maps at launch: check sizes and strides once per form, and let the driver encode each address.
 
-What the driver would refuse without a word is refused here, with the argument's name and what to do about it.
+The driver refuses unfit tensors without a message. This module refuses them with the argument's name and a remedy.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MapForm(NamedTuple):
 def map_form(arg: MapArg, name: str, values: Mapping[Var, Scalar]) -> MapForm:
     """Return the tensor map that `arg` describes for the tensor `name`, with dimension variables from `values`.
 
-    Raises LaunchError for a tensor of which there is no map, InternalError for a box that there is not.
+    Raises LaunchError for a tensor and InternalError for a box that no tensor map can describe.
     """
     sizes, strides = ([size_of(x, values, name) for x in given] for given in (arg.sizes, arg.strides))
     _check_box(arg, name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make mutants of a kernel, each without one ordering statement, to test that the thread interpreter reports them.
+"""Make mutants of a kernel, each without one ordering statement, which the thread interpreter must report.
 
-If it does not, the statement is superfluous or the interpreter misses what it orders.
+If the interpreter reports nothing, the statement is superfluous or the interpreter misses its order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Removal:
 def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Removal]:
     """Yield the program without each of its ordering statements in turn, then with each wait relaxed.
 
-    A laxer wait lets one more group be in flight, or is over before results are there, which must be as wrong as no
-    wait. Without an arrival at a counter every block takes itself for the last one.
+    A relaxed wait leaves one more group in flight, or ends before results are there; it must be as wrong as no wait.
+    Without an arrival at a counter, every block takes itself for the last block.
     """
     for number, call in enumerate(ordering(program, names)):
         yield Removal(number, call.name, call.span, _Change(number, names, None)(program))

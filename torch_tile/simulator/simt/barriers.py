@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate mbarriers and named barriers: their phases, and the order that arrivals and waits create.
 
-An arrival releases what its thread knows, a wait acquires what the arrivals of its phase released (thread_clocks). The
-bytes of a copy come when it is started; that they are there only those know who waited for the phase.
+An arrival releases what its thread knows. A wait acquires what the arrivals of its phase released (thread_clocks). A
+copy's bytes arrive when the copy starts. Only threads that waited for the phase know that the bytes are there.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Barriers(Memory):
     def wait(self, barrier: Phases, ids: Array, parity: int, span: Span | None) -> None:
         """Let the threads `ids` wait until the phase of this parity has completed.
 
-        However far the barrier has come, a thread that knows of `n` phases learns of the next one, or, if the last one
-        had this parity, nothing: so much is sure in any order of events.
+        A thread that knows of `n` phases learns of the next phase, or of nothing if the last phase had this parity.
+        This holds in any order of events, however far the barrier has come.
         """
         order = self.calls.order
         self.calls.tasks.until(

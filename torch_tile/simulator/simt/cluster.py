@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate the cluster: its blocks meet, and reach each other's shared memory and mbarriers.
 
-The blocks run at the same time (interpreter.py). None may end while another may still reach it: what others have sent
-is over for a block only if its threads know of it when it ends, whatever the order in which the interpreter ran them.
+The blocks run at the same time (interpreter.py). A block must not end while another block may still reach it. Accesses
+by other blocks are over only if the ending block's threads know of them, in whatever order the interpreter ran.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def crowds(
 ) -> Iterable[list[tuple[int, ...]]]:
     """Yield the groups of blocks that run at the same time: single blocks, or the blocks of a cluster by rank.
 
-    With `blocks`, only these, and those that they have to do with. Raises LaunchError for a grid that is no clusters.
+    With `blocks`, only these blocks and the blocks of their clusters. Raises LaunchError for a grid that clusters do
+    not divide.
     """
     if not is_linked(kernel):
         points = blocks if blocks is not None else _points(sizes)

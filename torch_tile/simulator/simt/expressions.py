@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile each expression of a thread-level kernel once into a function that computes its value for all threads.
 
-What depends on nothing but the thread's number is computed once. What the mask hides is never looked at: a guard
-protects a load and a division.
+An expression that depends on the thread's number alone is computed once. Values under a false mask are never used: a
+guard protects a load and a division.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Track the products that warpgroups have in flight on the tensor cores, and the registers of these products.
 
-From a product's start until its warps wait for its group, its registers are nobody's. Ordinary code that used them
-before is in order only after a wgmma_fence, and what it makes of results only if wgmma_results comes first.
+From a product's start until its warps wait for its group, ordinary code must not use its registers. Ordinary code that
+used them before needs a wgmma_fence before the product. Ordinary code that reads results needs wgmma_results first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch_tile.simulator.simt.values import Value
 
 
 class Uses:
-    """Of each register of an array and each warpgroup, `[size, groups]`: the group of products that last had it as
-    result or factor, whether it is a result that no wgmma_results has told of, and the number of wgmma_fences before
-    ordinary code last used it.
+    """The last uses of registers: an array entry for each register and warpgroup, `[size, groups]`.
+
+    results, factors: the group of products that last had the register as a result or factor. hidden: whether it is a
+    result without a wgmma_results since. touched: the number of wgmma_fences before ordinary code last used it.
     """
 
     def __init__(self, size: int, groups: int):

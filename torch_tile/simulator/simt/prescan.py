@@ -101,7 +101,7 @@ def product_registers(kernel: st.Kernel) -> Iterator[Buffer]:
 def shared_size(kernel: st.Kernel) -> tuple[int, int]:
     """Return the bytes of shared memory that a kernel needs, and the bytes of its smallest element.
 
-    mbarriers, which live as long as the block, share their place with nothing; InternalError if they do.
+    mbarriers live as long as the block. Raises InternalError if an mbarrier shares its place.
     """
     end, place = kernel.shared_bytes, 16
     taken: dict[str, list[tuple[int, int]]] = {"shared": [], "barrier": []}

@@ -91,7 +91,7 @@ class Trace:
     ) -> Array:  # fmt: skip
         """Check a coming write against all earlier accesses but the `harmless` writes.
 
-        Returns the stamps of the writes before it.
+        Return the stamps of the writes before it.
         """
         self.check(self.reads[places], self.read_warp_epoch, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
@@ -212,8 +212,8 @@ class View:
     def seen(self, column: Array, fenced: bool = False) -> Array:
         """Return the known time of each accessor in `column`, `[rows, places]`.
 
-        Of a thread (column below `lanes`), of a warp as a whole (below twice that) or of an agent. With `fenced`, the
-        time up to which it fenced what it wrote.
+        Columns below `lanes` are threads, below twice `lanes` whole warps, and above that agents. With `fenced`, return
+        the time up to which the accessor fenced its writes.
         """
         lanes = self.lanes
         wide = (column >= lanes) & (column < 2 * lanes)
@@ -396,7 +396,7 @@ class OrderedTrace(Trace):
     ) -> Array:  # fmt: skip
         """Check a coming write against all earlier accesses but the `harmless` writes.
 
-        Returns the stamps of the writes before it.
+        Return the stamps of the writes before it.
         """
         view, written = self.order.view(who), self.writes[places]
         self._check_reads(view, places, who, name, span)

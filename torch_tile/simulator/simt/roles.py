@@ -40,7 +40,7 @@ class Task:
 class Tasks:
     """Runs tasks one at a time. `save` and `restore` switch the state that belongs to the running task.
 
-    A task may run others: it waits for them, while all take turns.
+    A task may run inner tasks: it waits for them, while all tasks take turns.
     """
 
     def __init__(self, save: Callable[[], Any], restore: Callable[[Any], None]):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute products of warpgroups (wgmma) from the bytes that their descriptors address.
 
-A product is computed when it is started, and reads its operands in shared memory until its warps wait for its group.
+A product is computed when it starts. It counts as reading its operands in shared memory until its warps wait for its
+group.
 """
 
 from __future__ import annotations

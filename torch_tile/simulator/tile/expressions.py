@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate the expressions of a kernel in all lanes of the loop nests that run side by side.
 
-A lane is one iteration of those nests. What a mask hides is never looked at: a guard protects a load and a division.
+A lane is one iteration of those nests. Values under a false mask are never used: a guard protects a load and a
+division.
 """
 
 from __future__ import annotations
