@@ -54,6 +54,7 @@ def set_log_level(level: str | int) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    """Look up a TileLang setting, such as TILELANG_CACHE_DIR, when it is read."""
     if name == "TILELANG_CACHE_DIR":
         return str(cache_dir())
     if name == "TILELANG_DISABLE_CACHE":

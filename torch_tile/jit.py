@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel's way from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, each step one call
-below.
+"""Take a kernel from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, one call for each step.
 
 `@jit` knows both of TileLang's styles. Lazy: the function returns a @T.prim_func, and calling it gives a JITKernel.
 Eager: the function's body is the kernel, and calling it with tensors runs it.
@@ -406,6 +405,7 @@ class JITFunction:
         return all_of(jobs, self.target, num_workers, ignore_error)
 
     def _compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """Return the kernel for these arguments; compile it at the first call, under a lock of its own."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         key = exact_key(tuple(bound.arguments.items()))

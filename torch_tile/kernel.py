@@ -45,7 +45,7 @@ class JITKernel:
         self.run = self._first_call
 
     def __copy__(self) -> JITKernel:
-        """A kernel is never changed: a copy of a module that holds one holds the same."""
+        """Return the kernel itself, because a kernel is never changed."""
         return self
 
     def __deepcopy__(self, memo: object) -> JITKernel:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translate TileLang's options of `jit` and `compile`, so that kernels written for it run unchanged.
 
-Those that change nothing here are accepted; a name that nobody knows is an error, and so is a key of
-pass_configs that is none of TileLang's.
+Options without effect here are accepted. An unknown option is an error, and so is a key of pass_configs that TileLang
+does not have.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def pass_options(
 ) -> PassOptions:  # fmt: skip
     """Return the compiler's switches from the keyword arguments of `op`. Raises TileError for unknown options.
 
-    Switches of `base` stand unless an argument says otherwise.
+    A switch that no argument names keeps its value in `base`.
     """
     base = base or PassOptions()
     for name in others:

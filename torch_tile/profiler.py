@@ -84,6 +84,7 @@ def do_bench(
 
 
 def _by_clock(fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n_repeat: int) -> list[float]:
+    """Time calls by the wall clock; return the milliseconds of each sample."""
     end, calls = time.perf_counter() + warmup / 1e3, 1
     fn()
     while calls < n_warmup if n_warmup else time.perf_counter() < end:
@@ -101,6 +102,7 @@ def _by_clock(fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n
 def _by_events(
     fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n_repeat: int, flush: bool
 ) -> list[float]:
+    """Time calls by CUDA events, with the L2 cache flushed if `flush`; return the milliseconds of each sample."""
     import torch
 
     cache = torch.empty(FLUSHED if flush else 0, dtype=torch.int8, device="cuda")

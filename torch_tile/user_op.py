@@ -2,8 +2,8 @@
 """Make users' kernels operators of PyTorch, so that `torch.compile` takes them into its graphs.
 
 Each compiled kernel becomes an operator of the namespace `torch_tile_kernels` when a graph first calls it. Its schema
-says which arguments the kernel writes, its fake kernel gives the shapes of what the kernel returns, and
-`torch_tile.custom_op` adds a gradient.
+tells which arguments the kernel writes. Its fake kernel gives the shapes of the results. `torch_tile.custom_op` adds a
+gradient.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def written_params(program: Program) -> set[int]:
 
 
 def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..., Any]:
+    """Register a kernel as an operator of torch, with its schema, fake kernel and gradient."""
     import torch
 
     given = kernel.launcher.binding.given

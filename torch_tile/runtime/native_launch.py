@@ -86,11 +86,11 @@ def launch_function(
 ) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:
     """Return a function that follows plans, and `remember(arguments, packed plan)`, which adds a form's plan.
 
-    It calls `slow` with arguments of a form that it has no plan for, and `failed` with what the driver says of a launch
-    that it refuses. driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: "t" for a tensor,
-    else the struct module's letter of a number, for each argument. masks: bits of a tensor's address that must be 0.
-    Numbers are part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair
-    of `apart` may overlap, `slow` decides. None where there is no native launch.
+    The function calls `slow` for a form without a plan, and `failed` with the driver's status of a refused launch.
+    driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: for each argument, "t" for a
+    tensor, else the struct module's letter of a number. masks: bits of a tensor's address that must be 0. Numbers are
+    part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair of `apart`
+    may overlap, `slow` decides. Returns None where there is no native launch.
     """
     import torch
 

@@ -33,9 +33,9 @@ _log = logging.getLogger("torch_tile")
 def replayed(kinds: str, function: Callable[..., object], at_once: bool = False) -> Callable[..., object]:
     """Return a function that replays the launches of `function` and returns nothing, or `function` if none can be.
 
-    kinds: for each argument, in order, "t" for a tensor, "q" for an int, "d" for a float. What it computes must go into
-    arguments, may depend on them and on constants only, and must look at the values of tensors in kernels only.
-    at_once: the first call with arguments of a form is planned, not the second: there were such calls elsewhere.
+    kinds: for each argument, in order, "t" for a tensor, "q" for an int, "d" for a float. The results must go into
+    arguments and may depend on arguments and constants only. Only kernels may look at the values of tensors. at_once:
+    plan the first call with arguments of a form, not the second, because such calls were made elsewhere.
     """
     import torch
 

@@ -288,8 +288,8 @@ BARRIERS: dict[str, Handler] = {
 
 # Barriers of the block and of some of its threads, and the fence that goes with them.
 #
-# Who arrives releases what it knows; who waits acquires what all released (thread_clocks). One role's barrier
-# therefore says nothing of another's threads.
+# An arriving thread releases what it knows; a waiting thread acquires all that was released (thread_clocks). A barrier
+# of one role therefore orders nothing for the threads of another role.
 
 
 @dataclass

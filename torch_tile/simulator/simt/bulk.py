@@ -141,7 +141,7 @@ def _destinations(p: Place, thread: int) -> list[int]:
     found = list(bits(of_thread(p.operands[-1](), thread), p))
     cluster = p.calls.state(Cluster)
     for block in found:
-        if block in cluster.ended:  # that it waited for the bytes of all others, `Made.finish` makes sure
+        if block in cluster.ended:  # `Made.finish` checks that it waited for all other bytes
             text = f"block {block} of the cluster has ended when a copy comes to it"
             p.threads.findings.add("missing_wait", p.span, text)
     return found

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a GPU kernel thread by thread on the CPU, and report races and missing waits or fences.
 
-Runs the flat thread-level IR: all threads of a block at once on NumPy arrays under a mask, blocks one after another,
-x fastest; the threads of a role (thread_roles) at once, roles by turns. Blocks of a cluster that have to do with each
-other are tasks like roles, with numbers of threads and places of shared memory one behind the other. Each node is
-compiled once into a function.
-What goes wrong becomes a finding, and the run goes on, with the next block if threads wait for ever.
+The interpreter runs the flat thread-level IR. All threads of a block run at once on NumPy arrays under a mask. Blocks
+run one after another, x fastest. The threads of a role (thread_roles) run at once, roles by turns. Linked blocks of a
+cluster are tasks like roles; their thread numbers and places of shared memory follow one another. Each node is compiled
+once into a function. A mistake becomes a finding, and the run goes on, with the next block if threads wait for ever.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class Tile(Memory):
 
 # A block's shared memory, byte for byte: NaN until written, and with a trace of all accesses.
 #
-# What an asynchronous copy has yet to bring is not there before it lands; until then nobody may touch its place.
+# What an asynchronous copy has yet to bring is not there before it lands; until then no thread may touch its place.
 # Places are as large as the smallest access of the kernel.
 
 WHOLE = 1024  # bytes, after which all swizzles repeat

@@ -246,7 +246,7 @@ class VectorClock(Clock):
         self.names: dict[int, str] = {}  # of the columns of agents
         self.columns: dict[tuple[object, ...], int] = {}
         self.known = np.zeros((self.lanes, 2 * self.lanes + 64), np.int64)
-        self.news: list[tuple[Heard, int]] = []  # of blocks before, and the column whose time `first` tells who has it
+        self.news: list[tuple[Heard, int]] = []  # of earlier blocks; threads that have it know `first` in the column
         self.tick(np.arange(self.lanes))
 
     def barrier(self) -> None:
@@ -363,7 +363,7 @@ class VectorClock(Clock):
 # Who touched which place of a memory, where vector clocks tell the order (thread_clocks).
 #
 # Each place remembers its last writer, and for each warp and each asynchronous reader its last read. What an agent
-# writes or reads counts from the start of its work on; only those who waited for it know that it is done.
+# writes or reads counts from the start of its work on; only threads that waited for it know that it is done.
 
 COLUMNS = 1 << 16  # a stamp is a time and a column of VectorClock: time * COLUMNS + column; 0 is never
 LANES = 64  # a read of a warp is a time and a lane: time * LANES + lane; 0 is never
@@ -541,7 +541,7 @@ class OrderedTrace(Trace):
             self.by_warps[rows, places[several]] = np.broadcast_to(start + ALL, several.shape)[several]
 
 
-# Blocks that arrive at counters in global memory (arrive_last), and what the last one then knows of the others.
+# Blocks that arrive at counters in global memory (arrive_last), and what the last block then knows of earlier ones.
 #
 # Thread by thread; thread_order has the same for kernels of which barriers of the block tell all.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the roles of a block as tasks with their own stacks; one task runs at a time.
 
-A task runs until it must wait, so that each switch is where the hardware would switch at the latest. The order found by
-vector clocks does not depend on who runs first; what would block for ever shows when nobody is left who could run.
+A task runs until it must wait, so each switch comes where the hardware would switch at the latest. The order found by
+vector clocks does not depend on which task runs first. A deadlock shows when no task can run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Task:
         self.report: Callable[[], None] = lambda: None
         self.error: BaseException | None = None
         self.done = False
-        self.state: Any = None  # what the interpreter keeps for it while others run
+        self.state: Any = None  # the state that the interpreter keeps while another task runs
         self.may_run = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
 

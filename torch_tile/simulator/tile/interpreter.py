@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a kernel tile by tile on torch tensors; its results are the reference for every target.
 
-Blocks run one after another, x fastest (those of a cluster together, if they have to do with each other), statements in
-order, tile ops through their `evaluate`. A T.Parallel nest is computed side by side, each loop variable an index
-tensor, if its iterations are independent, else in order (nests.py); inside it, conditions become masks. Reads of global
-memory outside its bounds give 0 and writes are dropped; on chip that is the error `out_of_bounds`. Each operation on
-scalars gives a value of its own dtype (simulator/values.py), a store rounds to the buffer's.
+Blocks run one after another, x fastest; linked blocks of a cluster run together. Statements run in order, tile ops
+through their `evaluate`. A T.Parallel nest with independent iterations is computed side by side, each loop variable an
+index tensor; other nests run in order (nests.py). Inside a nest, conditions become masks. Reads of global memory
+outside its bounds give 0 and writes are dropped; on chip that is the error `out_of_bounds`. Each operation on scalars
+gives a value of its own dtype (simulator/values.py); a store rounds to the buffer's dtype.
 """
 
 from __future__ import annotations
