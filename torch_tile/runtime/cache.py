@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache built files on disk under the digest of all their inputs.
 
-An entry is there completely or not at all: it is built under a temporary name in its own folder, renamed, and then
-sealed by a sidecar with its name, size and SHA-256. What is missing, truncated, altered or of another name is built
-again. What another user could have written is refused, because entries are loaded into the process as machine code: the
-file, its folder and every folder above must belong to this user or to root, and nobody else may write there. Folders
-with the sticky bit are the exception, since names in them can only be exchanged by their owners.
+An entry is complete or absent. It is built under a temporary name in its own folder, renamed, and then sealed by a
+sidecar with its name, size and SHA-256. A missing, truncated, altered or renamed entry is built again. Entries are
+loaded into the process as machine code, so an entry that another user could have written is refused. The file, its
+folder and every folder above must belong to this user or to root, and no other user may write there. Folders with the
+sticky bit are the exception, because only owners can exchange names in them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 """Replay functions of tensors that end in launches: for a known form of arguments, only the launches are made.
 
 A form is everything that the function may look at: dtypes, devices, sizes, strides, the low bits of addresses, and
-numbers. The second call with arguments of a form is planned (launch_plan.py). If all that it asks for are views, empty
-tensors and launches, these become one plan of the driver's calls, in which each kernel's tensors are distances from an
-argument or from the workspace that the empty tensors become; csrc/launch.cpp follows it from then on. If it asks for
-anything else, such as a copy, calls of that form go through the function as before.
+numbers. The second call with arguments of a form is planned (launch_plan.py). A plan of views, empty tensors and
+launches becomes one plan of driver calls. There, a kernel's tensors are distances from an argument, or from the
+workspace that holds the empty tensors. csrc/launch.cpp follows this plan from then on. If the function does anything
+else, such as a copy, calls of that form run the function as before.
 """
 
 from __future__ import annotations

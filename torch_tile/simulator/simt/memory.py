@@ -27,8 +27,8 @@ ACCESSES = 100  # of one line that are looked at for bank conflicts
 class Threads:
     """The threads of a block. `mask` tells which threads run at the moment; None means all threads.
 
-    Where `blocks` of a cluster run at the same time, each has `of_block` of the numbers, whole warpgroups, of which
-    `count` are threads; `block` is the one that runs at the moment.
+    Where `blocks` of a cluster run at the same time, each block has `of_block` thread numbers, in whole warpgroups. The
+    first `count` of them are threads; `block` is the block that runs at the moment.
     """
 
     def __init__(self, count: int, findings: Findings, blocks: int = 1):

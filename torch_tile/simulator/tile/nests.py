@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide whether the iterations of a T.Parallel nest can be computed side by side.
 
-`plan` answers from the text: INDEPENDENT if each iteration touches places of its own in every buffer that the nest
-writes, ORDERED if the nest holds something that only a whole block can do, else UNSURE. An UNSURE nest is tried side
-by side under a `Watch`, which knows afterwards whether an iteration touched what another one wrote; if so the nest's
-writes are undone and it runs in order. Either way the result is that of running the iterations one after another.
+`plan` decides from the text. INDEPENDENT: each iteration touches places of its own in every buffer that the nest
+writes. ORDERED: the nest holds an operation that only a whole block can do. UNSURE: any other nest. An UNSURE nest is
+tried side by side under a `Watch`, which then tells whether an iteration touched what another iteration wrote. If so,
+the nest's writes are undone and the nest runs in order. The result is always that of running the iterations one after
+another.
 """
 
 from __future__ import annotations
