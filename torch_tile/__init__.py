@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TileLang's language on its own compiler, PyTorch-native.
+"""Offer TileLang's language with torch_tile's own compiler, as a PyTorch-native package.
 
 After `import torch_tile` the operators `torch.ops.tile.*` exist; everything else is imported when it is first used.
 """

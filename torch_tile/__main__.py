@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m torch_tile COMMAND`: demo, explain, show, doctor."""
+"""Run `python -m torch_tile COMMAND`: demo, explain, show, doctor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_tile.tools import Mistake
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help='compile a small Llama and DeepSeek-V3 with backend="tile"')
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool, select: str) -> Any:
-    """The report on a model, without gradients unless the backward is asked for."""
+    """Return the report on a model; the backward is included only if asked for."""
     import torch
 
     from torch_tile.inductor.report.explain import explain
@@ -92,7 +92,7 @@ def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bac
 
 
 def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """(model, arguments, keyword arguments) that a name on the command line stands for. Raises Mistake."""
+    """Load the (model, arguments, keyword arguments) that a command-line name stands for. Raises Mistake."""
     from torch_tile.tools.models import SAMPLES, VOCABULARY
 
     if target in SAMPLES:
@@ -126,7 +126,7 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 
 def _module_of(file: str) -> ModuleType:
-    """A file's module, by a name under which Dynamo finds its global names again."""
+    """Import a file as a module, under a name by which Dynamo finds its global names again."""
     name = f"__torch_tile_{Path(file).stem}__"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # it ends in .py
@@ -142,7 +142,7 @@ def _positive(text: str) -> int:
 
 
 def run() -> int:
-    """`main` of a process, whose output may go to one that has read enough."""
+    """Run `main` as a process, whose output may go to a pipe that closes early."""
     try:
         status = main()
         sys.stdout.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tilelang.lower`: the generated source of a kernel, without calling it."""
+"""Provide `tilelang.lower`, which generates the source of a kernel without calling the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompiledArtifact:
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """Buffers and scalars of the signature."""
+        """The buffers and scalars of the signature."""
         return self.kernel.params
 
 

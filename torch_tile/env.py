@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the process by TileLang's names: the cache of kernels, messages, places.
+"""Change settings of the process by TileLang's names: the cache of kernels, log messages, paths.
 
 `tilelang.env` is this module; `env.TILELANG_CACHE_DIR` and other names that begin so are read when they are asked for.
 """
@@ -20,7 +20,7 @@ env = sys.modules[__name__]
 
 
 def disable_cache() -> None:
-    """Keep no kernels on disk, and use none that are there: what is built lies in a folder that ends with the process.
+    """Stop using the kernel cache on disk; new builds go to a folder that is deleted when the process ends.
 
     Processes that this one starts do the same.
     """
@@ -44,16 +44,17 @@ def enable_cache() -> None:
 
 
 def is_cache_enabled() -> bool:
-    """Whether kernels are kept on disk."""
+    """Return whether kernels are kept on disk."""
     return _uncached is None
 
 
 def set_log_level(level: str | int) -> None:
-    """Show messages of torch_tile from this level on: a number of `logging`, or its name. Raises ValueError."""
+    """Show torch_tile's messages from this level on: a `logging` number or its name. Raises ValueError."""
     logging.getLogger("torch_tile").setLevel(level.upper() if isinstance(level, str) else level)
 
 
 def __getattr__(name: str) -> Any:
+    """Look up a TileLang setting, such as TILELANG_CACHE_DIR, when it is read."""
     if name == "TILELANG_CACHE_DIR":
         return str(cache_dir())
     if name == "TILELANG_DISABLE_CACHE":

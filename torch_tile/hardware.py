@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines that kernels are compiled for: chips, boards, limits and rates, each number once.
+"""Describe the machines that kernels are compiled for: chips, boards, limits and rates, each number once.
 
 Other modules ask a `Target` for a feature by name (`has_wgmma`); none compares capabilities or spells a limit. Rates
 are those of data sheets, rounded.
@@ -41,7 +41,7 @@ LARGEST_BOX, MOST_RANK = 256, 5  # of a tensor map: elements of a box in one dim
 
 @dataclass(frozen=True)
 class Board:
-    """A product with a chip: 1e12 operations per second by type of the operands (dense), and 1e12 bytes of memory.
+    """A product with a chip. Rates are in 1e12 dense operations per second by operand type, and 1e12 bytes per second.
 
     `half` is for 16-bit operands on tensor cores, `single` for float32 on the ordinary units, `double` for float64.
     """
@@ -108,7 +108,7 @@ CHIPS = {
 
 
 def equal_share(threads: int, blocks: int = 1) -> int:
-    """What each thread of a block may have at its start, where so many blocks shall fit on a multiprocessor at once.
+    """Return the registers that each thread may have at its start if so many blocks must fit on a multiprocessor.
 
     Registers are counted as if a block had whole warpgroups.
     """
@@ -116,12 +116,12 @@ def equal_share(threads: int, blocks: int = 1) -> int:
 
 
 def most_blocks(threads: int, registers: int) -> int:
-    """For how many blocks a multiprocessor has room whose threads have so many registers each at their start."""
+    """Return how many blocks fit on a multiprocessor, given the registers of each thread at its start."""
     return REGISTERS // (-(-threads // WARPGROUP) * WARPGROUP * (-(-registers // UNIT) * UNIT))
 
 
 def chip_of(capability: int) -> Chip:
-    """The chip of a capability; of one that is not listed, its listed predecessor with a generic name."""
+    """Return the chip of a capability; an unlisted one gives its listed predecessor with a generic name."""
     if capability in CHIPS:
         return CHIPS[capability]
     like = CHIPS[max((known for known in CHIPS if known < capability), default=min(CHIPS))]
@@ -129,7 +129,7 @@ def chip_of(capability: int) -> Chip:
 
 
 def runs_on(compiled: int, found: int) -> bool:
-    """Whether a cubin for one compute capability runs on another; those with an "a" run on their own only."""
+    """Return whether a cubin for one capability runs on another; those with an "a" run on their own only."""
     return compiled == found or (compiled < HOPPER and compiled // 10 == found // 10 and compiled < found)
 
 
@@ -149,7 +149,7 @@ class Target:
 
     @classmethod
     def of(cls, target: object = "auto") -> Target:
-        """From a name: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:sm_90a", "cuda -arch=sm_80", "sm_120".
+        """Parse a target: "auto" (a GPU if any), "cpu", "cuda", "cuda:sm_90a", "cuda -arch=sm_80", "sm_120".
 
         Raises TileError for names of other machines.
         """
@@ -175,7 +175,7 @@ class Target:
 
     @classmethod
     def current(cls) -> Target | None:
-        """The target of the `with` around, which "auto" means there."""
+        """Return the target of the enclosing `with`, to which "auto" refers there."""
         around = _around.get()
         return around[-1] if around else None
 
@@ -188,17 +188,17 @@ class Target:
 
     @classmethod
     def of_device(cls, device: torch.device) -> Target:
-        """The target whose kernels run on a device of torch: its own chip's for a GPU, else the CPU's."""
+        """Return the target for a torch device: its own chip's for a GPU, else the CPU's."""
         return cls("cuda", _capability_of(device.index)) if device.type == "cuda" else cls("cpu")
 
     @property
     def chip(self) -> Chip:
-        """What the GPU is like; that of `FALLBACK_ARCH` for the CPU."""
+        """The chip of the GPU; for the CPU, the chip of `FALLBACK_ARCH`."""
         return chip_of(self.capability or FALLBACK_ARCH)
 
     @property
     def arch(self) -> str:
-        """What the assembler calls it, "sm_90a"; "" for the CPU."""
+        """The assembler's name of the architecture, "sm_90a"; "" for the CPU."""
         return self.chip.arch if self.kind == "cuda" else ""
 
     def _has(self, feature: str) -> bool:
@@ -206,7 +206,7 @@ class Target:
 
     @property
     def is_supported(self) -> bool:
-        """Whether kernels of the library can be compiled for it: a CPU, or a GPU from Ampere on."""
+        """Whether the library's kernels can be compiled for this target: a CPU, or a GPU from Ampere on."""
         return self.kind == "cpu" or self.capability >= LEAST_ARCH
 
     @property
@@ -260,7 +260,7 @@ class Target:
         return self.chip.board.bandwidth * 1e12
 
     def flops(self, dtype: str) -> float:
-        """Operations per second of the typical product on operands of a dtype's name; 0 if they are not known."""
+        """Return the typical product's operations per second on operands of a dtype name; 0 if unknown."""
         return rates_of(self.chip.board).get(dtype, 0.0)
 
     @property
@@ -274,7 +274,7 @@ class Target:
         return self.chip.thread_limit
 
     def blocks_at_once(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """How many blocks of so many threads, each with so many registers, a multiprocessor runs at the same time."""
+        """Return the occupancy: how many blocks of so many threads and registers run on a multiprocessor."""
         by_shared = (self.shared_limit + RESERVED) // (shared_bytes + RESERVED)
         by_registers = most_blocks(threads, registers)
         return min(by_shared, by_registers, self.thread_limit // threads, MOST_BLOCKS)
@@ -284,7 +284,7 @@ class Target:
 
 
 def rates_of(board: Board) -> Mapping[str, float]:
-    """Operations per second by the name of the operands' dtype."""
+    """Return the operations per second by the operands' dtype name."""
     rates = {"bfloat16": board.half, "float16": board.half, "float32": board.single, "float64": board.double}
     return {name: rate * 1e12 for name, rate in rates.items()}
 
@@ -296,7 +296,7 @@ def _capability(text: str) -> int:
 
 @functools.cache
 def _capability_of(index: int | None) -> int:
-    """The compute capability of a GPU of this machine."""
+    """Return the compute capability of a GPU of this machine."""
     import torch
 
     major, minor = torch.cuda.get_device_capability(index)
@@ -304,7 +304,7 @@ def _capability_of(index: int | None) -> int:
 
 
 def detected() -> int:
-    """The compute capability of the current GPU as one number (90 for 9.0); 0 where there is none."""
+    """Return the compute capability of the current GPU as one number (90 for 9.0); 0 if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel's way from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, each step one call
-below.
+"""Take a kernel from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, one call for each step.
 
 `@jit` knows both of TileLang's styles. Lazy: the function returns a @T.prim_func, and calling it gives a JITKernel.
 Eager: the function's body is the kernel, and calling it with tensors runs it.
@@ -64,14 +63,14 @@ _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 def compile_program(
     program: Program, out_idx: Sequence[int] = (), target: object = "auto", options: PassOptions | None = None
 ) -> JITKernel:
-    """From a traced program to a kernel that can be called."""
+    """Compile a traced program to a kernel that can be called."""
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
     return (compile_cuda if build.target.kind == "cuda" else compile_cpu)(program, out_idx, build)
 
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
-    """The steps for the CPU."""
+    """Compile a program for the CPU."""
     from torch_tile.codegen.sources import ENTRY
     from torch_tile.compiler.source_cache import cpu_source
 
@@ -84,7 +83,7 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
 
 
 def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
-    """The steps for NVIDIA GPUs, none of which needs one."""
+    """Compile a program for NVIDIA GPUs; this needs no GPU."""
     from torch_tile.compiler.source_cache import cuda_source
     from torch_tile.runtime.cuda_launch import CudaLauncher
     from torch_tile.runtime.nvrtc import TooFewRegistersError, compile_cubin
@@ -105,7 +104,7 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
 
 @contextlib.contextmanager
 def foreign_text(program: Program) -> Iterator[None]:
-    """Make an author's error of what a compiler says about text of the author's own."""
+    """Turn a compiler's complaint about an author's own text into an error of that author."""
     try:
         yield
     except ForeignTextError as problem:
@@ -117,7 +116,7 @@ def foreign_text(program: Program) -> Iterator[None]:
 
 
 def remark_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
-    """Put what the assembler says of speed into the schedule report."""
+    """Add the assembler's notes on speed to the schedule report."""
     for kernel, entry in zip(kernels, entries, strict=True):
         found = cubin.resources.get(entry.name)
         if found is None:  # an older NVRTC, which found the code in its own cache, has no log
@@ -135,7 +134,7 @@ def remark_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cub
 
 
 def _too_large(kernel: Kernel) -> str:
-    """The fragments of which each thread would hold more than it has registers, and what to do about it."""
+    """Describe the fragments that need more registers than a thread has, and the remedy."""
     threads, large = math.prod(kernel.threads), []
     for tile in (n.buffer for n in find(kernel, Alloc) if n.buffer.scope == "fragment"):
         count = math.prod(tile.static_shape or (0,)) * tile.dtype.itemsize // (4 * threads)
@@ -145,7 +144,7 @@ def _too_large(kernel: Kernel) -> str:
 
 
 def refuse_slow(build: Build) -> None:
-    """Raise a TileError with all that could be faster, if there is anything."""
+    """Raise a TileError that lists all operations that could be faster, if there are any."""
     slow = [remark for remark in dict.fromkeys(build.remarks) if remark.why_not]
     if slow:
         raise TileError(*(diagnose("slow_schedule", n.span, op=n.op, became=n.became, why=n.why_not) for n in slow))
@@ -154,10 +153,10 @@ def refuse_slow(build: Build) -> None:
 def compile(
     func: PrimFunc, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
 ) -> JITKernel:
-    """Compile a @T.prim_func. `out_idx` names parameters that the kernel allocates and returns (negative counts from
-    the end).
+    """Compile a @T.prim_func.
 
-    `target` is a GPU where there is one, else the CPU; it need not be in this machine. `strict=True` makes an error of
+    `out_idx` gives the positions of parameters that the kernel allocates and returns (negative: from the end). `target`
+    is a GPU where there is one, else the CPU; it need not be in this machine. `strict=True` raises an error for
     everything that became slower than it could be. Other `options` are TileLang's (pass_configs, compile_flags,
     execution_backend, verbose, ...). Raises TileError for mistakes in the kernel or the options, NoCompilerError and
     NoNvrtcError where the target's compiler is missing.
@@ -173,7 +172,7 @@ def par_compile(
     ignore_error: bool = False,
     **options: Any,
 ) -> list[JITKernel | None]:
-    """`compile` of many kernels, side by side; in order. With `ignore_error` those that do not compile are None."""
+    """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
     return all_of(jobs, target, num_workers, ignore_error)
 
@@ -184,7 +183,7 @@ def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object
 
 
 def _traced(func: object, op: str) -> PrimFunc:
-    """`func`, which must be a traced kernel."""
+    """Return `func` if it is a traced kernel; else raise an error."""
     if not isinstance(func, PrimFunc):
         fix = "decorate the kernel with @T.prim_func"
         raise error("bad_argument", None, op=op, name="func", why=f"is {type(func).__name__}", fix=fix)
@@ -195,7 +194,7 @@ def jit(
     func: Callable[..., Any] | None = None, *, out_idx: int | Sequence[int] | None = None, target: object = "auto",
     **options: Any,
 ) -> Any:  # fmt: skip
-    """Decorator for kernels of either style; see `compile` for the options."""
+    """Decorate a kernel of either style for compilation; see `compile` for the options."""
     switches = pass_options("jit", **options)
     if func is None:
         return lambda f: JITFunction(f, out_idx, target, switches)
@@ -203,7 +202,7 @@ def jit(
 
 
 class JITFunction:
-    """A function decorated with @jit. Compiled kernels are kept per arguments."""
+    """A function decorated with @jit. It keeps the compiled kernels by their arguments."""
 
     def __init__(
         self, function: Any, out_idx: int | Sequence[int] | None = None, target: object = "auto",
@@ -229,11 +228,11 @@ class JITFunction:
         return made
 
     def __deepcopy__(self, memo: object) -> JITFunction:
-        """Compiled kernels are shared."""
+        """Return the function itself, so that copies share compiled kernels."""
         return self
 
     def __reduce__(self) -> Any:
-        """Pickled by name, as functions are; with its target and switches, where these were chosen later."""
+        """Pickle the function by name, as functions are, with a target and switches that were chosen later."""
         found = _found(self.function.__module__, self.function.__qualname__)
         if not isinstance(found, JITFunction) or found.function is not self.function:
             name = f"{self.function.__module__}.{self.function.__qualname__}"
@@ -248,7 +247,7 @@ class JITFunction:
         self.locks: dict[Any, threading.RLock] = {}  # of one kernel each: different ones are compiled side by side
 
     def on(self, target: object) -> JITFunction:
-        """The same kernel function for another target; always the same one for the same target."""
+        """Return the same kernel function for another target; equal targets give the same object."""
         machine = Target.of(target)
         with self.lock:
             if machine not in self.on_targets:
@@ -258,7 +257,7 @@ class JITFunction:
             return self.on_targets[machine]
 
     def with_pass_configs(self, configs: Mapping[str, Any]) -> JITFunction:
-        """The same kernel function with other switches of the compiler; those not named stay as they are."""
+        """Return the same kernel function with changed compiler switches; unnamed switches stay."""
         made = copy.copy(self)
         made.options = pass_options("jit", self.options, pass_configs=configs)
         made.on_targets = {}
@@ -266,7 +265,7 @@ class JITFunction:
         return made
 
     def trace(self, *args: Any, **kwargs: Any) -> tuple[Program, list[Any]]:
-        """The program for these arguments, and what an eager call passes to it. Nothing is compiled or kept."""
+        """Return the program for these arguments and an eager call's arguments; compile and keep nothing."""
         if self.is_lazy:
             return self.make(*args, **kwargs).program, []
         with_sizes = not kwargs.keys() <= self.signature.parameters.keys()
@@ -274,7 +273,7 @@ class JITFunction:
         return trace_eager(call)[0], call.tensors
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
-        """The traced kernel that a function of the lazy style returns."""
+        """Return the traced kernel that a function of the lazy style returns."""
         made = self.function(*args, **kwargs)
         if isinstance(made, PrimFunc):
             return made
@@ -284,11 +283,11 @@ class JITFunction:
         raise error("no_kernel", result_span(self.function), name=self.__name__, got=got, fix=fix)
 
     def build(self, program: Program, target: object) -> JITKernel:
-        """The kernel of a program that `trace` gave. Any thread may call it."""
+        """Return the kernel of a program from `trace`. Any thread may call it."""
         return compile_program(program, _positions(self.out_idx, program), target, self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Lazy style: the kernel for these arguments. Eager style: run on these tensors."""
+        """Return the kernel for these arguments (lazy style), or run on these tensors (eager style)."""
         if _torch is not None and _torch.compiler.is_dynamo_compiling():
             return self._in_graph(args, kwargs)
         if self.is_lazy:
@@ -297,6 +296,7 @@ class JITFunction:
         return self._eager_kernel(call)(*call.tensors)
 
     def _eager_kernel(self, call: EagerCall) -> JITKernel:
+        """Return the kernel for an eager call; trace and compile it at the first such call."""
         target = self.target_for(call.tensors)
         with self.lock:
             found = self.specialisations.get(call.key)
@@ -309,7 +309,7 @@ class JITFunction:
         return kernel
 
     def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The same while Dynamo traces a graph: of the eager style, the kernel is found by what is known of tensors."""
+        """Handle a call while Dynamo traces a graph; an eager kernel is chosen by the tensors' known properties."""
         if self.is_lazy:
             return getattr(kept, self._kept_kernel(*args, **kwargs))
         given = [*zip(self.names, args, strict=False), *kwargs.items()]
@@ -327,6 +327,8 @@ class JITFunction:
         return getattr(kept, self._kept_operator(tuple(known)))(*passed)
 
     def _kept_operator(self, known: Sequence[tuple[str, Any]]) -> str:
+        """Return the kept name of the operator for an eager call with these known properties."""
+
         def example(value: Any) -> Any:
             if not (isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], _torch.dtype)):
                 return value
@@ -345,14 +347,14 @@ class JITFunction:
     _kept_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as operator_name
 
     def target_for(self, tensors: Sequence[Any]) -> object:
-        """Where an eager kernel runs: on the device of its first tensor, unless its author says otherwise."""
+        """Return the target of an eager kernel: its author's choice, else its first tensor's device."""
         if self.target != "auto":
             return self.target
         device = next((t.device for t in tensors if hasattr(t, "device") and t.device.type != "meta"), None)
         return "auto" if device is None else Target.of_device(device)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
-        """The kernel for these compile-time arguments.
+        """Return the kernel for these compile-time arguments.
 
         Eager style: T.const sizes are given by name, and tensors may be left out: `f.compile(M=1024, N=1024)`. Raises
         TypeError where a size is missing.
@@ -380,29 +382,30 @@ class JITFunction:
             return self.kernels[target, call.key]
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
-        """The traced kernel for the arguments of `compile`."""
+        """Return the traced kernel for the arguments of `compile`."""
         if self.is_lazy:
             return self.make(*args, **kwargs)
         call = specialise_sizes(self.function, self.signature, args, kwargs)
         return PrimFunc(self.function, trace_eager(call)[0])
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
-        """The generated C++ or CUDA C++ for the arguments of `compile`."""
+        """Return the generated C++ or CUDA C++ for the arguments of `compile`."""
         return self.compile(*args, **kwargs).get_kernel_source()
 
     def get_profiler(self, *args: Any, tensor_supply_type: TensorSupplyType | None = None, **kwargs: Any) -> Profiler:
-        """The profiler of the kernel for the arguments of `compile`."""
+        """Return the profiler of the kernel for the arguments of `compile`."""
         return self.compile(*args, **kwargs).get_profiler(tensor_supply_type or TensorSupplyType.Auto)
 
     def par_compile(
         self, configs: Iterable[Sequence[Any] | Mapping[str, Any]], num_workers: int | None = None,
         ignore_error: bool = False,
     ) -> list[JITKernel | None]:  # fmt: skip
-        """The kernels for many compile-time arguments, each by position or by name, as the function `par_compile`."""
+        """Compile kernels for many sets of compile-time arguments, each by position or by name, in parallel."""
         jobs = [partial(self.compile, **c) if isinstance(c, Mapping) else partial(self.compile, *c) for c in configs]
         return all_of(jobs, self.target, num_workers, ignore_error)
 
     def _compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """Return the kernel for these arguments; compile it at the first call, under a lock of its own."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         key = exact_key(tuple(bound.arguments.items()))
@@ -416,6 +419,7 @@ class JITFunction:
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:
+    """Check `out_idx` and return the positions as non-negative numbers."""
     several = isinstance(out_idx, Iterable) and not isinstance(out_idx, str)
     given: list[Any] = [] if out_idx is None else list(out_idx) if several else [out_idx]  # type: ignore[arg-type]
     count, names = len(program.params), [p.name for p in program.params]
@@ -435,7 +439,7 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
 
 
 def _signature(function: FunctionType) -> inspect.Signature:
-    """The signature; annotations kept as text (`from __future__ import annotations`) are evaluated if they can be."""
+    """Return the signature; evaluate text annotations (`from __future__ import annotations`) where possible."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
@@ -450,13 +454,13 @@ def _signature(function: FunctionType) -> inspect.Signature:
 
 
 def _returns_prim_func(function: FunctionType) -> bool:
-    """Whether the source defines a @T.prim_func inside."""
+    """Return whether a function's source defines a @T.prim_func inside."""
     tree = source_tree(function)
     return bool(kernels_in(tree)) or not (_opens_kernel(tree) or _declares_tensors(tree))
 
 
 def kernels_in(tree: ast.FunctionDef) -> list[str]:
-    """The names of the @T.prim_func that a function defines."""
+    """Return the names of the @T.prim_func that a function defines."""
     inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
     return [d.name for d in inner if any("prim_func" in ast.dump(by) for by in d.decorator_list)]
 
@@ -466,13 +470,13 @@ def _opens_kernel(tree: ast.FunctionDef) -> bool:
 
 
 def _declares_tensors(tree: ast.FunctionDef) -> bool:
-    """Whether a function annotates tensors, its parameters or in its body: it is a kernel, though it opens none."""
+    """Return whether a function annotates tensors, which makes it a kernel even without T.Kernel."""
     found = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation]
     return any(re.search(r"\bT\.(Strided)?Tensor\b", ast.unparse(each)) for each in found)
 
 
 def _reduced(kernel: JITKernel) -> tuple[Any, ...]:
-    """A kernel is pickled as its program, which is compiled where it is loaded, or found in the cache there."""
+    """Pickle a kernel as its program, which the loading process compiles or finds in its cache."""
     chosen = {"config": kernel.config, "latency": kernel.latency, "ref_latency": kernel.ref_latency}
     given = kernel.program, tuple(kernel.out_idx), kernel.build.target, kernel.build.options
     return compile_program, given, chosen
@@ -482,7 +486,7 @@ copyreg.pickle(JITKernel, _reduced)
 
 
 def _found(module: str, name: str) -> Any:
-    """What a dotted name stands for in a module, or None."""
+    """Return the object of a dotted name in a module, or None."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -490,7 +494,7 @@ def _found(module: str, name: str) -> Any:
 
 
 def _by_name(module: str, name: str, target: object, options: PassOptions) -> JITFunction:
-    """The kernel function of that name, for a target and with switches."""
+    """Return the kernel function of a name, for a target and with switches."""
     found: JITFunction = _found(module, name)
     if found.options != options:
         found = copy.copy(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled kernel as its user holds it: callable, and open to inspection."""
+"""Define a compiled kernel as its user holds it: callable, and open to inspection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 
 class JITKernel:
-    """Call it with the tensors and scalars of the kernel's signature (without those of out_idx).
+    """A compiled kernel; call it with the tensors and scalars of its signature (without those of out_idx).
 
     Raises LaunchError for arguments that the kernel cannot take, or where its target is missing.
     """
@@ -45,20 +45,20 @@ class JITKernel:
         self.run = self._first_call
 
     def __copy__(self) -> JITKernel:
-        """A kernel is never changed: a copy of a module that holds one holds the same."""
+        """Return the kernel itself, because a kernel is never changed."""
         return self
 
     def __deepcopy__(self, memo: object) -> JITKernel:
         return self
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run on `args`; returns what the kernel allocates."""
+        """Run on `args`; return the results that the kernel allocates."""
         if _torch is not None and _torch.compiler.is_dynamo_compiling():
             return getattr(kept, operator_name(self))(*args, **named)
         return self.run(*args, **named)
 
     def _first_call(self, *args: Any, **named: Any) -> Any:
-        """The first call finds the shortest way for those that follow."""
+        """Run the first call, and choose the shortest way for later calls."""
         if named:
             self.launcher.binding.refuse_names(named)
         result = self.launcher.begin(*args)
@@ -70,26 +70,26 @@ class JITKernel:
 
     @property
     def target(self) -> Target:
-        """What it was compiled for."""
+        """The target that the kernel was compiled for."""
         return self.build.target
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """Buffers and scalars of the signature."""
+        """The buffers and scalars of the signature."""
         return self.program.params
 
     @property
     def out_idx(self) -> list[int]:
-        """Positions of the parameters that the kernel allocates."""
+        """The positions of the parameters that the kernel allocates."""
         return self.launcher.out_idx
 
     @property
     def prim_func(self) -> Program:
-        """TileLang's name of the traced kernel."""
+        """The traced kernel, by TileLang's name."""
         return self.program
 
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
-        """One run of the kernel, or of `func`, on inputs that the profiler makes."""
+        """Run the kernel, or `func`, once on inputs that the profiler makes."""
         return self.get_profiler().run_once(func)
 
     @property
@@ -112,11 +112,11 @@ class JITKernel:
         return repr(self.program)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
-        """The generated C++ or CUDA C++."""
+        """Return the generated C++ or CUDA C++."""
         return self.source
 
     def get_host_source(self) -> str:
-        """The generated C++; there is no other host code than torch_tile's own."""
+        """Return the generated C++; torch_tile has no other host code for a kernel."""
         return self.source
 
     def show_source(self, which: str = "kernel") -> None:
@@ -147,5 +147,5 @@ class JITKernel:
         return interpret(self.lowered, self.program, args, self.out_idx, blocks)
 
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
-        """Timing and comparison on made-up inputs; needs a kernel whose sizes are all known at compile time."""
+        """Return a profiler, which times and compares on made-up inputs; all sizes must be known."""
         return Profiler(self, tensor_supply_type)

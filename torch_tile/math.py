@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of sizes on Python's integers, by TileLang's names."""
+"""Compute sizes on Python's integers, by TileLang's names."""
 
 from __future__ import annotations
 
 
 def cdiv(a: int, b: int) -> int:
-    """`a / b`, rounded up."""
+    """Return `a / b`, rounded up."""
     return -(-a // b)
 
 
 def next_power_of_2(x: int) -> int:
-    """The least power of two that is not below `x`; 1 for what is below 1."""
+    """Return the least power of two that is not below `x`; 1 if `x` is below 1."""
     return 1 << max(x - 1, 0).bit_length()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of `jit` and `compile` by TileLang's names, so that kernels written for it run unchanged.
+"""Translate TileLang's options of `jit` and `compile`, so that kernels written for it run unchanged.
 
-Those that change nothing here are accepted; a name that nobody knows is an error, and so is a key of
-pass_configs that is none of TileLang's.
+Options without effect here are accepted. An unknown option is an error, and so is a key of pass_configs that TileLang
+does not have.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FAMILIES = ("tl.simplify.", "tir.simplify.")  # each with keys of its own
 
 
 class _Keys(type):
-    """Any name is a key here; `pass_options` knows which there are."""
+    """A namespace that accepts any name as a key; `pass_options` checks which keys exist."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -54,19 +54,19 @@ class _Keys(type):
 
 
 class PassConfigKey(metaclass=_Keys):
-    """`PassConfigKey.TL_ENABLE_FAST_MATH` and the like, for `jit(pass_configs={...})`.
+    """Option keys such as `PassConfigKey.TL_ENABLE_FAST_MATH`, for `jit(pass_configs={...})`.
 
     Those that matter here: TL_ENABLE_FAST_MATH, TL_ENABLE_TF32 (products of float32 on tensor cores), TL_STRICT.
     """
 
 
 def switched_on(options: PassOptions) -> set[str]:
-    """The names of the switches that are on."""
+    """Return the names of the switches that are on."""
     return {each.name for each in fields(options) if getattr(options, each.name)}
 
 
 def check_key(op: str, key: str) -> None:
-    """TileError for a key of pass_configs that there is not."""
+    """Raise TileError for an unknown key of pass_configs."""
     known = (*EFFECTIVE, *TILELANGS.split())
     if key in known or key.startswith(FAMILIES):
         return
@@ -81,9 +81,9 @@ def pass_options(
     op: str, base: PassOptions | None = None, /, strict: bool = False, pass_configs: Mapping[str, Any] | None = None,
     compile_flags: str | list[str] | tuple[str, ...] | None = None, **others: Any,
 ) -> PassOptions:  # fmt: skip
-    """The compiler's switches from the keyword arguments of `op`; TileError for one that is none of TileLang's.
+    """Return the compiler's switches from the keyword arguments of `op`. Raises TileError for unknown options.
 
-    Switches of `base` stand unless an argument says otherwise.
+    A switch that no argument names keeps its value in `base`.
     """
     base = base or PassOptions()
     for name in others:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of kernels and comparison with a reference, on made-up inputs that lie where the kernel runs."""
+"""Time kernels and compare them with a reference, on made-up inputs on the kernel's device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKENDS = {"auto": "auto", "event": "event", "wall": "wall", "cupti": "event", 
 
 
 class TensorSupplyType(enum.Enum):
-    """How inputs are made up, with TileLang's distributions.
+    """The way to make inputs, with TileLang's distributions.
 
     Integer: -2 to 2 (0 to 2 of unsigned types, 0 or 1 of bool, -128 to 127 of 8-bit floats). Uniform: from -1 to 1.
     Normal: mean -1, deviation 1. Randn: mean 0, deviation 1. Auto: Uniform of floats up to 32 bits, else Integer.
@@ -53,7 +53,7 @@ def do_bench(
     dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None, device: Any = None,
     _n_warmup: int = 0, _n_repeat: int = 0,
 ) -> Any:  # fmt: skip
-    """Milliseconds of one call of `fn`: calls for `warmup` ms, then samples for `rep` ms.
+    """Return the milliseconds of one call of `fn`: call for `warmup` ms, then sample for `rep` ms.
 
     `return_mode` is one of median, mean, min, max; with `quantiles` (between 0 and 1) a list has one number for each.
     `backend` is "event" (the GPU's own time, with its L2 cache flushed before each sample unless `fast_flush` is
@@ -84,6 +84,7 @@ def do_bench(
 
 
 def _by_clock(fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n_repeat: int) -> list[float]:
+    """Time calls by the wall clock; return the milliseconds of each sample."""
     end, calls = time.perf_counter() + warmup / 1e3, 1
     fn()
     while calls < n_warmup if n_warmup else time.perf_counter() < end:
@@ -101,6 +102,7 @@ def _by_clock(fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n
 def _by_events(
     fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n_repeat: int, flush: bool
 ) -> list[float]:
+    """Time calls by CUDA events, with the L2 cache flushed if `flush`; return the milliseconds of each sample."""
     import torch
 
     cache = torch.empty(FLUSHED if flush else 0, dtype=torch.int8, device="cuda")
@@ -130,7 +132,7 @@ def _by_events(
 def made_up(
     param: Any, supply: TensorSupplyType, device: str, sizes: Mapping[str, int] | None = None
 ) -> torch.Tensor:  # fmt: skip
-    """A tensor for a parameter of a kernel; `sizes` has those known only at run time, by name.
+    """Make a tensor for a parameter of a kernel; `sizes` has the run-time sizes by name.
 
     Raises LaunchError if one is missing.
     """
@@ -161,7 +163,7 @@ def made_up(
 
 
 def _shape(param: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The sizes of a buffer; None if one is not known."""
+    """Return the sizes of a buffer; None if a size is unknown."""
     dims = {v: sizes[v.name] for size in param.shape for v in find(size, Var) if v.name in sizes}
     try:
         return tuple(int(evaluate(size, dims)) for size in param.shape)
@@ -170,13 +172,13 @@ def _shape(param: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
 
 
 class Profiler:
-    """Runs a kernel on inputs of its own making."""
+    """Runs a kernel on inputs that it makes itself."""
 
     def __init__(self, kernel: JITKernel, supply: TensorSupplyType):
         self.kernel, self.supply = kernel, supply
 
     def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:
-        """Fresh arguments; LaunchError if a size is known only at run time and is not among `sizes`."""
+        """Make fresh arguments. Raises LaunchError if a run-time size is not in `sizes`."""
         return [made_up(p, self.supply, self.kernel.launcher.kind, sizes) for p in self.kernel.launcher.given]
 
     @property
@@ -212,7 +214,7 @@ class Profiler:
         dynamic_symbolic_constraints: Mapping[str, int] | None = None, early_stop_baseline: Any = None,
         device: Any = None,
     ) -> Any:  # fmt: skip
-        """Milliseconds of one run of the kernel, or of `func` on the same inputs; the rest is as for do_bench.
+        """Return the milliseconds of one run of the kernel, or of `func` on the same inputs, as do_bench does.
 
         `dynamic_symbolic_constraints` has sizes known only at run time, by name: {"m": 1024}.
         """
@@ -224,7 +226,7 @@ class Profiler:
         )  # fmt: skip
 
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
-        """One run on fresh inputs."""
+        """Run once on fresh inputs."""
         return (func or self.kernel)(*self.inputs())
 
     def assert_allclose(
@@ -242,8 +244,9 @@ class Profiler:
         self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[Any, Any], object] | None = None,
     ) -> None:  # fmt: skip
-        """`manual_check_prog(result, expected)` on what the kernel and `reference` make of the same inputs, which are
-        lists where there are several; it raises where they differ.
+        """Compare with `reference` on the same inputs by `manual_check_prog(result, expected)`.
+
+        Several results are passed as a list. The function raises where the results differ.
         """
         if manual_check_prog is None:
             raise TypeError("manual_assert_close() needs manual_check_prog, which compares the two results")
@@ -251,7 +254,7 @@ class Profiler:
         manual_check_prog(*results)
 
     def assert_consistent(self, repeat: int = 10) -> None:
-        """AssertionError if the same inputs do not give the same bits `repeat` times."""
+        """Raise AssertionError unless the same inputs give the same bits `repeat` times."""
         args = self.inputs()
 
         def once() -> list[Any]:
@@ -265,7 +268,7 @@ class Profiler:
                     raise AssertionError(f"results of the same inputs differ: {a} and {b}")
 
     def _both(self, reference: Callable[..., Any], given: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
-        """What the kernel and the reference make of the same inputs, or write into the last."""
+        """Return the kernel's and the reference's results on the same inputs; without a result, the last tensor."""
         args = list(given) if given is not None else self.inputs()
         copies = _copies(args)
         expected = _listed(reference(*copies), copies)
@@ -273,7 +276,7 @@ class Profiler:
 
 
 def _integers(dtype: DType) -> tuple[int, int]:
-    """The least integer to make up, and the first too large one."""
+    """Return the least integer to make up, and the first integer that is too large."""
     if dtype.is_float:
         return (-128, 128) if dtype.bits == 8 else (-2, 3)
     return {"bool": (0, 2), "uint": (0, 3)}.get(dtype.kind, (-2, 3))
@@ -284,7 +287,7 @@ def _copies(args: Sequence[Any]) -> list[Any]:
 
 
 def _listed(result: Any, args: Sequence[Any]) -> list[Any]:
-    """The tensors of a result, or the last argument where there is none."""
+    """Return the tensors of a result, or the last tensor argument if there is no result."""
     if result is None:
         return [next(a for a in reversed(args) if hasattr(a, "clone"))]
     return list(result) if isinstance(result, tuple | list) else [result]
@@ -303,7 +306,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def compare(
     a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float, equal_nan: bool = True
 ) -> None:  # fmt: skip
-    """AssertionError if the shapes or more than `ratio` of the elements differ."""
+    """Raise AssertionError if the shapes differ, or more than `ratio` of the elements."""
     import torch
 
     if a.shape != b.shape:

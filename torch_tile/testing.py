@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers for tests of kernels, by the names of TileLang's `testing` module.
+"""Help tests of kernels, by the names of TileLang's `testing` module.
 
 `requires_...` skip tests by pytest where the machine lacks something. Each may be written with or without `()`.
 """
@@ -27,7 +27,7 @@ def torch_assert_close(
     check_device: bool = True, check_dtype: bool = True, check_layout: bool = True, check_stride: bool = False,
     base_name: str = "LHS", ref_name: str = "RHS",
 ) -> bool:  # fmt: skip
-    """True if at most a share of the elements differs; AssertionError otherwise.
+    """Return True if at most a share of the elements differs; raise AssertionError otherwise.
 
     NaN equals NaN if `equal_nan`. Devices and dtypes may differ. `verbose`, the checks and the names are TileLang's,
     without effect.
@@ -51,20 +51,20 @@ def set_random_seed(seed: int = 42) -> None:
 
 
 def main() -> None:
-    """Run the tests of the calling file by pytest, and end the process with its result."""
+    """Run the tests of the calling file with pytest, and end the process with its result."""
     import pytest
 
     sys.exit(pytest.main([inspect.getsourcefile(sys._getframe(1)) or "."]))
 
 
 class Requirement:
-    """A decorator for tests and classes of tests: they are skipped where `holds()` is False."""
+    """A decorator that skips tests and classes of tests where `holds()` is False."""
 
     def __init__(self, reason: str, holds: Callable[[], bool]):
         self.reason, self.holds = reason, holds
 
     def __call__(self, function: Any = None) -> Any:
-        """`function`, marked; the decorator itself without one."""
+        """Mark `function` and return it; without a function, return the decorator itself."""
         if function is None:
             return self
         for mark in self.marks():
@@ -72,20 +72,20 @@ class Requirement:
         return function
 
     def marks(self) -> list[Any]:
-        """The marks of pytest, for pytest.param(..., marks=...)."""
+        """Pytest's marks, for pytest.param(..., marks=...)."""
         import pytest
 
         return [pytest.mark.skipif(not self.holds(), reason=self.reason)]
 
 
 def requires_package(*packages: str) -> Requirement:
-    """Skip where one of the packages cannot be imported."""
+    """Skip tests where one of the packages cannot be imported."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return Requirement(f"needs {', '.join(missing)}", lambda: not missing)
 
 
 def requires_cuda_compute_version(major_version: int, minor_version: int = 0, mode: str = "ge") -> Requirement:
-    """Skip unless there is a GPU whose compute capability compares so: `mode` is ge, gt, le, lt or eq.
+    """Skip tests unless the GPU's capability compares by `mode`: ge, gt, le, lt or eq.
 
     Raises ValueError for another mode.
     """

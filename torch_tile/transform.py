@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels written for TileLang import of its `transform`: pass options, and a decorator that changes nothing.
+"""Provide what TileLang kernels import from `transform`: pass options, and a decorator that changes nothing.
 
 The passes of this compiler are in torch_tile.lowering, and work on its own programs.
 """
@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def simplify_prim_func(func: Function) -> Function:
-    """`func` itself: kernels are always simplified."""
+    """Return `func` unchanged: kernels are always simplified."""
     return func
 
 

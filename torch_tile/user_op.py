@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of users as operators of PyTorch, so that `torch.compile` takes them into its graphs.
+"""Make users' kernels operators of PyTorch, so that `torch.compile` takes them into its graphs.
 
 Each compiled kernel becomes an operator of the namespace `torch_tile_kernels` when a graph first calls it. Its schema
-says which arguments the kernel writes, its fake kernel gives the shapes of what the kernel returns, and
-`torch_tile.custom_op` adds a gradient.
+tells which arguments the kernel writes. Its fake kernel gives the shapes of the results. `torch_tile.custom_op` adds a
+gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _made: list[Any] = []  # libraries, which live as long as their operators
 
 
 class Kept:
-    """What graphs refer to, by name: kernels and operators that were made while a graph was traced."""
+    """The objects that graphs refer to by name: kernels and operators made while a graph was traced."""
 
 
 kept = Kept()
@@ -41,7 +41,7 @@ def custom_op(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """The operator of a compiled kernel, called with the same arguments, with a gradient.
+    """Return a kernel's operator, which takes the same arguments; `backward` gives it a gradient.
 
     `backward(ctx, *grads)` gives one gradient, or None, for each argument. `setup_context(ctx, inputs, output)` keeps
     what it needs; by default, `ctx.saved_tensors` holds the tensors among the inputs, then the outputs. Without
@@ -54,7 +54,7 @@ def custom_op(
 
 
 def keep(value: Any) -> str:
-    """The name in `kept` of a kernel, or of an operator."""
+    """Keep a kernel or operator, and return its name in `kept`."""
     for name, other in vars(kept).items():
         if other is value:
             return name
@@ -64,7 +64,7 @@ def keep(value: Any) -> str:
 
 
 def operator_name(kernel: JITKernel) -> str:
-    """The name in `kept` of a kernel's operator, without a gradient; made at the first call."""
+    """Return the name in `kept` of a kernel's operator without a gradient; create it at the first call."""
     with _lock:
         found = kernel.__dict__.get("operator")
         if found is None:
@@ -77,7 +77,7 @@ operator_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def written_params(program: Program) -> set[int]:
-    """Positions of the tensor parameters of a lowered program that its kernels may write."""
+    """Return the positions of the tensor parameters that a lowered program's kernels may write."""
     from torch_tile.codegen.cuda import written_buffers  # not before: kernels found on disk need no generator
 
     found = written_buffers([node for kernel in program.kernels for node in walk(kernel.body)])
@@ -85,6 +85,7 @@ def written_params(program: Program) -> set[int]:
 
 
 def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..., Any]:
+    """Register a kernel as an operator of torch, with its schema, fake kernel and gradient."""
     import torch
 
     given = kernel.launcher.binding.given
@@ -118,7 +119,7 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
 
 
 def _schema_of(param: Buffer | Var, changed: bool) -> str:
-    """A parameter in an operator's schema. Names are the author's, in letters that schemas allow."""
+    """Format a parameter for an operator's schema; replace letters of its name that schemas forbid."""
     name = "arg_" + re.sub(r"[^A-Za-z0-9_]", "_", param.name)
     if isinstance(param, Buffer):
         return f"Tensor(a_{name}!) {name}" if changed else f"Tensor {name}"
@@ -126,7 +127,7 @@ def _schema_of(param: Buffer | Var, changed: bool) -> str:
 
 
 def _fake(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> Any:
-    """What the kernel would return for tensors without data; arguments are checked as in a call."""
+    """Return the kernel's results for tensors without data; check arguments as a call does."""
     import torch
 
     binding = kernel.launcher.binding
@@ -145,7 +146,7 @@ def _fake(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> An
 
 
 def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, args: Sequence[Any]) -> Any:
-    """Run below autograd; refuse what would silently have no gradient."""
+    """Run below autograd; refuse calls that would silently lack a gradient."""
     import torch
 
     if torch.is_grad_enabled():

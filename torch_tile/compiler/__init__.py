@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every compilation needs: its context, the cache of sources, parallel builds and the binding of arguments."""
+"""Shared parts of all compilations: their context, the cache of sources, parallel builds and argument binding."""

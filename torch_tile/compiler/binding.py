@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A caller's arguments meet a program's parameters: every one is checked by name, and the run-time sizes follow.
+"""Bind a caller's arguments to a program's parameters: check each argument and compute the run-time sizes.
 
-One set of rules for the launchers of all targets and for the interpreter. A dimension is found from any size or stride
-in which it is the only unknown and stands linearly. Everything unfit is a LaunchError that names the argument.
+The launchers of all targets and the interpreter use these rules. A dimension is computed from any size or stride in
+which it is the only unknown and appears linearly. Each unfit argument raises a LaunchError that names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Sizes = dict[Var, int]
 
 @dataclass(frozen=True)
 class Fact:
-    """One number of a tensor, its size or stride in a dimension, and the expression that it must equal."""
+    """One size or stride of a tensor, with the expression that it must equal."""
 
     name: str
     dim: int
@@ -39,7 +39,7 @@ class Fact:
 
 
 class Binding:
-    """The parameters of `program` that a caller gives: all but those at the positions `allocated`."""
+    """The parameters of `program` that a caller passes: all but those at the positions `allocated`."""
 
     def __init__(self, program: Program, allocated: Collection[int] = ()):
         self.program = program
@@ -49,7 +49,7 @@ class Binding:
         self.has_pointers = any(isinstance(p, Buffer) and p.origin == "pointer" for p in self.given)
 
     def in_order(self, args: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-        """The arguments in the order of the parameters; they may be given by name."""
+        """Return the arguments in the order of the parameters; `args` may map names to arguments."""
         if isinstance(args, Mapping):
             if set(args) != set(self.names):
                 raise LaunchError(f"{self.program.name} takes the arguments {self.names}, got {sorted(args)}")
@@ -61,7 +61,7 @@ class Binding:
         return list(args)
 
     def refuse_names(self, named: Collection[str]) -> None:
-        """Arguments by name, which a call of a compiled kernel does not take."""
+        """Raise LaunchError for arguments by name, which a compiled kernel does not take."""
         raise LaunchError(f"{self._takes()}, all by position, got {', '.join(named)} by name")
 
     def _takes(self) -> str:
@@ -69,7 +69,7 @@ class Binding:
         return f"{self.program.name} takes {count} argument{'s'[: count != 1]} ({', '.join(self.names)})"
 
     def sizes_of(self, args: Sequence[Any], kind: str = "cpu") -> Sizes:
-        """Check the tensors among `args`, which must lie on one device of `kind`, and learn the run-time sizes."""
+        """Check the tensors in `args`, which must lie on one device of `kind`, and return the run-time sizes."""
         facts: list[Fact] = []
         first: tuple[str, Any] | None = None
         for param, value in zip(self.given, args, strict=True):
@@ -91,7 +91,7 @@ class Binding:
         return sizes
 
     def _check_pointers(self, args: Sequence[Any], sizes: Sizes) -> None:
-        """Raise for a tensor that is smaller than what the kernel takes to begin there."""
+        """Raise LaunchError for a tensor smaller than the kernel's declared shape behind a pointer."""
         if not self.has_pointers:
             return
         values: dict[Var, Scalar] = {**sizes, **self.scalars_of(args)}
@@ -103,14 +103,14 @@ class Binding:
                     raise LaunchError(f"argument `{param.name}` must have {reach} elements, got {value.numel()}")
 
     def is_unused(self, symbol: Buffer | Var) -> bool:
-        """Whether nothing but the signature mentions a parameter or a size: its tensor may be None."""
+        """Return whether a parameter or size appears in the signature only; its tensor may then be None."""
         others = (*self.program.workspaces, *self.program.outputs) if isinstance(symbol, Var) else ()
         made = any(mentions(size, symbol) for b in others for size in (*b.shape, *(b.strides or ())))
         viewed = any(view.base is symbol for view in self.program.views)
         return not made and not viewed and not any(mentions(kernel, symbol) for kernel in self.program.kernels)
 
     def scalars_of(self, args: Sequence[Any]) -> dict[Var, Scalar]:
-        """The numbers among `args`, as Python's, each inside the range of its type."""
+        """Return the numbers in `args` as Python numbers, each inside the range of its type."""
         return {p: scalar(p, a) for p, a in zip(self.given, args, strict=True) if isinstance(p, Var)}
 
 
@@ -146,8 +146,10 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
 
 
 def held(param: Buffer, value: Any, values: Mapping[Var, Scalar]) -> Any:
-    """A tensor as kernels see it, by the sizes and scalars `values`: bytes of narrow types, nothing for None, and from
-    a pointer on what was declared."""
+    """Return a tensor as kernels see it, with the sizes and scalars `values`.
+
+    Narrow types become bytes, None becomes an empty tensor, and a pointer becomes a view of the declared shape.
+    """
     import torch
 
     if value is None:
@@ -159,7 +161,7 @@ def held(param: Buffer, value: Any, values: Mapping[Var, Scalar]) -> Any:
 
 
 def _form(param: Buffer, values: Mapping[Var, Scalar]) -> tuple[list[int], list[int]]:
-    """The sizes and strides of what begins at a pointer."""
+    """Return the sizes and strides of the tensor declared behind a pointer."""
     shape = [size_of(n, values, param.name) for n in param.shape]
     if param.strides is not None:
         return shape, [size_of(n, values, param.name) for n in param.strides]
@@ -167,7 +169,7 @@ def _form(param: Buffer, values: Mapping[Var, Scalar]) -> tuple[list[int], list[
 
 
 def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
-    """What the shape and the strides of an argument say."""
+    """List the sizes and strides of an argument, each with the expression that it must equal."""
     found: list[Fact] = []
     if param.origin == "pointer":
         return found
@@ -182,7 +184,7 @@ def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
 
 
 def solve(facts: Sequence[Fact]) -> Sizes:
-    """The dimensions that the facts determine; LaunchError where facts disagree."""
+    """Compute the dimensions that the facts determine. Raises LaunchError where facts disagree."""
     sizes: Sizes = {}
     waiting, idle = [f for f in facts if not f.is_idle], [f for f in facts if f.is_idle]
     waiting = _settle(waiting, sizes)
@@ -200,7 +202,7 @@ def solve(facts: Sequence[Fact]) -> Sizes:
 
 
 def _settle(facts: Sequence[Fact], sizes: Sizes, only_learn: bool = False) -> list[Fact]:
-    """Use facts until none tells more; return those that are still open."""
+    """Use facts until none determines another size; return the facts that remain open."""
     pending = list(facts)
     while pending:
         rest = [fact for fact in pending if not _use(fact, sizes, only_learn)]
@@ -211,7 +213,7 @@ def _settle(facts: Sequence[Fact], sizes: Sizes, only_learn: bool = False) -> li
 
 
 def _use(fact: Fact, sizes: Sizes, only_learn: bool) -> bool:
-    """Compare a fact without unknowns, or solve one with a single unknown; False if it has to wait."""
+    """Compare a fact without unknowns, or solve one with a single unknown; return False if the fact must wait."""
     wanted, actual = fact.wanted, fact.actual
     if isinstance(wanted, Var) and wanted not in sizes:
         sizes[wanted] = actual
@@ -233,7 +235,7 @@ def _use(fact: Fact, sizes: Sizes, only_learn: bool) -> bool:
 
 
 def _solution(wanted: Expr, var: Var, actual: int, sizes: Sizes) -> int | None:
-    """The `var` for which `wanted`, linear in it, is `actual`; None if there is none or it is not linear."""
+    """Solve `wanted` = `actual` for `var`; return None if `wanted` is not linear or has no solution."""
     linear = (Const, Var, Cast)
     if not all(isinstance(n, linear) or (isinstance(n, Binary) and n.op in ("+", "-", "*")) for n in walk(wanted)):
         return None
@@ -249,7 +251,7 @@ def _unknown(expr: Expr, sizes: Sizes) -> list[Var]:
 
 
 def _place(var: Var, facts: Sequence[Fact]) -> str:
-    """Where the caller finds a dimension."""
+    """Describe the argument and dimension in which the caller finds a size."""
     for fact in facts:
         if fact.wanted is var:
             what = "stride" if fact.is_stride else "size"
@@ -258,7 +260,7 @@ def _place(var: Var, facts: Sequence[Fact]) -> str:
 
 
 def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
-    """A size expression of `name` with what was learnt from the arguments."""
+    """Evaluate a size expression of `name` with the sizes computed from the arguments."""
     try:
         found = evaluate(expr, values)
         return int(found) if isinstance(found, int | float) else found  # else a symbol
@@ -267,7 +269,7 @@ def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
 
 
 def scalar(param: Var, value: Any) -> Scalar:
-    """A scalar argument as Python's bool, int or float; tensors and arrays without dimensions count as numbers."""
+    """Convert a scalar argument to Python's bool, int or float; tensors without dimensions count as numbers."""
     if isinstance(value, bool | int) or (isinstance(value, float) and param.dtype.is_float):
         if param.dtype.is_float:
             return float(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one compilation carries along beside the program: the target, the author's options, and the schedule report."""
+"""The context of one compilation: the target, the author's options, and the schedule report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_tile.hardware import Target
 
 @dataclass(frozen=True)
 class Remark:
-    """What one operation of the author's became: `op` (as written), `became`, and `why_not` something faster, if so."""
+    """One decision of the compiler: `op` as written, what it `became`, and `why_not` something faster, if so."""
 
     span: Span | None
     op: str
@@ -23,7 +23,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an on-chip buffer's elements lie, as printed, and which demand decided it."""
+    """The layout of an on-chip buffer as printed, and the demand that decided it."""
 
     buffer: str
     scope: str
@@ -34,8 +34,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class PassOptions:
-    """Switches of `jit`: `strict` makes every note with a `why_not` an error; `fast_math` allows approximate maths;
-    `tf32` lets products of float32 round their operands to 11 significant bits, for the tensor cores."""
+    """The compiler switches of `jit`.
+
+    `strict` makes every note with a `why_not` an error. `fast_math` allows approximate maths. `tf32` lets products of
+    float32 round their operands to 11 significant bits, for the tensor cores.
+    """
 
     strict: bool = False
     fast_math: bool = False
@@ -44,7 +47,7 @@ class PassOptions:
 
 @dataclass
 class Build:
-    """One compilation. `remarks` is the schedule report, `placements` the layouts, in the order of the decisions."""
+    """The state of one compilation. `remarks` is the schedule report, `placements` the layouts, as decided."""
 
     target: Target
     options: PassOptions = field(default_factory=PassOptions)
@@ -56,23 +59,23 @@ class Build:
         self.remarks.append(Remark(span, op, became, why_not))
 
     def schedule(self, name: str) -> Schedule:
-        """The report so far, of the kernel `name`."""
+        """Return the schedule report so far, for the kernel `name`."""
         return Schedule(name, self.target, tuple(self.remarks))
 
 
 def is_watched() -> bool:
-    """Whether the stages of a compilation are written down or checked, so that the passes have to run."""
+    """Return whether stages are dumped or verified, so that the passes must run."""
     return bool(os.environ.get("TORCH_TILE_DUMP")) or os.environ.get("TORCH_TILE_VERIFY", "0") != "0"
 
 
 def times(count: int) -> str:
-    """How often a row of the report was noted, if more than once."""
+    """Format the count of a repeated row of the report; a count of 1 gives no text."""
     return f"{count} x " if count > 1 else ""
 
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """A kernel's schedule report: what each operation became, and why nothing faster. Prints as a table."""
+    """A kernel's schedule report: what each operation became, and why nothing faster. It prints as a table."""
 
     name: str
     target: Target
@@ -80,21 +83,22 @@ class Schedule:
 
     @property
     def slow(self) -> tuple[Remark, ...]:
-        """The notes on what could be faster."""
+        """The remarks on operations that could be faster."""
         return tuple(remark for remark in self.remarks if remark.why_not)
 
     @property
     def rows(self) -> tuple[tuple[Remark, int], ...]:
-        """The different notes, each where it is first, and how often each was made: an op may be lowered many times."""
+        """The distinct remarks in order, each with its count, because an op may be lowered many times."""
         return tuple(Counter(self.remarks).items())
 
     @property
     def title(self) -> str:
-        """What the report is of, and how much it says."""
+        """The title of the report: kernel, target, and the numbers of notes and of slow operations."""
         slow = sum(bool(remark.why_not) for remark, _ in self.rows)
         return f"{self.name} for {self.target}: {len(self.rows)} notes, {slow} of what could be faster"
 
     def __repr__(self) -> str:
+        """Format the report as a table."""
         lines, remarks = [self.title], [remark for remark, _ in self.rows]
         places = [
             f"{remark.span.file.rsplit('/', 1)[-1]}:{remark.span.line}" if remark.span else "-" for remark in remarks

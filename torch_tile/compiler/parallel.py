@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many programs compiled side by side, with a limit of time for each and a bar that shows how far they are.
+"""Compile many programs in parallel, with a time limit for each program and a progress bar.
 
 Threads, not processes: the compilers proper (NVRTC, or the host's) take more than half of the time and run beside
 Python, and a fresh process would first import torch, which takes longer than a dozen kernels. (Where Inductor has
@@ -27,7 +27,7 @@ WORKERS = "TORCH_TILE_AUTOTUNE_WORKERS"
 
 
 def workers_for(target: Target) -> int:
-    """How many programs to compile at once: `$TORCH_TILE_AUTOTUNE_WORKERS`, else what the cores and our passes allow.
+    """Choose how many programs to compile at once: `$TORCH_TILE_AUTOTUNE_WORKERS`, else by the number of cores.
 
     The passes hold Python's lock for some two fifths of a GPU kernel's time, so more than four threads would only wait.
     """
@@ -39,9 +39,10 @@ def workers_for(target: Target) -> int:
 def side_by_side(
     jobs: Sequence[Callable[[], R]], workers: int, timeout: float | None, told: Callable[[], object] = lambda: None
 ) -> list[R | Exception]:
-    """What each job returns or raises, in order; TimeoutError for one that ran longer than `timeout` seconds.
+    """Run jobs in parallel and return each job's result or exception in order.
 
-    The thread of such a job is left alone, as nothing can stop it, and another takes its place.
+    A job that runs longer than `timeout` seconds gives a TimeoutError. Nothing can stop its thread, so a new thread
+    takes its place.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[int, R | Exception]] = queue.SimpleQueue()
@@ -87,9 +88,10 @@ def side_by_side(
 def all_of(
     jobs: Sequence[Callable[[], R]], target: object, num_workers: int | None, ignore_error: bool
 ) -> list[R | None]:
-    """What each job, which compiles for `target`, returns, in order, with a bar; `num_workers` at once, None to choose.
+    """Run compile jobs for `target` in parallel and return their results in order, with a progress bar.
 
-    The first that fails raises, once all have ended; with `ignore_error` it is None, and a warning is logged.
+    `num_workers` jobs run at once; None chooses a number. After all jobs have ended, the first failure is raised. With
+    `ignore_error` a failed job gives None and a logged warning.
     """
     if num_workers is not None and num_workers < 1:
         fix = "give a positive number, or None for as many as the cores allow"
@@ -108,9 +110,9 @@ def all_of(
 
 @contextlib.contextmanager
 def progress(total: int | None, what: str) -> Iterator[Callable[[], object]]:
-    """A bar on the terminal, if there is one and tqdm is installed; gives what to call after each of `total` steps.
+    """Show a progress bar on a terminal, if tqdm is installed; yield the function to call after each step.
 
-    None: nobody knows how many. TQDM_DISABLE=1 silences it as it does all bars of tqdm.
+    `total` is None if the number of steps is unknown. TQDM_DISABLE=1 hides the bar, as it hides all bars of tqdm.
     """
     try:
         tqdm = import_module("tqdm").tqdm

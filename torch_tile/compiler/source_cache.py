@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ of a program, kept on disk: a later process traces the kernel, and neither lowers nor prints it again.
+"""Cache the C++ of programs on disk, so that a later process neither lowers nor prints the kernel again.
 
 The key is a digest of the traced program, the target, the options, and the files of this package. What is kept is JSON:
 the text, and for CUDA its entries and the schedule report. The machine code lies below, keyed by the text
@@ -37,9 +37,9 @@ PARTS = ("codegen", "compiler", "diagnostics", "intrinsics", "ir", "lowering", "
 
 
 def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[], Program]]:
-    """The CUDA C++ of `program`, from the disk if it is there, and a function that gives the lowered program.
+    """Return the CUDA C++ of `program`, from the cache if possible, and a function that returns the lowered program.
 
-    The schedule report goes into `build`. Where somebody watches the passes they always run.
+    The schedule report goes into `build`. The passes always run if stages are dumped or verified.
     """
     made: list[Program] = []
 
@@ -60,7 +60,7 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
 
 
 def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], Program]]:
-    """The same for the CPU."""
+    """Return the C++ of `program` for the CPU, and a function that returns the lowered program."""
 
     @functools.cache
     def lowered() -> Program:
@@ -79,7 +79,7 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
 
 
 def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
-    """`text()`, or what it gave before for this program."""
+    """Return the cached text of the program; call `text()` if the cache has none."""
 
     def make(output: Path) -> None:
         output.write_text(text())
@@ -93,7 +93,7 @@ def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
 
 
 def packed(source: CudaSource, build: Build, program: Program) -> str:
-    """The text of a file."""
+    """Serialise a CUDA source and its report as JSON text for the cache."""
     symbols = {v: n for n, v in enumerate(_symbols(program))}
     found = {
         "text": source.text,
@@ -107,7 +107,7 @@ def packed(source: CudaSource, build: Build, program: Program) -> str:
 
 
 def unpacked(text: str, build: Build, program: Program) -> CudaSource:
-    """What `packed` wrote, in the variables of `program`; its report goes into `build`."""
+    """Rebuild a source from the text of `packed`, with the variables of `program`; add its report to `build`."""
     found, symbols = json.loads(text), _symbols(program)
 
     def made(cls: Any, items: list[list[Any]]) -> list[Any]:
@@ -120,7 +120,7 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
 
 
 def _symbols(program: Program) -> list[Var]:
-    """All variables that entries may mention."""
+    """Return all variables that the entries may mention."""
     return [*dimensions(program), *(p for p in program.params if isinstance(p, Var))]
 
 
@@ -129,7 +129,7 @@ def _fields(value: Any, symbols: dict[Var, int]) -> list[Any]:
 
 
 def _pack(value: Any, symbols: dict[Var, int]) -> Any:
-    """Numbers, text and None as they are, all else as a list that begins with its kind."""
+    """Convert a value for JSON: numbers, text and None unchanged, other values as a list that begins with the kind."""
     if isinstance(value, Var):
         return ["Var", symbols[value]]
     if isinstance(value, Expr):
@@ -146,6 +146,7 @@ def _pack(value: Any, symbols: dict[Var, int]) -> Any:
 
 
 def _unpack(value: Any, symbols: list[Var]) -> Any:
+    """Rebuild a value from the form that `_pack` returned."""
     if not isinstance(value, list):
         return value
     kind, *rest = value

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From source text to a running kernel: compiler, cache, launch."""
+"""Build and run kernels from their source text: compilers, cache and launch."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Built files on disk, found by the digest of everything that went into them.
+"""Cache built files on disk under the digest of all their inputs.
 
-An entry is there completely or not at all: it is built under a temporary name in its own folder, renamed, and then
-sealed by a sidecar with its name, size and SHA-256. What is missing, truncated, altered or of another name is built
-again. What another user could have written is refused, because entries are loaded into the process as machine code: the
-file, its folder and every folder above must belong to this user or to root, and nobody else may write there. Folders
-with the sticky bit are the exception, since names in them can only be exchanged by their owners.
+An entry is complete or absent. It is built under a temporary name in its own folder, renamed, and then sealed by a
+sidecar with its name, size and SHA-256. A missing, truncated, altered or renamed entry is built again. Entries are
+loaded into the process as machine code, so an entry that another user could have written is refused. The file, its
+folder and every folder above must belong to this user or to root, and no other user may write there. Folders with the
+sticky bit are the exception, because only owners can exchange names in them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _listeners: list[Callable[[Path], None]] = []
 
 
 class CacheError(RuntimeError):
-    """The cache folder or one of its files cannot be used; the message says what to do."""
+    """Raised if the cache folder or one of its files cannot be used; the message tells the remedy."""
 
 
 def cache_dir() -> Path:
-    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`, with links resolved.
+    """Return `$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`, links resolved.
 
     A default that cannot be used gives way to a private temporary folder, with one warning.
     A folder that `TORCH_TILE_CACHE_DIR` names never does; it need not exist yet.
@@ -61,7 +61,7 @@ def cache_dir() -> Path:
 
 
 def _usable(root: Path) -> Path:
-    """`root`, or a private temporary folder where libraries cannot be written to `root` or loaded from it."""
+    """Return `root`, or a private temporary folder where libraries cannot be written to or loaded from `root`."""
     root = Path(os.path.realpath(root))
     with _choosing:
         if root in _chosen and _chosen[root].is_dir():
@@ -78,7 +78,7 @@ def _usable(root: Path) -> Path:
 
 
 def _fault(root: Path) -> str | None:
-    """Why libraries cannot be kept in `root`, which is made if it is missing; None if they can."""
+    """Create `root` if it is missing; return why it cannot hold libraries, or None if it can."""
     try:
         _make(root)
         with tempfile.TemporaryFile(dir=root):
@@ -93,7 +93,7 @@ def _fault(root: Path) -> str | None:
 
 
 def _private_dir() -> Path:
-    """A folder among the temporary files that only this user can write; later processes find it again."""
+    """Return a temporary folder that only this user can write; later processes find the same folder."""
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     root = Path(os.path.realpath(tempfile.gettempdir())) / f"torch_tile-{user}"
     if _fault(root) is None and not root.is_symlink():
@@ -105,7 +105,7 @@ def _private_dir() -> Path:
 
 
 def key_of(*parts: str | bytes) -> str:
-    """The key of an entry made from `parts`: SHA-256 over lengths and bytes, so no two lists of parts share one."""
+    """Compute the cache key of `parts`: SHA-256 over lengths and bytes, so that no two lists of parts share a key."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -115,7 +115,7 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def get_or_build(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
-    """The file of `key` with `suffix` (such as ".so"), calling `build(path)` to write it if there is no sound one.
+    """Return the cached file of `key` with `suffix` (such as ".so"); call `build(path)` if no sound file exists.
 
     Several threads and processes may ask at once: threads wait, processes may each build, and the last rename wins.
     `build` may itself ask for another suffix of the key; what it raises passes through and leaves nothing behind.
@@ -135,7 +135,7 @@ def get_or_build(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(key: str, suffix: str) -> bool:
-    """Whether `get_or_build` would find the file."""
+    """Return whether `get_or_build` would find the file."""
     return _is_sound(_folder(key) / (key + suffix))
 
 
@@ -147,12 +147,12 @@ def on_use(listener: Callable[[Path], None]) -> None:
 
 
 def sealed(path: Path) -> bytes:
-    """A sound entry as bytes that `unsealed` can check: its name, size and digest, then what is in it."""
+    """Pack a sound entry as bytes that `unsealed` can check: its name, size and digest, then its content."""
     return _seal_text(path).encode() + path.read_bytes()
 
 
 def unsealed(data: bytes, name: str) -> bytes:
-    """The content of the entry `name` in what `sealed` gave. Raises CacheError if a byte is missing or another."""
+    """Return the content of the entry `name` in the bytes of `sealed`. Raises CacheError for damaged bytes."""
     seal, _, content = data.partition(b"\n")
     if seal + b"\n" != _seal_of_bytes(name, content).encode():
         raise CacheError("the entry is not what it was when it was saved")
@@ -167,7 +167,7 @@ def _folder(key: str) -> Path:
 
 
 def _make(folder: Path) -> None:
-    """Make `folder` if it is missing. Raises CacheError if it cannot be made, or is not this user's alone."""
+    """Create `folder` if it is missing. Raises CacheError if that fails, or if other users can write the folder."""
     try:
         _make_parents(folder.parent)
         with contextlib.suppress(FileExistsError):
@@ -185,7 +185,7 @@ def _make(folder: Path) -> None:
 
 
 def _check_ancestors(folder: Path) -> None:
-    """Raise CacheError if another user could put another folder in the place of `folder`, which has no links."""
+    """Raise CacheError if another user could replace `folder`, whose path has no links."""
     if not hasattr(os, "geteuid") or folder.parent in _trusted:
         return
     for ancestor in folder.parents:
@@ -208,7 +208,7 @@ def _check_ancestors(folder: Path) -> None:
 
 @functools.cache
 def _unmapped_user() -> int:
-    """The owner that files of root show inside a container which knows no root."""
+    """Return the user id that owns root's files in a container without a root user."""
     with contextlib.suppress(OSError, ValueError):
         return int(Path("/proc/sys/kernel/overflowuid").read_text())
     return 0
@@ -216,7 +216,7 @@ def _unmapped_user() -> int:
 
 @functools.cache
 def _is_private_group(group: int) -> bool:
-    """Whether a group is this user's alone: it has the user's name, as many systems make one for each user."""
+    """Return whether this user is a group's only member and has its name; many systems make such groups."""
     import grp
     import pwd
 
@@ -228,7 +228,7 @@ def _is_private_group(group: int) -> bool:
 
 
 def _make_parents(folder: Path) -> None:
-    """Make the missing ancestors, none of which others may write, whatever the umask is."""
+    """Create the missing parent folders; only this user may write them, whatever the umask is."""
     if not folder.exists():
         _make_parents(folder.parent)
         with contextlib.suppress(FileExistsError):
@@ -236,6 +236,7 @@ def _make_parents(folder: Path) -> None:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
+    """Raise CacheError if a file belongs to another user or another user can write it."""
     if not hasattr(os, "geteuid"):  # Windows: the folder lies in the user's profile
         return
     if status.st_uid != os.geteuid():
@@ -263,6 +264,7 @@ def _seal_of_bytes(name: str, data: bytes) -> str:
 
 
 def _is_sound(path: Path) -> bool:
+    """Return whether a cached file is owned by this user and matches its seal."""
     seal = _seal_of(path)
     try:
         for each in (path, seal):
@@ -278,6 +280,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _build(path: Path, build: Callable[[Path], None]) -> None:
+    """Build a file under a temporary name, seal it, and move it into the cache."""
     temporary = _temporary_name(path)
     seal = _temporary_name(_seal_of(path))
     try:
@@ -304,6 +307,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
 
 
 def _temporary_name(path: Path) -> Path:
+    """Create an empty temporary file for `path`; its name tells the machine and process."""
     # The suffix is kept at the end: compilers and linkers look at it.
     owner = f"{path.stem[:16]}.{_host()}-{os.getpid()}."
     try:
@@ -318,12 +322,12 @@ def _temporary_name(path: Path) -> Path:
 
 
 def _host() -> str:
-    """This machine's name, in letters and digits."""
+    """Return this machine's name, in letters and digits."""
     return re.sub(r"\W", "", socket.gethostname())[:32]
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what builds that were killed left in `folder`: those of this machine at once, others after a day."""
+    """Remove the temporary files of killed builds: those of this machine at once, other machines' after a day."""
     now, ours = time.time(), re.compile(rf".*\.{_host()}-(\d+)\.")
     for path in folder.glob(f"*{_TEMPORARY}.*"):
         owner = ours.match(path.name)
@@ -334,7 +338,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether there is a process of this number on this machine."""
+    """Return whether a process of this number runs on this machine."""
     if os.name != "posix":
         return True
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a program compiled for NVIDIA GPUs on tensors: on the current stream of their device, without waiting for it.
+"""Launch a program compiled for NVIDIA GPUs on the current stream of its tensors' device, without waiting.
 
 A form of arguments (dtypes, devices, sizes, strides) is checked once and becomes a `Plan`; from then on only addresses
 and scalars change. The plan is followed here or, where it could be built, by csrc/launch.cpp, to the same effect.
@@ -41,7 +41,7 @@ LETTERS = {
 
 
 class Launch(NamedTuple):
-    """One kernel of a plan.
+    """One kernel launch of a plan.
 
     Each argument is (TENSOR or SCALAR, its position among those), (NUMBER, 64 bits) or (MAP, its position in `maps`).
     """
@@ -57,7 +57,7 @@ class Launch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is launched, and on which device, for arguments of one form; and how many bytes of workspace that takes."""
+    """The launches, device and bytes of workspace for arguments of one form."""
 
     context: int
     device: int
@@ -65,12 +65,12 @@ class Plan(NamedTuple):
     workspace: int = 0
 
     def packed(self) -> bytes:
-        """The plan as csrc/launch.cpp reads it, where all maps come before all launches."""
+        """Pack the plan for csrc/launch.cpp, which reads all maps before all launches."""
         words = self.words()
         return struct.pack(f"{len(words)}q", *(word if word < 2**63 else word - 2**64 for word in words))
 
     def words(self) -> list[int]:
-        """The same as numbers of 64 bits."""
+        """Return the plan as 64-bit words."""
         maps = [each.form for launch in self.launches for each in launch.maps]
         words = [
             self.context,
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
 
 
 class CudaLauncher(BaseLauncher):
-    """Calls the entries of a cubin. Modules are loaded once for each device that arguments come from."""
+    """Launches the entries of a cubin. Loads the module once for each device of the arguments."""
 
     kind = "cuda"
 
@@ -112,7 +112,7 @@ class CudaLauncher(BaseLauncher):
         self.begin = self.__call__ if self.allocates else self.go
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run on `args`; returns what the kernel returns, as soon as it is in the stream's queue."""
+        """Run on `args`; return the kernel's results as soon as the launch is in the stream's queue."""
         if named:
             self.binding.refuse_names(named)
         if not self.allocates:
@@ -121,16 +121,16 @@ class CudaLauncher(BaseLauncher):
         return super().__call__(*args)
 
     def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
-        """Start the kernels."""
+        """Launch the kernels."""
         left = iter(tensors)
         self.go(*(next(left) if isinstance(p, Buffer) else scalars[p] for p in self.everything))
 
     def device_of(self, args: Sequence[Any]) -> torch.device | str:
-        """The device of the first tensor; the current one if there is none."""
+        """Return the device of the first tensor, or the current device if there is none."""
         return next((a.device for a in args if hasattr(a, "device") and hasattr(a, "data_ptr")), self.kind)
 
     def start(self, *args: Any, **named: Any) -> None:
-        """Launch on all parameters, outputs and workspaces: the whole way in Python, and the first time for a form."""
+        """Launch on all parameters, outputs and workspaces through Python; the first call of each form does."""
         if named:
             self.binding.refuse_names(named)
         plan, tensors, slots = self.prepared(args)
@@ -150,7 +150,7 @@ class CudaLauncher(BaseLauncher):
             self.remember(args, plan.packed())
 
     def prepared(self, args: Sequence[Any]) -> tuple[Plan, list[Any], list[int]]:
-        """The plan for arguments of this form, checked if it is new; the tensors among them, and the scalars' bits."""
+        """Return the plan for arguments of this form, checked if new; also the tensors and the scalars' bits."""
         if len(args) != len(self.everything):
             self.whole.in_order(args)
         scalars = {p: scalar(p, a) for p, a in zip(self.everything, args, strict=False) if isinstance(p, Var)}
@@ -167,7 +167,7 @@ class CudaLauncher(BaseLauncher):
         return plan, tensors, [slot_of(p, number) for p, number in scalars.items()]
 
     def address(self, param: Buffer, tensor: torch.Tensor | None) -> int:
-        """Where a tensor begins, if that is where the kernel's accesses can begin; 0 for None, which is unused."""
+        """Return a tensor's address; 0 for None. Raises LaunchError if the address is not aligned."""
         if tensor is None:
             return 0
         found = tensor.data_ptr()
@@ -182,7 +182,7 @@ class CudaLauncher(BaseLauncher):
         return found
 
     def check_apart(self, tensors: Sequence[Any]) -> None:
-        """Raise if a kernel takes for constant what it writes through another argument."""
+        """Raise LaunchError if a tensor that a kernel reads as constant overlaps one that it writes."""
         for read, written in self.source.apart:
             one_is_none = tensors[read] is None or tensors[written] is None
             if not one_is_none and overlap(tensors[read], tensors[written]):
@@ -194,7 +194,7 @@ class CudaLauncher(BaseLauncher):
 
     # -- plans ---------------------------------------------------------------------------------------------------------
     def plan(self, args: Sequence[Any], scalars: Mapping[Var, Scalar]) -> Plan:
-        """Check the arguments and work out the launches."""
+        """Check the arguments and compute their launches."""
         machine = self.require_gpu()
         sizes = self.whole.sizes_of(args[: len(self.program.params)], self.kind)
         device = self.index_of(args)
@@ -206,7 +206,7 @@ class CudaLauncher(BaseLauncher):
     def launch(
         self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar], machine: Driver
     ) -> Launch | None:  # fmt: skip
-        """One kernel; None if its grid is empty."""
+        """Return the launch of one kernel; None if its grid is empty."""
         grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
         if grid is None:
             return None
@@ -218,7 +218,7 @@ class CudaLauncher(BaseLauncher):
     def arguments(
         self, entry: Entry, sizes: Sizes, scalars: Mapping[Var, Scalar] | None = None
     ) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:  # fmt: skip
-        """What the kernel is given, as in `Launch`, and the tensor maps among it."""
+        """Return a kernel's arguments, as in `Launch`, and the forms of its tensor maps."""
         found: list[tuple[int, int]] = []
         forms: list[MapForm] = []
         values: dict[Var, Scalar] = {**sizes, **(scalars or {})}
@@ -239,7 +239,7 @@ class CudaLauncher(BaseLauncher):
         return tuple(found), tuple(forms)
 
     def index_of(self, args: Sequence[Any]) -> int:
-        """The number of the device that the tensors are on."""
+        """Return the index of the tensors' device."""
         import torch
 
         tensors = (a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer))
@@ -247,7 +247,7 @@ class CudaLauncher(BaseLauncher):
         return torch.cuda.current_device() if first is None else int(first.device.index)
 
     def load(self, machine: Driver, device: int) -> dict[str, Function]:
-        """The entries on a device."""
+        """Return the entries on a device; load the cubin at the first call."""
         if device not in self.functions:
             found = machine.capability(device)
             if not runs_on(self.target.capability, found):
@@ -260,7 +260,7 @@ class CudaLauncher(BaseLauncher):
         return self.functions[device]
 
     def require_gpu(self) -> Driver:
-        """The driver. Raises LaunchError, saying what can be done without one."""
+        """Return the driver. Raises LaunchError with a remedy if there is none."""
         try:
             return driver()
         except LaunchError as problem:
@@ -270,7 +270,7 @@ class CudaLauncher(BaseLauncher):
             ) from problem
 
     def use_native(self, machine: Driver) -> None:
-        """From the next call on, go through csrc/launch.cpp if there is one and it knows all kinds of arguments."""
+        """Launch through csrc/launch.cpp from the next call on, if it is built and handles all arguments."""
         kinds = ["t" if isinstance(p, Buffer) else LETTERS.get(p.dtype.name, "") for p in self.everything]
         if self.remember is not None or not all(kinds):
             return
@@ -286,13 +286,13 @@ class CudaLauncher(BaseLauncher):
 
 
 def grid_of(entry: Entry, values: Mapping[Var, Scalar]) -> tuple[int, int, int]:
-    """How many blocks there are in each direction."""
+    """Compute the number of blocks in each direction."""
     x, y, z = (*(size_of(size, values, f"{entry.name}'s grid") for size in entry.grid), 1, 1, 1)[:3]
     return x, y, z
 
 
 def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | None:
-    """A grid as the GPU takes it; None if it is empty."""
+    """Adapt a grid to the GPU's limits; return None if the grid is empty."""
     x, y, z = grid
     if min(grid) <= 0:
         return None
@@ -307,7 +307,7 @@ def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | N
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors share a byte, or whether that is too hard to tell."""
+    """Return whether two tensors share a byte; True if the search takes too many steps."""
     (start, end), (other, last) = extent(a), extent(b)
     if start >= last or other >= end:
         return False
@@ -321,7 +321,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte of a tensor and of the byte after its last."""
+    """Return the addresses of a tensor's first byte and of the byte after its last."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if not tensor.numel():
         return start, start
@@ -329,7 +329,7 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def as_bytes(tensor: torch.Tensor) -> Any:
-    """An array that says where a tensor's bytes are, and must not be read."""
+    """Return an array that describes the places of a tensor's bytes and must not be read."""
     import numpy as np
 
     class Place:
@@ -343,17 +343,17 @@ def as_bytes(tensor: torch.Tensor) -> Any:
 
 
 def native_addresses(machine: Driver) -> tuple[int, ...]:
-    """Where csrc/launch.cpp finds the driver's functions."""
+    """Return the addresses of the driver's functions that csrc/launch.cpp calls."""
     return tuple(map(machine.address, NATIVE_FUNCTIONS))
 
 
 def failed(status: int) -> None:
-    """Raise what the driver says of a launch that it refused."""
+    """Raise LaunchError with the driver's message for a refused launch."""
     raise LaunchError(f"cuLaunchKernel: {driver().error(status)}")
 
 
 def slot_of(param: Var, value: Scalar) -> int:
-    """A scalar argument as the 8 bytes whose first hold it in the parameter's type."""
+    """Encode a scalar argument in 8 bytes; the first bytes hold it in the parameter's type."""
     dtype = param.dtype
     if not dtype.is_float:
         return int(value) % 2**64
@@ -368,7 +368,7 @@ def slot_of(param: Var, value: Scalar) -> int:
 
 
 def current_stream(device: int) -> int:
-    """The handle of torch's current stream on a device."""
+    """Return the handle of torch's current stream on a device."""
     import torch
 
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)

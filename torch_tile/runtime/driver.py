@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver through ctypes: a cubin becomes functions in a device's primary context, the one that torch uses.
+"""Call the CUDA driver through ctypes: load cubins into a device's primary context and launch their functions.
 
-Nothing here waits for a device or allocates on one, so all of it may happen while a CUDA graph is captured.
+No call here waits for a device or allocates on one, so all calls are allowed while a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class _Value(ctypes.Union):
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
+    """The struct CUlaunchAttribute."""
 
     _fields_ = [("id", ctypes.c_uint), ("value", _Value)]
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The struct CUlaunchConfig."""
 
     _fields_ = [
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
@@ -51,7 +51,7 @@ class _Config(ctypes.Structure):
 
 
 class Driver:
-    """libcuda. Its methods may be called from any thread, and leave the thread's current context as it was."""
+    """The CUDA driver (libcuda). Any thread may call its methods; they restore the thread's current context."""
 
     def __init__(self, library: ctypes.CDLL):
         self.library = library
@@ -60,23 +60,23 @@ class Driver:
         self._check("cuInit", 0)
 
     def address(self, name: str) -> int:
-        """Where one of the driver's functions lies, for callers that are not in Python; 0 if it has none."""
+        """Return the address of a driver function, for callers outside Python; 0 if the driver lacks it."""
         function = getattr(self.library, name, None)
         return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def version(self) -> tuple[int, int]:
-        """The newest CUDA version that the driver supports."""
+        """Return the newest CUDA version that the driver supports."""
         number = ctypes.c_int()
         self._check("cuDriverGetVersion", ctypes.byref(number))
         return number.value // 1000, number.value % 1000 // 10
 
     def capability(self, device: int) -> int:
-        """90 for compute capability 9.0."""
+        """Return a device's compute capability as one number, such as 90 for 9.0."""
         major, minor = (self._attribute(a, device) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
         return 10 * major + minor
 
     def context(self, device: int) -> int:
-        """The primary context of a device, made if torch has not made it; it is kept until the process ends."""
+        """Return the primary context of a device, created if torch has not; it lives until the process ends."""
         with self.lock:
             if device not in self.contexts:
                 handle, context = ctypes.c_int(), ctypes.c_void_p()
@@ -86,9 +86,9 @@ class Driver:
             return self.contexts[device]
 
     def load(self, cubin: bytes, device: int, shared: dict[str, int]) -> dict[str, Function]:
-        """The functions named in `shared`, each allowed so many bytes of dynamic shared memory.
+        """Load a cubin and return the functions in `shared`, each with its bytes of dynamic shared memory allowed.
 
-        The module stays loaded until the process ends, as launches may be in flight or in captured graphs.
+        The module stays loaded until the process ends, because launches may be in flight or in captured graphs.
         """
         context, module = self.context(device), ctypes.c_void_p()
         functions: dict[str, Function] = {}
@@ -183,7 +183,7 @@ class Driver:
             raise LaunchError(f"{name}: {self.error(status)}")
 
     def error(self, status: int) -> str:
-        """The driver's name and words for a status."""
+        """Return the driver's name and description of a status."""
         texts = []
         for ask in ("cuGetErrorName", "cuGetErrorString"):
             text = ctypes.c_char_p()
@@ -193,7 +193,7 @@ class Driver:
 
 
 def open_library() -> ctypes.CDLL:
-    """libcuda, which comes with NVIDIA's driver. Raises LaunchError where there is none."""
+    """Open libcuda, which comes with NVIDIA's driver. Raises LaunchError where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as problem:
@@ -202,5 +202,5 @@ def open_library() -> ctypes.CDLL:
 
 @functools.cache
 def driver() -> Driver:
-    """The driver of this machine, opened once. Raises LaunchError if there is none or it finds no device."""
+    """Return the driver of this machine, opened once. Raises LaunchError if there is none or it finds no device."""
     return Driver(open_library())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++ source to a shared library, with the compiler that Inductor would use, through the cache on disk.
+"""Compile C++ source to a shared library with the compiler that Inductor would use, through the cache on disk.
 
 The library uses torch's own OpenMP run time, so kernels and torch share one pool of threads. Neither torch nor Inductor
 is imported: both only say which compiler to take, and cost a second.
@@ -46,7 +46,7 @@ _log = logging.getLogger("torch_tile")
 
 
 class NoCompilerError(RuntimeError):
-    """No usable C++ compiler on this machine; the message says how to get one."""
+    """Raised if this machine has no usable C++ compiler; the message tells how to get one."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class HostCompiler:
     identity: str
 
     def arguments(self, source: Path, output: Path) -> list[str]:
-        """The command line that builds `output` from `source`."""
+        """Return the command line that builds `output` from `source`."""
         return [*self.command, *self.flags, f"-I{csrc_dir()}", str(source), "-o", str(output), *self.link]
 
 
 def compile_shared(source: str) -> Path:
-    """The shared library built from the C++ text `source`, or found in the cache. Any thread may call it.
+    """Return the shared library of the C++ text `source`, built or from the cache. Any thread may call it.
 
     Raises NoCompilerError if there is no compiler, CacheError if the cache cannot be used, ForeignTextError where
     the compiler refuses a text with an author's own in it, and InternalError where it refuses another, which then is a
@@ -99,7 +99,7 @@ def compile_many(sources: Iterable[str], workers: int | None = None) -> list[Pat
 
 @functools.cache
 def csrc_dir() -> Path:
-    """The folder with the headers: `csrc/` inside the installed package, or beside it in a checkout."""
+    """Return the folder of the headers: `csrc/` inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "csrc", package.parent / "csrc"):
         if (folder / "cpu_types.h").is_file():
@@ -109,13 +109,16 @@ def csrc_dir() -> Path:
 
 @functools.cache
 def headers_digest() -> str:
-    """A digest of the headers that generated CPU kernels may include; read once per process."""
+    """Return a digest of the headers that generated CPU kernels may include; read once per process."""
     return key_of(*(part for path in sorted(csrc_dir().glob("cpu_*.h")) for part in (path.name, path.read_bytes())))
 
 
 @functools.cache
 def find_compiler() -> HostCompiler:
-    """The first that works of Inductor's setting, `$CXX`, g++ and clang++. Raises NoCompilerError if none does."""
+    """Return the first working compiler of Inductor's setting, `$CXX`, g++ and clang++.
+
+    Raises NoCompilerError if none works.
+    """
     tried = []
     for command in _candidates():
         if command in tried:
@@ -137,6 +140,7 @@ def find_compiler() -> HostCompiler:
 
 
 def _candidates() -> Iterator[tuple[str, ...]]:
+    """Yield the commands of compilers to try, in order."""
     # If Inductor's settings are not loaded, nobody changed them, and their default is $CXX or g++.
     chosen = getattr(getattr(sys.modules.get("torch._inductor.config"), "cpp", None), "cxx", ())
     first = chosen if isinstance(chosen, (tuple, list)) else (chosen,)
@@ -149,7 +153,7 @@ def _candidates() -> Iterator[tuple[str, ...]]:
 
 
 def _machine_flags() -> Iterator[tuple[str, ...]]:
-    """Flags for all instruction sets of this machine, best first; compilers differ in which they know."""
+    """Yield flags that enable this machine's instruction sets, best first; compilers know different flags."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         yield ("-march=native", "-mprefer-vector-width=512")
     yield ("-march=native",)
@@ -162,7 +166,7 @@ def _openmp_flags() -> tuple[str, ...]:
 
 
 def _openmp_link(clang: bool) -> tuple[str, ...]:
-    """Torch's OpenMP library by its path, before the compiler's own, which --as-needed then drops."""
+    """Return the flags that link torch's OpenMP library, before the compiler's own, which --as-needed drops."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ()
@@ -191,7 +195,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _check_machine(source: Path, output: Path, result: subprocess.CompletedProcess[str]) -> None:
-    """Raise CacheError where the machine, and not the text, made the compiler fail."""
+    """Raise CacheError if the machine, and not the source text, made the compiler fail."""
     said = result.stderr.lower()
     if "no space left" in said or "disk quota" in said:
         fix = f"Free some space in {output.parent} and {tempfile.gettempdir()}, or set TORCH_TILE_CACHE_DIR and TMPDIR"
@@ -216,7 +220,7 @@ def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """A shared library of the cache. Raises CacheError where the system does not let it be run."""
+    """Load a shared library of the cache. Raises CacheError where the system does not allow it to run."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -230,7 +234,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 def load_entry(path: Path, name: str) -> Callable[..., int]:
-    """The function `name`: (pointers, numbers) -> 0, or the number of the assertion that failed. Releases the GIL."""
+    """Return the function `name`: (pointers, numbers) -> 0, or the failed assertion's number. It releases the GIL."""
     entry = load_library(path)[name]
     entry.restype = ctypes.c_int64
     entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a compiled program on tensors: arguments are bound, results allocated, and the entry called.
+"""Launch a compiled program on tensors: bind the arguments, allocate the results, call the entry.
 
-Arguments that were found fit are remembered by their form, so that they are checked once. Binding itself is
-torch_tile/compiler/binding.py.
+Arguments are checked once for each form. Binding itself is torch_tile/compiler/binding.py.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MOST_FORMS = 1024  # forms of arguments that a launcher remembers
 
 
 class BaseLauncher:
-    """What launchers of all targets share. `out_idx` names parameters that are allocated here and returned."""
+    """The shared part of all targets' launchers. `out_idx` names parameters that it allocates and returns."""
 
     kind = "cpu"
 
@@ -41,7 +40,7 @@ class BaseLauncher:
         self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
+        """Run on `args`, in the order of the parameters without those of `out_idx`; return the results."""
         if named:
             self.binding.refuse_names(named)
         if len(args) != len(self.given):
@@ -60,7 +59,7 @@ class BaseLauncher:
         return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
 
     def sizes_of(self, args: Sequence[Any]) -> Sizes:
-        """The run-time sizes, remembered for arguments that were found fit before."""
+        """Return the run-time sizes; arguments of a known form are not checked again."""
         form = tuple(map(form_of, args))
         if self.binding.has_pointers:
             form += tuple(self.binding.scalars_of(args).values())
@@ -72,23 +71,23 @@ class BaseLauncher:
         return found
 
     def device_of(self, args: Sequence[Any]) -> torch.device | str:
-        """Where results are allocated."""
+        """Return the device on which results are allocated."""
         return self.kind
 
     def allocate(self, buffer: Any, values: dict[Var, Any], device: torch.device | str) -> torch.Tensor:
-        """A fresh tensor for a result or scratch buffer."""
+        """Allocate a tensor for a result or scratch buffer."""
         import torch
 
         shape = [size_of(s, values, buffer.name) for s in buffer.shape]
         return torch.empty(shape, dtype=buffer.torch_dtype(), device=device)
 
     def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
-        """Start the kernels: tensors are buffer parameters, outputs and workspaces, all fit; None is an unused one."""
+        """Launch the kernels on checked tensors: buffer parameters, outputs and workspaces; None if unused."""
         raise NotImplementedError
 
 
 class Launcher(BaseLauncher):
-    """Calls the entry of a program compiled for the CPU: (pointers, numbers) -> 0, or the assertion that failed."""
+    """Calls the entry of a program compiled for the CPU: (pointers, numbers) -> 0, or the failed assertion's number."""
 
     def __init__(
         self, program: Program, entry: Callable[..., int], asserts: Sequence[tuple[str, Span | None]],
@@ -99,7 +98,7 @@ class Launcher(BaseLauncher):
         self.library = library  # where the entry is from, if from a library of its own
 
     def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
-        """Hand pointers and numbers to the entry; raise if a device assertion failed."""
+        """Pass pointers and numbers to the entry; raise if a device assertion failed."""
         pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() if t is not None else None for t in tensors])
         numbers = [sizes[v] for v in self.sizes] + [bits_of(p, scalars[p]) for p in self.scalars]
         code = self.entry(pointers, (ctypes.c_int64 * max(1, len(numbers)))(*numbers))
@@ -111,7 +110,7 @@ class Launcher(BaseLauncher):
 
 
 def form_of(value: Any) -> Any:
-    """All that `Binding.sizes_of` looks at in an argument; kinds that it refuses need not be told apart."""
+    """Return the properties of an argument that `Binding.sizes_of` checks; refused kinds may look the same."""
     if getattr(value, "layout", None) is None or value.is_neg() or value.layout != _strided():
         return type(value)
     return value.dtype, value.shape, value.stride(), value.device
@@ -125,7 +124,7 @@ def _strided() -> object:
 
 
 def bits_of(param: Var, value: Scalar) -> int:
-    """A scalar argument as the 64 bits that the CPU's entry reads: every float as a double."""
+    """Encode a scalar argument in 64 bits for the CPU's entry: every float as a double."""
     if param.dtype.is_float:
         return int(struct.unpack("q", struct.pack("d", value))[0])
     return int(value) if value < 2**63 else int(value) - 2**64

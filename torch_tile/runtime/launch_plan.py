@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists what a call of an entry function launches, instead of launching it.
+"""List what a call of an entry function launches, instead of launching it.
 
 Inside `planning` kernels are listed with their compile-time arguments, tensors and scalars; none is compiled before it
 is asked for. Views and empty tensors are made as usual. A plan follows them: each tensor has a root, which is an
@@ -37,7 +37,7 @@ class Unplanned(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A call of a kernel: kernel function, compile-time arguments (tiling, spec), then tensors and scalars."""
+    """One kernel call: kernel function, compile-time arguments (tiling, spec), then tensors and scalars."""
 
     function: JITFunction
     choice: tuple[Any, ...]
@@ -45,14 +45,14 @@ class Launch:
 
     @property
     def kernel(self) -> JITKernel:
-        """The kernel, compiled unless it is known."""
+        """The kernel, compiled if it is not yet known."""
         made: JITKernel = self.function(*self.choice)
         return made
 
 
 @dataclass(frozen=True, eq=False)
 class TorchCall:
-    """A call of torch that neither makes a view nor an empty tensor: a copy, a fill, or a computation.
+    """A call of torch that makes neither a view nor an empty tensor: a copy, a fill, or a computation.
 
     name: of the operator, as "aten::clone". source: the tensor that a copy reads, maybe into another dtype.
     """
@@ -62,7 +62,7 @@ class TorchCall:
 
 
 class LaunchPlan:
-    """What was called inside `planning`, in order, and where the tensors of the calls lie.
+    """The calls made inside `planning`, in order, and the places of their tensors.
 
     steps: kernels' launches and calls of torch. roots: the arguments, then what was made; `given` counts the arguments.
     """
@@ -81,57 +81,57 @@ class LaunchPlan:
     # -- what readers ask ----------------------------------------------------------------------------------------------
     @property
     def launches(self) -> list[Launch]:
-        """The launches of kernels."""
+        """The kernel launches of the plan."""
         return [step for step in self.steps if isinstance(step, Launch)]
 
     @property
     def torch_calls(self) -> list[TorchCall]:
-        """The calls of torch, without views and empty tensors."""
+        """The torch calls of the plan, without views and empty tensors."""
         return [step for step in self.steps if isinstance(step, TorchCall)]
 
     def compile(self) -> list[JITKernel]:
-        """The kernels of the launches, each one once; those that are not known are compiled."""
+        """Return the distinct kernels of the launches; compile those that are not yet known."""
         return list(dict.fromkeys(launch.kernel for launch in self.launches))
 
     @property
     def made(self) -> list[torch.Tensor]:
-        """The tensors that were made: workspaces, and results of torch."""
+        """The tensors made during planning: workspaces, and results of torch."""
         return self.roots[self.given :]
 
     def root(self, tensor: torch.Tensor) -> int | None:
-        """The number of the root that a tensor is a view of; None for a tensor from elsewhere."""
+        """Return the number of the root that a tensor is a view of; None for a tensor from elsewhere."""
         return self._origins.get(tensor._cdata)
 
     def offset(self, tensor: torch.Tensor) -> Any:
-        """Bytes from the beginning of a tensor's root. Of tensors without memory, from that of the root's storage."""
+        """Return a tensor's offset in bytes from its root, or from the root's storage if it has no memory."""
         if has_memory(tensor):
             return tensor.data_ptr() - self.roots[self._origins[tensor._cdata]].data_ptr()
         return tensor.storage_offset() * tensor.element_size()
 
     def address(self, tensor: torch.Tensor) -> Any:
-        """An address whose low bits are right."""
+        """Return an address of a tensor whose low bits are right."""
         if has_memory(tensor):
             return tensor.data_ptr()
         return self.low_bits_of(tensor) + self.offset(tensor)
 
     def low_bits_of(self, tensor: torch.Tensor) -> int:
-        """The low bits of the address of the storage of a tensor without memory."""
+        """Return the low bits of the storage address of a tensor without memory."""
         return self._low_bits.get(self._origins.get(tensor._cdata, -1), 0)
 
     # -- what fills the plan -------------------------------------------------------------------------------------------
     def add(self, tensor: torch.Tensor, low_bits: int = 0) -> None:
-        """Add an argument, before anything is made. low_bits: of its storage's address, if it has no memory."""
+        """Add an argument before planning begins. low_bits: of its storage's address, if it has no memory."""
         if low_bits:
             self._low_bits[self.given] = low_bits
         self._add_root(tensor)
         self.given += 1
 
     def noting(self, function: JITFunction) -> Callable[..., Callable[..., None]]:
-        """Like a kernel function, but calls of its kernels are noted."""
+        """Wrap a kernel function so that the plan records its kernels' calls instead of launching them."""
         return lambda *choice: lambda *args: self.steps.append(Launch(function, choice, args))
 
     def call(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call torch's `op`, and follow or note what it does. Raises Unplanned if it touches memory."""
+        """Call torch's `op` and record its effect. Raises Unplanned if it touches memory."""
         name = op._schema.name
         is_view = not op._schema.is_mutable and any(each.alias_info is not None for each in op._schema.returns)
         if not is_view and name not in EMPTY and name not in OF_FORMS and any(map(has_memory, tensors_in(args, named))):
@@ -163,12 +163,12 @@ _current: ContextVar[LaunchPlan | None] = ContextVar("plan", default=None)
 
 
 def current_plan() -> LaunchPlan | None:
-    """The plan that calls are noted in, if they are."""
+    """Return the plan that records calls in this thread, or None."""
     return _current.get()
 
 
 def address_function() -> Callable[[torch.Tensor], Any]:
-    """What gives the address of a tensor, or where a plan is made, of a tensor without memory, its low bits."""
+    """Return the function that gives a tensor's address; in planning, a substitute with the right low bits."""
     import torch
 
     plan = _current.get()
@@ -177,7 +177,7 @@ def address_function() -> Callable[[torch.Tensor], Any]:
 
 @contextmanager
 def planning(plan: LaunchPlan | None = None) -> Iterator[LaunchPlan]:
-    """In this thread, note launches in a plan (a new one unless given) instead of making them.
+    """Record launches of this thread in a plan (a new one unless given) instead of making them.
 
     Where the plan names a machine, every tensor counts as one of that machine. Raises Unplanned where torch is called
     for more than views and empty tensors, with tensors that have memory.
@@ -193,7 +193,7 @@ def planning(plan: LaunchPlan | None = None) -> Iterator[LaunchPlan]:
 
 @functools.cache
 def _mode_class() -> type:
-    """A dispatch mode that calls torch through a plan."""
+    """Return a dispatch mode class that sends torch's calls to a plan."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Following(TorchDispatchMode):
@@ -210,14 +210,14 @@ def _mode_class() -> type:
 
 
 def has_memory(x: Any) -> bool:
-    """Whether a value is a tensor of torch's own kind, with memory: no fake one."""
+    """Return whether a value is one of torch's own tensors with memory, and not a fake tensor."""
     import torch
 
     return type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta"
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """The tensors among arguments, in lists, too."""
+    """Return the tensors in the arguments, including those in lists."""
     import torch
     from torch.utils._pytree import tree_leaves
 

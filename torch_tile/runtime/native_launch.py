@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""csrc/launch.cpp as a Python module: built once per machine by the host compiler, loaded from the cache.
+"""Build csrc/launch.cpp as a Python module, once per machine with the host compiler, and load it from the cache.
 
 Without a compiler, Python's headers or torch's exchange table there is none, and launches go through Python.
 """
@@ -37,7 +37,7 @@ _log = logging.getLogger("torch_tile")
 
 @functools.cache
 def native() -> ModuleType | None:
-    """The module, or None where it cannot be had or TORCH_TILE_NATIVE_LAUNCH=0 forbids it."""
+    """Return the native module; None if it cannot be built or TORCH_TILE_NATIVE_LAUNCH=0 forbids it."""
     if os.environ.get("TORCH_TILE_NATIVE_LAUNCH") == "0":
         return None
     try:
@@ -49,10 +49,11 @@ def native() -> ModuleType | None:
 
 @functools.cache
 def negative_test() -> tuple[int, int]:
-    """How csrc/launch.cpp asks torch whether a tensor is a lazily negated view, without going through Python.
+    """Find torch's C++ test for lazily negated views, which csrc/launch.cpp calls without going through Python.
 
-    The address of torch's own function, and the distance in bytes from a TensorImpl to its sizes, which tells whose
-    sizes DLPack describes. (0, 0) where that is not to be had: then `Tensor.is_neg` is called, 60 ns for each tensor.
+    Returns the function's address, and the distance in bytes from a TensorImpl to its sizes. The distance tells which
+    tensor's sizes DLPack describes. Returns (0, 0) if either is missing; csrc/launch.cpp then calls `Tensor.is_neg`, 60
+    ns for each tensor.
     """
     import torch
 
@@ -83,13 +84,13 @@ def launch_function(
     low_bits: int = 0,
     apart: Sequence[tuple[int, int]] = (),
 ) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:
-    """A function that follows plans, and `remember(arguments, packed plan)` that gives it one for arguments of a form.
+    """Return a function that follows plans, and `remember(arguments, packed plan)`, which adds a form's plan.
 
-    It calls `slow` with arguments of a form that it has no plan for, and `failed` with what the driver says of a launch
-    that it refuses. driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: "t" for a tensor,
-    else the struct module's letter of a number, for each argument. masks: bits of a tensor's address that must be 0.
-    Numbers are part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair
-    of `apart` may overlap, `slow` decides. None where there is no native launch.
+    The function calls `slow` for a form without a plan, and `failed` with the driver's status of a refused launch.
+    driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: for each argument, "t" for a
+    tensor, else the struct module's letter of a number. masks: bits of a tensor's address that must be 0. Numbers are
+    part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair of `apart`
+    may overlap, `slow` decides. Returns None where there is no native launch.
     """
     import torch
 
@@ -108,7 +109,7 @@ def launch_function(
 
 @functools.cache
 def build_ahead() -> None:
-    """Have the module built by the time that it is needed, which takes half a second on a machine's first day."""
+    """Start building the native module in a thread; the build takes half a second on a machine's first day."""
     if os.environ.get("TORCH_TILE_NATIVE_LAUNCH") != "0":
         threading.Thread(target=_build_quietly, name="torch_tile builds", daemon=True).start()
 
@@ -119,6 +120,7 @@ def _build_quietly() -> None:
 
 
 def _build() -> Path:
+    """Build the native module, or find it in the cache; return its file."""
     source, *headers = (csrc_dir() / name for name in SOURCES)
     texts = [each.read_bytes() for each in (source, *headers)]
     # Nothing in it depends on the compiler, which is not looked for where the module is there.
@@ -139,6 +141,7 @@ def _build() -> Path:
 
 
 def _load(path: Path) -> ModuleType:
+    """Load the native module from its file."""
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
     if spec is None:

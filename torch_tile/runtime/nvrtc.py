@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA C++ to a cubin, by NVRTC in this process and through the cache on disk; what the assembler said of it is kept.
+"""Compile CUDA C++ to a cubin with NVRTC in this process, through the cache on disk; keep the assembler's log.
 
 The text may include headers of csrc/ and nothing else: they are handed to NVRTC in memory. Everything that could change
 the result is in the cache's key.
@@ -36,7 +36,7 @@ _log = logging.getLogger("torch_tile")
 
 
 class Resources(NamedTuple):
-    """What one thread or block of a kernel takes: registers, and bytes of spills, stack and static shared memory."""
+    """Resources of a kernel: registers of a thread, and bytes of spills, stack and static shared memory."""
 
     registers: int = 0
     spills: int = 0  # bytes stored and loaded again because registers ran out
@@ -55,14 +55,14 @@ class Cubin(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Lines of the log that cost speed or hint at a fault: the assembler's C75xx advice, and every warning."""
+        """The log lines about speed or faults: the assembler's C75xx advice, and every warning."""
         if "warning" not in self.log and "(C" not in self.log:
             return []
         return [line.strip() for line in self.log.splitlines() if re.search(r"\(C\d{4}\)|\bwarning\b", line)]
 
 
 class TooFewRegistersError(RuntimeError):
-    """The assembler has not registers enough for an instruction of the entry function `name`."""
+    """Raised if the assembler lacks registers for an instruction of the entry function `name`."""
 
     def __init__(self, name: str, have: str, need: str):
         super().__init__(f"{name} has {have} registers for each thread and needs {need}")
@@ -70,7 +70,7 @@ class TooFewRegistersError(RuntimeError):
 
 
 def compile_cubin(text: str, target: Target, options: PassOptions | None = None) -> Cubin:
-    """The cubin of the CUDA C++ `text` for `target`, or the one found in the cache. Any thread may call it.
+    """Return the cubin of the CUDA C++ `text` for `target`, built or from the cache. Any thread may call it.
 
     Raises NoNvrtcError if there is no NVRTC or it does not know the chip, CacheError if the cache cannot be used,
     TooFewRegistersError if tiles ask for more than threads have, ForeignTextError if an author's own text may be at
@@ -100,13 +100,13 @@ def compile_cubin(text: str, target: Target, options: PassOptions | None = None)
 
 
 def flags_for(target: Target, options: PassOptions) -> tuple[str, ...]:
-    """NVRTC's options."""
+    """Return NVRTC's options for a target."""
     chosen = (f"--gpu-architecture={target.arch}", *FLAGS)
     return (*chosen, "--use_fast_math") if options.fast_math else chosen
 
 
 def include_paths(text: str) -> tuple[str, ...]:
-    """Options that say where CUDA's own headers are, for authors' texts that include some."""
+    """Return the options that name CUDA's own header folders, for authors' texts that include such headers."""
     if FOREIGN not in text or not re.search(r"^[ \t]*#[ \t]*include[ \t]*<", text, re.MULTILINE):
         return ()
     found = [folder for folder in _include_folders() if (folder / "cuda_fp16.h").is_file()]
@@ -114,6 +114,7 @@ def include_paths(text: str) -> tuple[str, ...]:
 
 
 def _include_folders() -> Iterator[Path]:
+    """Yield the folders that may hold CUDA's headers, most wanted first."""
     for root in _packages("nvidia"):
         yield from (root / "cu13/include", root / "cuda_runtime/include")
     for name in ("CUDA_HOME", "CUDA_PATH"):
@@ -124,7 +125,7 @@ def _include_folders() -> Iterator[Path]:
 
 
 def headers_of(text: str) -> tuple[tuple[str, bytes], ...]:
-    """The headers of csrc/ that `text` includes, directly or through another, by name."""
+    """Return the csrc/ headers that `text` includes, directly or through another header, with their names."""
     found: dict[str, bytes] = {}
     waiting = _included(text)
     while waiting:
@@ -155,7 +156,7 @@ def _read_header(path: str, changed: int) -> tuple[bytes, list[str]]:
 
 
 def resources_of(log: str) -> dict[str, Resources]:
-    """What the verbose assembler said of each entry function."""
+    """Parse the verbose assembler's log into the resources of each entry function."""
     found: dict[str, Resources] = {}
     for part in log.split("Compiling entry function '")[1:]:
         name, _, said = part.partition("'")
@@ -170,14 +171,14 @@ def resources_of(log: str) -> dict[str, Resources]:
 
 
 def _number(text: str, unit: str) -> int:
-    """The number before the first `unit` in `text`; 0 if there is none."""
+    """Return the number before the first `unit` in `text`; 0 if there is none."""
     before, _, _ = text.partition(f" {unit}")
     last = before.rsplit(None, 1)[-1] if before != text else ""
     return int(last) if last.isdecimal() else 0
 
 
 class _Nvrtc:
-    """The library, loaded. Its functions may run in several threads at once."""
+    """The loaded NVRTC library. Its functions may run in several threads at once."""
 
     def __init__(self) -> None:
         found = find_nvrtc()
@@ -191,7 +192,7 @@ class _Nvrtc:
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def version(self) -> tuple[int, int]:
-        """Major and minor."""
+        """Return NVRTC's major and minor version."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return major.value, minor.value
@@ -199,7 +200,7 @@ class _Nvrtc:
     def compile(
         self, text: str, headers: Sequence[tuple[str, bytes]], flags: Sequence[str]
     ) -> tuple[bytes, str]:  # fmt: skip
-        """Cubin and log. Raises what `compile_cubin` does."""
+        """Compile `text`; return the cubin and the log. Raises the errors of `compile_cubin`."""
         lib, program = self.library, ctypes.c_void_p()
         if self.version() >= (13, 0):  # where the driver is, NVRTC has a cache of its own, which gives no log
             flags = (*flags, "--no-cache")
@@ -227,6 +228,7 @@ class _Nvrtc:
         return buffer.raw
 
     def _failure(self, status: int, log: str, flags: Sequence[str], text: str) -> Exception:
+        """Return the exception for a failed compilation."""
         version = "{}.{}".format(*self.version())
         if "gpu-architecture" in log:
             return NoNvrtcError(
@@ -256,7 +258,7 @@ def _nvrtc() -> _Nvrtc:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC in use. Raises NoNvrtcError if there is none."""
+    """Return the major and minor version of the NVRTC in use. Raises NoNvrtcError if there is none."""
     return _nvrtc().version()
 
 
@@ -276,7 +278,7 @@ MAJORS = (13, 12)  # CUDA versions whose NVRTC we know, best first
 
 
 class NoNvrtcError(RuntimeError):
-    """No NVRTC on this machine; the message says where it was looked for and how to get it."""
+    """Raised if this machine has no NVRTC; the message lists the searched places and how to get it."""
 
 
 class NvrtcLibrary(NamedTuple):
@@ -289,7 +291,7 @@ class NvrtcLibrary(NamedTuple):
 
 @functools.cache
 def find_nvrtc() -> NvrtcLibrary:
-    """The first of `$TORCH_TILE_NVRTC`, the CUDA wheels, torch's folder, the toolkits, and what the loader finds.
+    """Find NVRTC in `$TORCH_TILE_NVRTC`, CUDA wheels, torch's folder or toolkits, or through the loader.
 
     Raises NoNvrtcError if there is none.
     """
@@ -314,7 +316,7 @@ def find_nvrtc() -> NvrtcLibrary:
 
 
 def _places() -> Iterator[Path]:
-    """Files or folders to look at, most wanted first."""
+    """Yield the files and folders to search for NVRTC, most wanted first."""
     chosen = os.environ.get("TORCH_TILE_NVRTC")
     if chosen:
         path = Path(chosen).expanduser().absolute()
@@ -333,7 +335,7 @@ def _places() -> Iterator[Path]:
 
 
 def _torch_major() -> int:
-    """The CUDA version that the torch in use is built for, which its driver runs for sure; 0 if it has none."""
+    """Return the CUDA major version of the torch in use, which its driver can run; 0 if torch has none."""
     version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     return int(str(version).split(".")[0]) if version else 0
 
@@ -344,34 +346,34 @@ def _packages(name: str) -> list[Path]:
 
 
 def _newest(folder: Path) -> Path | None:
-    """The library in a folder. Torch may rename its copy (libnvrtc-1a2b3c.so.12); the alternative build is not it."""
+    """Return a folder's newest NVRTC, perhaps renamed by torch (libnvrtc-1a2b3c.so.12), not the alternative build."""
     known = [p for p in _libraries(folder) if _is_whole(p.name) and _major(p) in MAJORS]
     return max(known, key=lambda path: (_major(path), -len(path.name)), default=None)
 
 
 def _major(path: Path) -> int:
-    """The CUDA version in a file name, or in that of the file it links to; 0 if neither says."""
+    """Return the CUDA major version in a file name or in the name of its link's target; 0 if neither has one."""
     number = path.name.partition(".so.")[2] or os.path.realpath(path).rpartition(".so.")[2]
     number = number.partition(".")[0]
     return int(number) if number.isdecimal() else 0
 
 
 def _libraries(folder: Path) -> list[Path]:
-    """The libraries of NVRTC in a folder, those that it opens itself among them."""
+    """List a folder's NVRTC libraries, including those that NVRTC opens itself."""
     with contextlib.suppress(OSError):
         return [folder / name for name in os.listdir(folder) if name.startswith("libnvrtc") and ".so" in name]
     return []
 
 
 def _is_whole(name: str) -> bool:
-    """Whether a file name is `libnvrtc.so`, with or without a version and the digest that a wheel adds."""
+    """Return whether a file name is `libnvrtc.so`, with or without a version and a wheel's digest."""
     stem, _, version = name.partition(".so")
     digest = stem.removeprefix("libnvrtc").removeprefix("-")
     return not digest.strip("0123456789abcdef") and all(map(str.isdecimal, version.split(".")[1:]))
 
 
 def _load_by_name(name: str) -> Path | None:
-    """The file that the loader takes for `name`."""
+    """Load the library `name` through the loader and return its file."""
     try:
         ctypes.CDLL(name)
         maps = Path("/proc/self/maps").read_text().splitlines()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of tensors that end in launches, replayed: for arguments of a form seen before, only the launches are made.
+"""Replay functions of tensors that end in launches: for a known form of arguments, only the launches are made.
 
 A form is everything that the function may look at: dtypes, devices, sizes, strides, the low bits of addresses, and
-numbers. The second call with arguments of a form is planned (launch_plan.py). If all that it asks for are views, empty
-tensors and launches, these become one plan of the driver's calls, in which each kernel's tensors are distances from an
-argument or from the workspace that the empty tensors become; csrc/launch.cpp follows it from then on. If it asks for
-anything else, such as a copy, calls of that form go through the function as before.
+numbers. The second call with arguments of a form is planned (launch_plan.py). A plan of views, empty tensors and
+launches becomes one plan of driver calls. There, a kernel's tensors are distances from an argument, or from the
+workspace that holds the empty tensors. csrc/launch.cpp follows this plan from then on. If the function does anything
+else, such as a copy, calls of that form run the function as before.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _log = logging.getLogger("torch_tile")
 
 
 def replayed(kinds: str, function: Callable[..., object], at_once: bool = False) -> Callable[..., object]:
-    """`function`, or where launches can be replayed, one that does what it does to its arguments and returns nothing.
+    """Return a function that replays the launches of `function` and returns nothing, or `function` if none can be.
 
-    kinds: for each argument, in order, "t" for a tensor, "q" for an int, "d" for a float. What it computes must go into
-    arguments, may depend on them and on constants only, and must look at the values of tensors in kernels only.
-    at_once: the first call with arguments of a form is planned, not the second: there were such calls elsewhere.
+    kinds: for each argument, in order, "t" for a tensor, "q" for an int, "d" for a float. The results must go into
+    arguments and may depend on arguments and constants only. Only kernels may look at the values of tensors. at_once:
+    plan the first call with arguments of a form, not the second, because such calls were made elsewhere.
     """
     import torch
 
@@ -55,7 +55,7 @@ def replayed(kinds: str, function: Callable[..., object], at_once: bool = False)
 
 
 class LongWay:
-    """Calls the function, or plans its launches where they may be replayed, makes them, and hands the plan on."""
+    """Calls the function for arguments without a plan; where possible, plans its launches and registers the plan."""
 
     def __init__(self, function: Callable[..., object], at_once: bool = False):
         self.function = function
@@ -64,7 +64,7 @@ class LongWay:
         self.met: dict[Any, str] = {}  # forms that were met, and why they cannot be replayed, "" if they may
 
     def __call__(self, *args: Any) -> None:
-        """What `function(*args)` does."""
+        """Run the function on `args`; plan a form's launches when it returns."""
         if not all(map(_is_plain, args)):
             self.function(*args)
             return
@@ -81,7 +81,7 @@ class LongWay:
             _log.info("calls with %s are not replayed: %s", form, self.met[form])
 
     def plan(self, args: tuple[Any, ...]) -> str:
-        """Do what `function(*args)` does, by a plan that is remembered. Returns why it is not, or ""."""
+        """Run the function on `args` through a plan and register it. Returns why that failed, or ""."""
         # Tensors of their own: one that is given twice could be two others in another call.
         given = [a.detach() if hasattr(a, "detach") else a for a in args]
         plan = LaunchPlan(tensors_in(given))
@@ -101,11 +101,11 @@ class LongWay:
 
 
 class NotReplayed(Exception):
-    """Why a plan cannot be replayed."""
+    """Raised if a plan cannot be replayed, with the reason."""
 
 
 def refuse(plan: LaunchPlan) -> None:
-    """Raise NotReplayed for a plan that asks for more than launches on views of arguments and of empty tensors."""
+    """Raise NotReplayed for a plan with steps other than launches on views of arguments and of empty tensors."""
     for call in plan.torch_calls:
         raise NotReplayed(f"torch is asked for {call.name}")
     if not plan.launches:
@@ -122,7 +122,7 @@ def refuse(plan: LaunchPlan) -> None:
 
 
 def replay_of(plan: LaunchPlan) -> Plan:
-    """All launches of a plan, which were made before, as one for the driver. Raises NotReplayed for several devices."""
+    """Merge all launches of a plan into one driver plan. Raises NotReplayed for several devices."""
     workspace = _Workspace(plan)
     contexts: set[tuple[int, int]] = set()
     launches: list[Launch] = []
@@ -146,7 +146,7 @@ def replay_of(plan: LaunchPlan) -> Plan:
 
 
 class _Workspace:
-    """One piece of memory for the empty tensors of a plan that kernels are given."""
+    """One piece of memory for all empty tensors that a plan's kernels take."""
 
     def __init__(self, plan: LaunchPlan):
         self.plan = plan
@@ -154,7 +154,7 @@ class _Workspace:
         self.size = 0
 
     def place(self, tensor: Any) -> int:
-        """Where a tensor begins, as the driver's plan says it."""
+        """Encode a tensor's place for the driver's plan: its argument number and byte offset."""
         root = self.plan.root(tensor)
         assert root is not None
         offset: int = self.plan.offset(tensor)
@@ -168,7 +168,7 @@ class _Workspace:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an argument is a number or one of the tensors that launches are replayed for."""
+    """Return whether an argument is a number or a plain dense tensor, so that its launches can be replayed."""
     import torch
 
     if isinstance(value, int | float):

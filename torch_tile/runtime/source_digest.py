@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One digest of the package's own sources, by which caches tell a changed compiler from the one that filled them."""
+"""Compute a digest of the package's own sources, by which caches detect a changed compiler."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch_tile.runtime.host_compiler import csrc_dir
 
 @functools.cache
 def source_digest(*parts: str) -> str:
-    """A digest of the package's Python files: those at its top and those in the folders `parts`, or in all folders.
+    """Return a digest of the package's Python files: the top-level ones and those in `parts`, or in all folders.
 
-    With all folders, the C++ headers count, too. Files are read only where one has changed since the digest was taken.
+    With all folders, the digest includes the C++ headers. Files are read only if one has changed since the last digest.
     """
     root = Path(__file__).parents[1]
     if parts:
@@ -35,7 +35,7 @@ def source_digest(*parts: str) -> str:
 
 
 def _files(folder: Path | str, endings: tuple[str, ...], deep: bool = False) -> Iterator[tuple[str, int, int, int]]:
-    """Give path, size and times of the files in a folder; `deep` includes the folders inside."""
+    """Yield the path, size and times of each file in a folder; `deep` includes the folders inside."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if deep and entry.is_dir() and entry.name not in ("__pycache__", "csrc"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor maps at launch: a tensor's sizes and strides checked once for a form, encoded by the driver for each address.
+"""Make tensor maps at launch: check sizes and strides once per form, and let the driver encode each address.
 
-What the driver would refuse without a word is refused here, with the argument's name and what to do about it.
+The driver refuses unfit tensors without a message. This module refuses them with the argument's name and a remedy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROMOTE_128, _PROMOTE_256 = 2, 3  # CUtensorMapL2promotion: what a miss brings 
 
 
 class MapForm(NamedTuple):
-    """A tensor map but for its address, in the driver's own terms and order: the innermost dimension comes first."""
+    """A tensor map without its address, in the driver's terms and order: the innermost dimension comes first."""
 
     name: str  # of the argument
     position: int  # among the tensors
@@ -47,16 +47,16 @@ class MapForm(NamedTuple):
     promotion: int
 
     def packed(self) -> tuple[int, ...]:
-        """As 64-bit words: PlannedMap of csrc/launch_driver.h, with room for the map and no address yet."""
+        """Return 64-bit words: PlannedMap of csrc/launch_driver.h, with room for the map and no address yet."""
         numbers = ((*each, *[0] * (MOST_RANK - len(each))) for each in (self.sizes, self.strides, self.box))
         begin = (self.position, self.data_type, len(self.sizes), self.swizzle, self.promotion)
         return (*begin, *(n for each in numbers for n in each), 2**64 - 1, *[0] * (SIZE // 8))
 
 
 def map_form(arg: MapArg, name: str, values: Mapping[Var, Scalar]) -> MapForm:
-    """The map that `arg` asks for of the tensor `name`, once dimension variables have `values`.
+    """Return the tensor map that `arg` describes for the tensor `name`, with dimension variables from `values`.
 
-    Raises LaunchError for a tensor of which there is no map, InternalError for a box that there is not.
+    Raises LaunchError for a tensor and InternalError for a box that no tensor map can describe.
     """
     sizes, strides = ([size_of(x, values, name) for x in given] for given in (arg.sizes, arg.strides))
     _check_box(arg, name)
@@ -81,7 +81,7 @@ def map_form(arg: MapArg, name: str, values: Mapping[Var, Scalar]) -> MapForm:
 
 
 def _check_box(arg: MapArg, name: str) -> None:
-    """Boxes are the compiler's choice."""
+    """Raise InternalError for a box or swizzle that no tensor map has; the compiler chooses boxes."""
     row = arg.box[-1] * arg.itemsize if arg.box else 0
     is_whole = 1 <= len(arg.box) == len(arg.sizes) == len(arg.strides) <= MOST_RANK
     if not is_whole or not all(1 <= n <= LARGEST_BOX for n in arg.box) or row % BULK_BYTES:
@@ -93,7 +93,7 @@ def _check_box(arg: MapArg, name: str) -> None:
 
 
 def _step(arg: MapArg, name: str, dim: int, size: int, stride: int) -> int:
-    """The stride of an outer dimension in bytes; a single element has none, and torch's may then be anything."""
+    """Return an outer dimension's stride in bytes. A dimension of size 1 gets a valid stride in place of torch's."""
     if size == 1:
         return BULK_BYTES
     step = stride * arg.itemsize
@@ -108,14 +108,14 @@ def _step(arg: MapArg, name: str, dim: int, size: int, stride: int) -> int:
 
 
 class TensorMaps:
-    """The maps of tensors of one form; those for the addresses used last are kept."""
+    """The tensor maps of one form; maps of the addresses used last are cached."""
 
     def __init__(self, form: MapForm, machine: Driver):
         self.form, self.machine = form, machine
         self.at = functools.lru_cache(maxsize=KEPT)(self.encode)
 
     def encode(self, address: int) -> ctypes.Array[ctypes.c_char]:
-        """The map of a tensor that begins at `address`: what a kernel is given, in memory that does not move."""
+        """Return the map of a tensor at `address`, in memory that does not move."""
         form, memory = self.form, aligned_memory()
         if address % BULK_BYTES:
             raise LaunchError(
@@ -134,6 +134,6 @@ class TensorMaps:
 
 
 def aligned_memory() -> ctypes.Array[ctypes.c_char]:
-    """Room for a map, aligned as it must be."""
+    """Allocate memory for a map with the alignment that the driver needs."""
     whole = (ctypes.c_char * (SIZE + ALIGNMENT))()
     return (ctypes.c_char * SIZE).from_buffer(whole, -ctypes.addressof(whole) % ALIGNMENT)

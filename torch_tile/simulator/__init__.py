@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs kernels without a GPU: tile by tile, or thread by thread with race detection."""
+"""Run kernels without a GPU: tile by tile, or thread by thread with race detection."""

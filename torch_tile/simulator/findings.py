@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the thread interpreter found: mistakes of a kernel with the author's line, and bank conflicts as a statistic."""
+"""Collect the findings of the thread interpreter: mistakes with the author's line, and counts of bank conflicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 
 @dataclass
 class Finding:
-    """One mistake: where it was first met, and how many thread accesses showed it."""
+    """One mistake: its first place, and the number of thread accesses that showed it."""
 
     kind: str
     span: Span | None
@@ -37,7 +37,7 @@ class Finding:
     count: int = 1
 
     def render(self) -> str:
-        """The finding as text, with the author's line."""
+        """Format the finding as text, with the author's line."""
         what, fix = KINDS[self.kind]
         where = f"first in block {self.block}, {self.count} accesses"
         return Diagnostic(self.kind, self.span, f"{what}: {self.message} ({where})", fix).render()
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass
 class Banks:
-    """How often one line met the banks of shared memory: `phases` is what it took, `ideal` what it takes at best."""
+    """Bank conflicts of one line: `phases` counts the phases it took, `ideal` those of conflict-free accesses."""
 
     accesses: int = 0
     phases: int = 0
@@ -54,13 +54,13 @@ class Banks:
 
     @property
     def ways(self) -> float:
-        """Mean serialisation; 1 is free of conflicts."""
+        """The mean number of phases per ideal phase; 1 means no conflicts."""
         return self.phases / max(1, self.ideal)
 
 
 @dataclass
 class Findings:
-    """The result of a run: true if anything is wrong. `outputs` are the tensors that the kernel returns."""
+    """The result of a run: true if the run found a mistake. `outputs` are the tensors that the kernel returns."""
 
     found: dict[tuple[str, Span | None, str], Finding] = field(default_factory=dict)
     banks: dict[tuple[Span | None, str], Banks] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Findings:
     barriers: int = 0
 
     def add(self, kind: str, span: Span | None, message: str, count: int = 1) -> None:
-        """Note a mistake; the same one at the same place is counted."""
+        """Record a mistake, or count it again if the same mistake was found at the same place."""
         key = kind, span, message.split(";")[0]
         known = self.found.get(key)
         if known is None:
@@ -88,11 +88,11 @@ class Findings:
 
     @property
     def kinds(self) -> set[str]:
-        """Which kinds of mistakes there are."""
+        """The kinds of mistakes that were found."""
         return {f.kind for f in self}
 
     def report(self) -> str:
-        """All mistakes, then the lines with bank conflicts."""
+        """Format all mistakes, then the lines with bank conflicts."""
         lines = [f.render() for f in self]
         for (span, what), banks in self.banks.items():
             if banks.ways > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled GPU kernel run by the thread interpreter on a caller's arguments."""
+"""Run a compiled GPU kernel on a caller's arguments with the thread interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def interpret(
     flat: Program, program: Program, args: Sequence[Any] | Mapping[str, Any], allocated: Sequence[int] = (),
     blocks: Iterable[tuple[int, ...]] | None = None,
 ) -> Findings:  # fmt: skip
-    """Run `flat`, the stage FLAT of `program`, as the kernel would be called; tensors are written in place.
+    """Run `flat`, the stage FLAT of `program`, on the arguments of a call; tensors are written in place.
 
     `allocated` are the positions of parameters that the caller leaves out and gets back, with the tensors that the
     program returns, as `outputs`. `blocks` chooses blocks, x first. Tensors of a GPU are copied there and back. Raises
@@ -61,7 +61,7 @@ def interpret(
 def bind(
     program: Program, args: Sequence[Any] | Mapping[str, Any]
 ) -> tuple[dict[Buffer, torch.Tensor], dict[Var, Value]]:
-    """Tensors of buffers, and the values of scalar parameters and dimensions.
+    """Map buffers to tensors, and scalar parameters and dimensions to values.
 
     Raises LaunchError, naming the argument, for a wrong count, kind, dtype, rank, device, size or stride.
     """

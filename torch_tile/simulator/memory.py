@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of one buffer: boxes for tile ops, elements at index tensors for T.Parallel.
+"""Store one buffer of the tile interpreter: boxes for tile ops, single elements for T.Parallel.
 
 Types that torch cannot index everywhere (fp8, wide unsigned) are moved as bits. A buffer allocated inside a nest that
 runs side by side has one copy per lane: its memory starts with the lane dimensions. Fresh memory is poison, NaN or
@@ -24,7 +24,7 @@ Index = tuple[Any, ...]  # ints and tensors, one per dimension of `raw`
 
 
 def poisoned(shape: Sequence[int], dtype: DType) -> torch.Tensor:
-    """A tensor whose content is recognisably undefined."""
+    """Return a tensor of recognisable undefined values: NaN, True or bytes of 0x55."""
     if dtype.is_float:
         wide = torch.full(tuple(shape), math.nan, dtype=torch.float32 if dtype.bits < 16 else dtype.as_torch())
         return wide.to(dtype.as_torch())
@@ -35,7 +35,7 @@ def poisoned(shape: Sequence[int], dtype: DType) -> torch.Tensor:
 
 
 class Storage:
-    """A buffer's tensor. `raw` is what is indexed: bits where torch needs them, with at least one dimension."""
+    """A buffer's tensor. Accesses index `raw`, which holds bits where torch needs them and has a dimension."""
 
     def __init__(self, buffer: Buffer, tensor: torch.Tensor, lanes: tuple[int, ...] = ()):
         self.dtype = buffer.dtype
@@ -47,7 +47,7 @@ class Storage:
         self.prefix: Index = lane_ids(lanes) if lanes else () if tensor.ndim else (0,)
 
     def get(self, index: Index) -> Value:
-        """Copies of elements, as a value; the index holds the prefix."""
+        """Return copies of elements as a value; the index includes the prefix."""
         found = self.raw[index]
         if self.dtype.is_float:
             found = found.view(self.tensor.dtype) if found.dtype != self.tensor.dtype else found
@@ -57,12 +57,12 @@ class Storage:
         return found if self.dtype.kind == "bool" else self._unsigned(found.to(torch.int64))
 
     def _unsigned(self, number: Value) -> Value:
-        """Bits of an unsigned type as the number that they mean."""
+        """Convert bits of an unsigned type to their number."""
         small = self.dtype.kind == "uint" and self.dtype.bits < 64
         return number & ((1 << self.dtype.bits) - 1) if small else number
 
     def bits_of(self, value: Value) -> torch.Tensor:
-        """A value rounded to the element type, as it lies in `raw`."""
+        """Round a value to the element type and return its bits for `raw`."""
         if not isinstance(value, torch.Tensor):
             number = wrap(int(value), self.dtype) if self.dtype.is_integer else value  # the node's may be longer
             return torch.tensor(number).to(self.raw.dtype)
@@ -72,7 +72,7 @@ class Storage:
         return value.to(self.raw.dtype)
 
     def read_box(self, starts: Sequence[int], extents: Sequence[int]) -> torch.Tensor:
-        """A copy of a box; what lies outside reads 0."""
+        """Copy a box; elements outside the buffer read 0."""
         outer, inner, whole = _overlap(starts, extents, self.shape)
         if whole:
             return self.tensor[outer].clone()
@@ -81,7 +81,7 @@ class Storage:
         return tile.view(self.tensor.dtype) if tile.dtype != self.tensor.dtype else tile
 
     def write_box(self, starts: Sequence[int], tile: torch.Tensor) -> None:
-        """Overwrite a box; what lies outside is dropped."""
+        """Overwrite a box; elements outside the buffer are dropped."""
         outer, inner, _ = _overlap(starts, tile.shape, self.shape)
         rounded = tile.to(self.tensor.dtype)
         target = self.raw if self.tensor.ndim else self.raw[0]
@@ -89,7 +89,7 @@ class Storage:
 
 
 def _overlap(starts: Sequence[int], extents: Sequence[int], shape: Sequence[int]) -> tuple[Index, Index, bool]:
-    """The part of a box that lies in the shape: slices of the buffer, slices of the box, and whether that is all."""
+    """Intersect a box with the shape; return slices of the buffer, slices of the box, and whether the box fits."""
     outer, inner, whole = [], [], True
     for start, extent, size in zip(starts, extents, shape, strict=True):
         low, high = min(max(start, 0), size), max(min(start + extent, size), 0)
@@ -101,13 +101,13 @@ def _overlap(starts: Sequence[int], extents: Sequence[int], shape: Sequence[int]
 
 
 def lane_ids(lanes: Sequence[int], after: int = 0) -> Index:
-    """For each lane dimension its own index, shaped to broadcast over all of them and `after` more."""
+    """Return an index tensor for each lane dimension; it broadcasts over all lanes and `after` more dimensions."""
     last = len(lanes) - 1 + after
     return tuple(torch.arange(n).reshape(n, *[1] * (last - k)) for k, n in enumerate(lanes))
 
 
 def inside(index: Value, size: int) -> Value:
-    """Where an index lies in [0, size): True, False or a tensor."""
+    """Return where an index lies in [0, size): True, False or a tensor of lanes."""
     if not isinstance(index, torch.Tensor):
         return 0 <= index < size
     low, high = torch.aminmax(index)

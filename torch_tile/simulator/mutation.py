@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels with one ordering statement less, each of which the thread interpreter must report.
+"""Make mutants of a kernel, each without one ordering statement, which the thread interpreter must report.
 
-If it does not, the statement is superfluous or the interpreter misses what it orders.
+If the interpreter reports nothing, the statement is superfluous or the interpreter misses its order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORDERING = tuple(n for n in names() if lookup(n).sync in _SYNCS and lookup(n).sc
 
 @dataclass(frozen=True)
 class Removal:
-    """`program` is the kernel without the statement number `number`, in the order of the text, of those that order."""
+    """A mutant: `program` is the kernel without its ordering statement number `number`, in the order of the text."""
 
     number: int
     name: str
@@ -31,10 +31,10 @@ class Removal:
 
 
 def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Removal]:
-    """The program without its first wait or barrier, without its second, and so on; then with each wait one laxer.
+    """Yield the program without each of its ordering statements in turn, then with each wait relaxed.
 
-    A laxer wait lets one more group be in flight, or is over before results are there, which must be as wrong as no
-    wait. Without an arrival at a counter every block takes itself for the last one.
+    A relaxed wait leaves one more group in flight, or ends before results are there; it must be as wrong as no wait.
+    Without an arrival at a counter, every block takes itself for the last block.
     """
     for number, call in enumerate(ordering(program, names)):
         yield Removal(number, call.name, call.span, _Change(number, names, None)(program))
@@ -49,18 +49,18 @@ def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Re
 
 
 def ordering(program: Program, names: tuple[str, ...] = ORDERING) -> list[Call]:
-    """The calls that only order, in the order of the text."""
+    """Return the calls that only order accesses, in the order of the text."""
     return [n.call for n in walk(program) if isinstance(n, Do) and isinstance(n.call, Call) and n.call.name in names]
 
 
 def _arrives(node: Node) -> bool:
-    """Whether a statement keeps what an arrival at a counter gives."""
+    """Return whether a statement stores the result of an arrival at a counter."""
     value = node.value if isinstance(node, Store) else None
     return value is not None and any(isinstance(n, Call) and n.name == "arrive_last" for n in walk(value))
 
 
 class _Arrived(Rewriter):
-    """Puts 1 in the place of the n-th arrival at a counter."""
+    """Replaces the n-th arrival at a counter by the constant 1."""
 
     def __init__(self, left: int):
         self.left = left
@@ -71,7 +71,7 @@ class _Arrived(Rewriter):
 
 
 class _Change(Rewriter):
-    """Replaces the n-th ordering call, or drops it."""
+    """Replaces or removes the n-th ordering call."""
 
     def __init__(self, number: int, names: tuple[str, ...], by: Call | None):
         self.left, self.names, self.by = number, names, by

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on values of one scalar type, as every expression node of the interpreter does it.
+"""Compute arithmetic of one scalar type for the tile interpreter's expressions.
 
 A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
 with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 wraps when cast or stored,
@@ -67,14 +67,14 @@ _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
 
 
 def constant(value: bool | int | float, dtype: DType) -> Value:
-    """A literal."""
+    """Return the value of a literal."""
     if dtype.is_float:
         return torch.tensor(value, dtype=torch.float64).to(dtype.as_torch())
     return bool(value) if dtype.kind == "bool" else wrap(int(value), dtype)
 
 
 def binary(op: str, a: Value, b: Value, dtype: DType) -> Value:
-    """`a op b` for two operands of `dtype`."""
+    """Compute `a op b` for two operands of `dtype`."""
     if dtype.name == "uint64" and op in _ORDERED:
         return _by_numbers(op, a, b)
     if not dtype.is_float:
@@ -86,7 +86,7 @@ def binary(op: str, a: Value, b: Value, dtype: DType) -> Value:
 
 
 def _by_numbers(op: str, a: Value, b: Value) -> Value:
-    """An operator of uint64 whose result depends on more than the lower bits: torch lacks it, so NumPy has it."""
+    """Compute a uint64 operator that depends on the upper bits, through NumPy, because torch lacks it."""
     x, y = (np.asarray(v if isinstance(v, torch.Tensor) else v % 2**64 - 2**64 * (v % 2**64 >= 2**63)) for v in (a, b))
     x, y = x.astype(np.int64).view(np.uint64), y.astype(np.int64).view(np.uint64)
     if op in ("//", "%"):
@@ -96,7 +96,7 @@ def _by_numbers(op: str, a: Value, b: Value) -> Value:
 
 
 def unary(op: str, a: Value, dtype: DType) -> Value:
-    """`-a`, `~a` or `not a`."""
+    """Compute `-a`, `~a` or `not a`."""
     if op == "not":
         return ~a if isinstance(a, torch.Tensor) else not a
     if dtype.is_float:
@@ -105,7 +105,7 @@ def unary(op: str, a: Value, dtype: DType) -> Value:
 
 
 def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Value:
-    """An intrinsic on operands of one type."""
+    """Compute an intrinsic on operands of one type."""
     if name == "reinterpret":
         return reinterpret(args[0], operand, result)
     meaning = lookup(name).evaluate
@@ -121,7 +121,7 @@ def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Val
 
 
 def reinterpret(value: Value, source: DType, to: DType) -> Value:
-    """The bits of `value` as a value of `to`, which is as wide."""
+    """Reinterpret the bits of `value` as the type `to` of the same width."""
     signed = getattr(torch, f"int{source.bits}")
     bits = value.view(signed) if source.is_float else torch.as_tensor(wrap(value, to_dtype(f"int{source.bits}")))
     if to.is_float:
@@ -130,7 +130,7 @@ def reinterpret(value: Value, source: DType, to: DType) -> Value:
 
 
 def cast(value: Value, source: DType, to: DType) -> Value:
-    """`value` converted: to nearest even between floats, truncated from float to integer, wrapped between integers."""
+    """Convert `value`: to nearest even between floats, truncating from float to integer, wrapping between integers."""
     if to.kind == "bool":
         return shared(value != 0)
     if source.is_float and to.is_float:
@@ -145,33 +145,33 @@ def cast(value: Value, source: DType, to: DType) -> Value:
 
 
 def pick(condition: Value, a: Value, b: Value) -> Value:
-    """`a` where `condition`, else `b`, of operands of one type."""
+    """Select `a` where `condition` holds, else `b`; both have one type."""
     if not isinstance(condition, torch.Tensor):
         return a if condition else b
     return torch.where(condition, a, b)
 
 
 def both(a: Value | None, b: Value) -> Value:
-    """`a and b`; None is true everywhere."""
+    """Compute `a and b` of two conditions; None means true everywhere."""
     if a is None or a is True:
         return b
     return a if b is True else a & b
 
 
 def some(condition: Value) -> bool:
-    """Whether a condition holds in any lane."""
+    """Return whether a condition holds in any lane."""
     return bool(condition.any()) if isinstance(condition, torch.Tensor) else bool(condition)
 
 
 def shared(value: Value) -> Value:
-    """Integers and bools that have no lane dimension as Python's."""
+    """Convert integers and bools without a lane dimension to Python values."""
     if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_floating_point():
         return value.item()
     return value
 
 
 def wrap(value: Value, dtype: DType) -> Value:
-    """An integer brought into the range of `dtype`."""
+    """Wrap an integer to the range of `dtype`."""
     if dtype.bits == 64:
         return value if isinstance(value, torch.Tensor) else (value + 2**63) % 2**64 - 2**63
     mask = (1 << dtype.bits) - 1
@@ -182,7 +182,7 @@ def wrap(value: Value, dtype: DType) -> Value:
 
 
 def wrap_result(value: Value, dtype: DType, op: str) -> Value:
-    """The result of an integer operation: narrow and unsigned types wrap at once."""
+    """Wrap the result of an integer operation; narrow and unsigned types wrap at once."""
     if dtype.name == "int32" and type(value) is int:  # as tensors do
         return wrap(value, int64)
     wraps = dtype.kind == "uint" or (dtype.kind == "int" and dtype.bits != 32)
@@ -190,7 +190,7 @@ def wrap_result(value: Value, dtype: DType, op: str) -> Value:
 
 
 def _nonzero(divisor: Value) -> Value:
-    """Division by zero is undefined, but must not stop lanes that never reach it."""
+    """Replace zero divisors: division by zero is undefined, but must not stop lanes that never reach it."""
     if isinstance(divisor, torch.Tensor):
         return torch.where(divisor == 0, 1, divisor)
     return divisor or 1

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the threads of a lowered GPU kernel and detects races."""
+"""Run the threads of a lowered GPU kernel and detect races."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mbarriers: their phases, and what arrivals and waits order.
+"""Simulate mbarriers and named barriers: their phases, and the order that arrivals and waits create.
 
-An arrival releases what its thread knows, a wait acquires what the arrivals of its phase released (thread_clocks). The
-bytes of a copy come when it is started; that they are there only those know who waited for the phase.
+An arrival releases what its thread knows. A wait acquires what the arrivals of its phase released (thread_clocks). A
+copy's bytes arrive when the copy starts. Only threads that waited for the phase know that the bytes are there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_BYTES = (1 << 20) - 1  # that a phase can wait for
 
 @dataclass
 class Phases:
-    """One mbarrier: how many arrivals and bytes its phase number `phase` lacks, and what the phases before released."""
+    """The state of one mbarrier: the arrivals and bytes that phase `phase` lacks, and what earlier phases released."""
 
     name: str
     arrivals: int
@@ -43,7 +43,7 @@ class Phases:
 
 
 class Barriers(Memory):
-    """A buffer of mbarriers."""
+    """The mbarriers of one buffer."""
 
     def __init__(self, buffer: Buffer, size: int, calls: Calls):
         super().__init__(buffer, size, calls.threads)
@@ -52,13 +52,13 @@ class Barriers(Memory):
         self.add = calls.threads.findings.add
 
     def reset(self) -> None:
-        """No barrier of the running block is made yet."""
+        """Forget the barriers of the running block, which has made none yet."""
         self.items = {place: found for place, found in self.items.items() if place[0] != self.threads.block}
 
     def at(
         self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None
     ) -> Phases:  # fmt: skip
-        """A barrier, of the running block or another one, that the threads `ids` use: they must know it was made."""
+        """Return a barrier of the running block or of `block`; report threads `ids` that do not know it was made."""
         if not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)
             index = 0
@@ -81,7 +81,7 @@ class Barriers(Memory):
         return found
 
     def make(self, barrier: Phases, thread: int, arrivals: int, span: Span | None) -> None:
-        """mbarrier_init."""
+        """Simulate mbarrier_init: give the barrier its maker thread and its count of arrivals."""
         if barrier.born is not None:
             self.add("barrier", span, f"{barrier.name} is made again")
         barrier.born = thread, int(self.calls.order.epoch[thread // 32])
@@ -89,7 +89,7 @@ class Barriers(Memory):
         self.calls.order.tick(np.array([thread]))
 
     def arrive(self, barrier: Phases, ids: Array, times: int, span: Span | None) -> None:
-        """The threads `ids` arrive, `times` times together."""
+        """Count `times` arrivals of the threads `ids` at the barrier."""
         barrier.heard = joined(barrier.heard, self.calls.order.release(ids))
         for _ in range(times):
             if barrier.pending == 0:
@@ -100,13 +100,14 @@ class Barriers(Memory):
             self._complete(barrier)
 
     def expect(self, barrier: Phases, size: int, span: Span | None) -> None:
-        """The phase waits for `size` bytes more; fewer if they came."""
+        """Add `size` to the bytes that the phase waits for; a copy that came passes a negative size."""
         barrier.bytes += size
         if abs(barrier.bytes) > MOST_BYTES:
             self.add("barrier", span, f"{barrier.name} waits for at most {MOST_BYTES} bytes; {barrier.bytes}")
         self._complete(barrier)
 
     def _complete(self, barrier: Phases) -> None:
+        """Start the barrier's next phase if the current phase lacks neither arrivals nor bytes."""
         if barrier.pending or barrier.bytes:
             return
         order = self.calls.order
@@ -116,10 +117,10 @@ class Barriers(Memory):
         barrier.phase, barrier.pending, barrier.heard = barrier.phase + 1, barrier.arrivals, NOTHING
 
     def wait(self, barrier: Phases, ids: Array, parity: int, span: Span | None) -> None:
-        """Until the phase of this parity has completed.
+        """Let the threads `ids` wait until the phase of this parity has completed.
 
-        However far the barrier has come, a thread that knows of `n` phases learns of the next one, or, if the last one
-        had this parity, nothing: so much is sure in any order of events.
+        A thread that knows of `n` phases learns of the next phase, or of nothing if the last phase had this parity.
+        This holds in any order of events, however far the barrier has come.
         """
         order = self.calls.order
         self.calls.tasks.until(
@@ -139,19 +140,19 @@ class Barriers(Memory):
 
 
 class Made:
-    """The barriers of a block."""
+    """The mbarriers that the running blocks have made."""
 
     def __init__(self, calls: Calls):
         self.barriers: list[Phases] = []
         self.calls = calls
 
     def fence(self, ids: Array) -> None:
-        """What these threads made is seen by all who know of it."""
+        """Mark the barriers made by these threads as fenced, so that other threads may use them."""
         for barrier in self.barriers:
             barrier.fenced |= barrier.born is not None and barrier.born[0] in ids
 
     def known_by(self, ids: Array) -> Array:
-        """What all may know who hear that these threads made barriers, and fenced them."""
+        """Return what an arrival of these threads releases: the times at which they made barriers and fenced them."""
         found = np.zeros(self.calls.order.lanes, np.int64)
         for barrier in self.barriers:
             if barrier.fenced and barrier.born is not None and barrier.born[0] in ids:
@@ -160,7 +161,7 @@ class Made:
         return found
 
     def finish(self) -> None:
-        """Copies come to memory of the block, and must be waited for."""
+        """Report copies into the block's memory that no thread waited for."""
         for barrier in self.barriers:
             for phase, span in barrier.copies.items():
                 if phase > barrier.waited:
@@ -169,7 +170,7 @@ class Made:
 
 
 def by_value(value: Value, ids: Array) -> Iterator[tuple[int, Array]]:
-    """Each value that the threads `ids` have, and which of them have it."""
+    """Yield each value that the threads `ids` hold, with the threads that hold it."""
     if not isinstance(value, np.ndarray):
         if len(ids):
             yield int(value), ids
@@ -180,11 +181,12 @@ def by_value(value: Value, ids: Array) -> Iterator[tuple[int, Array]]:
 
 
 def barriers_of(p: Place, operand: int) -> Barriers:
-    """The mbarriers that an operand addresses."""
+    """Return the mbarriers that an operand addresses."""
     return cast(Barriers, p.behind(operand))
 
 
 def _init(p: Place) -> Run:
+    """Compile mbarrier_init: each running thread makes its barrier."""
     memory, arrivals = barriers_of(p, 0), cast(int, p.call.options[0])
 
     def run() -> None:
@@ -200,6 +202,7 @@ def _fence_init(p: Place) -> Run:
 
 
 def _wait(p: Place) -> Run:
+    """Compile mbarrier_wait: the running threads wait for a parity of their barrier."""
     memory = barriers_of(p, 0)
 
     def run() -> None:
@@ -211,6 +214,7 @@ def _wait(p: Place) -> Run:
 
 
 def _arrive(p: Place) -> Run:
+    """Compile mbarrier_arrive, on the running block's barrier or on those of other blocks."""
     memory = barriers_of(p, 0)
     memory.arrivals.append(p.span)
 
@@ -227,13 +231,14 @@ def _arrive(p: Place) -> Run:
 
 
 def _arrive_at(memory: Barriers, index: int, block: int, ids: Array, p: Place) -> None:
-    """The threads arrive at a barrier of some block of the cluster."""
+    """Let the threads `ids` arrive at a barrier of one block of the cluster."""
     memory.arrive(memory.at(index, ids, p.span, block=block), ids, len(ids), p.span)
     if block != p.threads.block:
         p.calls.state(Cluster).send(block, ids, p.span)
 
 
 def _warp_arrive(p: Place) -> Run:
+    """Compile warp_arrive: each warp fences, meets, and then arrives once at the barrier."""
     memory = barriers_of(p, 0)
     memory.arrivals.append(p.span)
 
@@ -254,6 +259,7 @@ def _warp_arrive(p: Place) -> Run:
 
 
 def _expect(p: Place) -> Run:
+    """Compile mbarrier_expect: each running thread adds bytes to its barrier's phase."""
     memory = barriers_of(p, 0)
 
     def run() -> None:
@@ -282,13 +288,13 @@ BARRIERS: dict[str, Handler] = {
 
 # Barriers of the block and of some of its threads, and the fence that goes with them.
 #
-# Who arrives releases what it knows; who waits acquires what all released (thread_clocks). One role's barrier
-# therefore says nothing of another's threads.
+# An arriving thread releases what it knows; a waiting thread acquires all that was released (thread_clocks). A barrier
+# of one role therefore orders nothing for the threads of another role.
 
 
 @dataclass
 class Meeting:
-    """A named barrier: who is there of those that it waits for, and what each iteration before released."""
+    """One named barrier: its thread count, the arrivals so far, and what each earlier use released."""
 
     threads: int = 0
     here: int = 0
@@ -297,16 +303,16 @@ class Meeting:
 
 
 class Meetings:
-    """The named barriers of each block; 0 is that of all threads."""
+    """The named barriers of each block; barrier 0 is the barrier of all threads."""
 
     def __init__(self, calls: Calls):
         self.calls, self.found = calls, dict[tuple[int, int], Meeting]()
 
     def finish(self) -> None:
-        """Who has not met needs not."""
+        """Report nothing: a barrier that lacks threads at the end of a block is no mistake."""
 
     def meet(self, p: Place, number: int, threads: int, waits: bool) -> None:
-        """The running threads arrive, and wait for the others if they have to."""
+        """Count the running threads at a named barrier; with `waits`, let them wait for the missing threads."""
         ids, add = p.threads.active(), p.threads.findings.add
         meeting = self.found.setdefault((p.threads.block, number), Meeting())
         if meeting.here and meeting.threads != threads:
@@ -328,6 +334,8 @@ class Meetings:
 
 
 def _meets(waits: bool) -> Handler:
+    """Return the handler of a block barrier or named barrier; without `waits` its threads only arrive."""
+
     def compile(p: Place) -> Run:
         number, count = (cast(int, o) for o in p.call.options) if p.call.options else (0, p.threads.count)
 
@@ -342,7 +350,7 @@ def _meets(waits: bool) -> Handler:
 
 
 def _in_ping_pong(p: Place) -> Run:
-    """As csrc/sync.h: the warpgroup before, and this one, meet at this one's barrier."""
+    """Compile a turn as csrc/sync.h does: a warpgroup and its predecessor meet at the warpgroup's barrier."""
     first, start, count = (cast(int, o) for o in p.call.options)
     what = p.call.name.removeprefix("turn_")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of boxes between global and shared memory by the tensor memory accelerator.
+"""Simulate the tensor memory accelerator, which copies boxes between global and shared memory.
 
 A load reads when it is started. Its bytes are there at once for the phase of its mbarrier, which is the earliest that
 can be, and in order for those only who waited for that phase. A store reads until its thread waits for its group.
@@ -28,12 +28,12 @@ _COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 def swizzled(address: Array, span: int) -> Array:
-    """Where bytes lie that belong at `address`, in units of 16 bytes: the row number within the pattern is added."""
+    """Apply the swizzle to byte addresses: XOR the 16-byte unit with the row number inside the pattern."""
     return address ^ (address >> 3 & (span - CHUNK)) if span else address
 
 
 class Box:
-    """The box of a tensor map, in the tensor and in shared memory."""
+    """The box of a tensor map: its elements in the tensor and its bytes in shared memory."""
 
     def __init__(self, p: Place, map_at: int, dst: int, place: int):
         map_ = cast(TensorMap, p.call.args[map_at])
@@ -47,7 +47,7 @@ class Box:
             raise InternalError(f"rows of a swizzled box span {map_.swizzle} bytes", p.span)
 
     def elements(self, thread: int) -> tuple[Array, Array]:
-        """Of each element of the box, whether it lies in the tensor; of those that do, the index there."""
+        """Return which elements of the box lie in the tensor, and the tensor indices of those."""
         inside, index = np.ones(self.points.shape[1], bool), np.zeros(self.points.shape[1], np.int64)
         steps = [int(stride()) for stride in self.strides]
         for points, start, size, step in zip(self.points, self.place, self.sizes, steps, strict=True):
@@ -62,7 +62,7 @@ class Box:
         return inside, index[inside]
 
     def chunks(self, thread: int) -> Array | None:
-        """Addresses of the box's bytes in shared memory, 16 at a time; None if they are not all in the tile."""
+        """Return the shared addresses of the box in units of 16 bytes; None if the box leaves the tile."""
         index, tile = of_thread(self.start(), thread), self.tile
         if tile.inside(np.array([index]), self.bytes // self.size, self.p.span) is not None:
             return None
@@ -76,7 +76,7 @@ class Box:
 
 
 class Stores:
-    """The bulk stores of a block's threads: of each thread, its groups, each the spans of its stores."""
+    """The bulk stores of a block: for each thread its commit groups, each with the source lines of its stores."""
 
     def __init__(self, calls: Calls):
         self.calls = calls
@@ -84,22 +84,22 @@ class Stores:
         self.read: dict[int, int] = {}  # groups that are known to have read their source
 
     def of(self, thread: int) -> list[list[Span | None]]:
-        """The groups of a thread."""
+        """Return the commit groups of a thread."""
         return self.groups.setdefault(thread, [[]])
 
     def agent(self, thread: int, what: str) -> int:
-        """The column of what the stores of a thread do: "read" or "write"."""
+        """Return the clock column of the reads ("read") or writes ("write") of a thread's stores."""
         return self.calls.order.agent(f"the bulk store of thread {thread}", what, thread)
 
     def wait(self, thread: int, pending: int, read: bool) -> None:
-        """The thread waits for all groups but the newest `pending`."""
+        """Let the thread wait for all its groups but the newest `pending`."""
         order, done = self.calls.order, max(0, len(self.of(thread)) - 1 - pending)
         self.read[thread] = max(done, self.read.get(thread, 0))
         for what in ("read",) if read else ("read", "write"):
             order.learn(np.array([thread]), self.agent(thread, what), order.time(done))
 
     def finish(self) -> None:
-        """The block's memory is read by its stores, which must be waited for."""
+        """Report stores that may still read the block's memory when the block ends."""
         for thread, groups in self.groups.items():
             for span in itertools.chain(*groups[self.read.get(thread, 0) :]):
                 text = f"the block ends while a bulk store of thread {thread} may still read its memory"
@@ -107,11 +107,12 @@ class Stores:
 
 
 def of_thread(value: Value, thread: int) -> int:
-    """A value as this thread has it."""
+    """Return a value as this thread holds it."""
     return int(value[thread] if isinstance(value, np.ndarray) else value)
 
 
 def _load(p: Place) -> Run:
+    """Compile tma_load: copy a box from a tensor to the shared memory of one block or several."""
     box, barriers = Box(p, 1, 0, 3), barriers_of(p, 2)
 
     def run() -> None:
@@ -134,19 +135,20 @@ def _load(p: Place) -> Run:
 
 
 def _destinations(p: Place, thread: int) -> list[int]:
-    """The blocks of the cluster that a load comes to."""
+    """Return the blocks of the cluster that a load writes to; report blocks that have ended."""
     if not reaches_others(p.call):
         return [p.threads.block]
     found = list(bits(of_thread(p.operands[-1](), thread), p))
     cluster = p.calls.state(Cluster)
     for block in found:
-        if block in cluster.ended:  # that it waited for the bytes of all others, `Made.finish` makes sure
+        if block in cluster.ended:  # `Made.finish` checks that it waited for all other bytes
             text = f"block {block} of the cluster has ended when a copy comes to it"
             p.threads.findings.add("missing_wait", p.span, text)
     return found
 
 
 def _store(p: Place) -> Run:
+    """Compile tma_store: copy or combine a box of shared memory into a tensor."""
     box, combine = Box(p, 0, 1, 2), str(p.call.options[0])
 
     def run() -> None:
@@ -167,7 +169,7 @@ def _store(p: Place) -> Run:
 
 
 def _got(tensor: Global, index: Array, thread: int, done: tuple[int, int], span: Span | None) -> Array:
-    """Elements of a tensor, for a copy that is over when the agent `done[0]` comes to `done[1]`."""
+    """Read elements of a tensor for a copy that ends when the agent `done[0]` reaches the time `done[1]`."""
     ok = tensor.inside(index, 1, span)
     inside = index if ok is None else index[ok]
     if isinstance(tensor.trace, OrderedTrace):
@@ -181,7 +183,7 @@ def _got(tensor: Global, index: Array, thread: int, done: tuple[int, int], span:
 def _put(
     tensor: Global, index: Array, raw: Array, thread: int, done: tuple[int, int], combine: str, span: Span | None
 ) -> None:
-    """Write to a tensor, or combine with what is there; over when the agent `done[0]` comes to `done[1]`."""
+    """Write or combine elements for a copy that ends when the agent `done[0]` reaches the time `done[1]`."""
     ok = tensor.inside(index, 1, span)
     if ok is not None:
         index, raw = index[ok], raw[ok]
@@ -204,6 +206,7 @@ def _commit(p: Place) -> Run:
 
 
 def _wait(p: Place) -> Run:
+    """Compile bulk_wait: the running threads wait for their commit groups."""
     pending, read = int(str(p.call.options[0])), bool(p.call.options[1])
 
     def run() -> None:

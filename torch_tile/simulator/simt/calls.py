@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread-level intrinsics, run from what they declare: effects tell which elements they touch, meanings what they give.
+"""Run thread-level intrinsics from their declarations: effects name the elements, meanings compute the results.
 
 An asynchronous copy reads when it starts and lands when its thread waits for its group.
 """
@@ -29,7 +29,7 @@ Handler = Callable[["Place"], Run]
 
 
 class State(Protocol):
-    """What intrinsics of one kind keep during a block."""
+    """The state that intrinsics of one kind keep while a block runs."""
 
     def __init__(self, calls: Calls) -> None: ...
 
@@ -41,41 +41,41 @@ S = TypeVar("S", bound=State)
 
 
 class Calls:
-    """Runs intrinsics for the running threads of one block: those of `table`."""
+    """Runs the intrinsics of `table` for the running threads of one block."""
 
     def __init__(self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler]):
         self.threads, self.shared, self.clock, self.tasks, self.table = threads, shared, clock, tasks, table
         self.reset()
 
     def reset(self) -> None:
-        """The state in which a block begins."""
+        """Return to the state in which a block begins."""
         self.states: dict[type[State], State] = {}
         self.closed = np.zeros(self.threads.lanes, np.int64)  # groups of copies that each thread closed
         self.copies: list[tuple[Array, Array, Array, Array, Owner]] = []  # address, bytes, thread, its group, tile
 
     def compile(self, call: Call, expressions: Expressions) -> Run:
-        """The function that runs `call`."""
+        """Return the function that runs `call`."""
         return self.table[call.name](Place(self, call, expressions))
 
     def state(self, kind: type[S]) -> S:
-        """What intrinsics of one kind keep, new in each block."""
+        """Return the state of one kind of intrinsics; each block begins with a new one."""
         if kind not in self.states:
             self.states[kind] = kind(self)
         return cast(S, self.states[kind])
 
     def finish(self) -> None:
-        """The block ends."""
+        """Report what each kind of intrinsics finds undone at the end of the block."""
         for state in self.states.values():
             state.finish()
 
     @property
     def order(self) -> VectorClock:
-        """The clock of a kernel that does more than one thing at a time."""
+        """The vector clock of a kernel in which roles or engines work at the same time."""
         assert isinstance(self.clock, VectorClock)
         return self.clock
 
     def together(self, call: Call, span: Span | None) -> Array:
-        """Which warps run, `[warps]`; reports warps of which only a part arrives."""
+        """Return which warps run, `[warps]`; report warps of which only some threads arrive."""
         threads = self.threads
         if threads.mask is None:
             return np.ones(threads.lanes // 32, bool)
@@ -90,7 +90,7 @@ class Calls:
         return some
 
     def barrier(self, call: Call, span: Span | None) -> None:
-        """All threads of the block meet."""
+        """Let all threads of the block meet; report threads that are missing."""
         threads = self.threads
         if threads.mask is not threads.everyone:
             here = len(threads.active())
@@ -101,11 +101,11 @@ class Calls:
         self.clock.barrier()
 
     def commit(self) -> None:
-        """Close the running threads' group."""
+        """Close the current copy group of each running thread."""
         self.closed[self.threads.active()] += 1
 
     def wait(self, pending: int) -> None:
-        """Land what the running threads wait for."""
+        """Land the copies that the running threads wait for: all groups but the newest `pending`."""
         running = np.zeros(self.threads.lanes, bool)
         running[self.threads.active()] = True
         kept = []
@@ -121,7 +121,7 @@ class Calls:
 
 
 class Place:
-    """A call in the program, its operands compiled."""
+    """One call in the program, with its operands compiled."""
 
     def __init__(self, calls: Calls, call: Call, expressions: Expressions):
         self.calls, self.call, self.threads = calls, call, calls.threads
@@ -140,14 +140,14 @@ class Place:
         self.counts = {access.operand: access.elements for access in self.intrinsic.effects(call)}
 
     def behind(self, operand: int) -> Memory:
-        """The memory that an operand addresses."""
+        """Return the memory that an operand addresses."""
         found = self.memory[operand]
         if found is None:
             raise InternalError(f"operand {operand} of {self.call.name} is not an address", self.span)
         return found
 
     def registers(self, operand: int) -> tuple[Local, int, int]:
-        """A local operand: its memory, first register, and how many; the same for all threads."""
+        """Return a local operand's memory, first register and count; they are the same for all threads."""
         memory, start = self.behind(operand), self.operands[operand]()
         count = self.counts[operand]
         if not isinstance(memory, Local) or isinstance(start, np.ndarray):
@@ -158,7 +158,7 @@ class Place:
         return memory, start, count
 
     def addresses(self, operand: int, ids: Array) -> Array:
-        """The address of each of the threads `ids`, checked for alignment."""
+        """Return the element index of each of the threads `ids`; report misaligned accesses."""
         index = self.threads.each(self.operands[operand](), ids)
         memory, count = self.behind(operand), self.counts[operand]
         if isinstance(memory, Local) and self.intrinsic.convergent:  # a matrix arrives in registers of 4 bytes
@@ -167,7 +167,7 @@ class Place:
         return index
 
     def meaning(self, *args: Array) -> Array:
-        """What the intrinsic gives."""
+        """Compute the intrinsic's result by its declared meaning."""
         f = self.intrinsic.meaning
         if f is None:
             raise InternalError(f"{self.call.name} has no meaning", self.span)
@@ -187,6 +187,8 @@ def _warp_barrier(p: Place) -> Run:
 
 
 def _vector_copy(p: Place) -> Run:
+    """Compile vector_copy: each running thread copies several neighbouring elements."""
+
     def run() -> None:
         ids = p.threads.active()
         to, source = p.behind(0), p.behind(1)
@@ -197,6 +199,7 @@ def _vector_copy(p: Place) -> Run:
 
 
 def _cp_async(p: Place) -> Run:
+    """Compile cp_async: read now, and write to shared memory when the thread waits for the group."""
     size = cast(int, p.call.options[0])
 
     def run() -> None:
@@ -231,6 +234,7 @@ def _wait(p: Place) -> Run:
 
 
 def _ldmatrix(p: Place) -> Run:
+    """Compile ldmatrix: each warp loads matrices from shared memory into registers."""
     lanes = 8 * cast(int, p.call.options[0])  # of each warp give an address
 
     def run() -> None:
@@ -249,6 +253,7 @@ def _ldmatrix(p: Place) -> Run:
 
 
 def _stmatrix(p: Place) -> Run:
+    """Compile stmatrix: each warp stores matrices from registers to shared memory."""
     lanes = 8 * cast(int, p.call.options[0])
 
     def run() -> None:
@@ -267,6 +272,8 @@ def _stmatrix(p: Place) -> Run:
 
 
 def _mma(p: Place) -> Run:
+    """Compile mma: each warp multiplies fragments in registers and adds the product to its accumulator."""
+
     def run() -> None:
         warps = p.calls.together(p.call, p.span)
         (d, at, count), *operands = (p.registers(n) for n in range(3))
@@ -280,7 +287,7 @@ def _mma(p: Place) -> Run:
 
 
 def _exchange(p: Place) -> Run:
-    """Shuffles and votes: operands `[warps, 32]`."""
+    """Compile a shuffle or vote; its operands have the shape `[warps, 32]`."""
     width = va.carrier(p.call.type)
 
     def run() -> Value:
@@ -296,6 +303,7 @@ def _dp4a(p: Place) -> Run:
 
 
 def _atomic(p: Place) -> Run:
+    """Compile an atomic update, which returns the element's value before the update."""
     memory = p.behind(0)
 
     def run() -> Value:
@@ -317,6 +325,7 @@ def _atomic(p: Place) -> Run:
 
 
 def _atomic_load(p: Place) -> Run:
+    """Compile atomic_load: read one element for each running thread, with no record in the trace."""
     memory = p.behind(0)
 
     def run() -> Value:
@@ -331,6 +340,7 @@ def _atomic_load(p: Place) -> Run:
 
 
 def _arrive_last(p: Place) -> Run:
+    """Compile arrive_last: count an arrival in memory and tell the thread whether it was the last one."""
     memory = p.behind(0)
 
     def run() -> Value:
@@ -356,7 +366,7 @@ def _nothing(p: Place) -> Run:
 
 
 def _rounds(index: Array) -> list[Array]:
-    """Positions in groups within which no index appears twice, in order of appearance."""
+    """Split the positions of `index` into groups without equal indices, in order of appearance."""
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(index) else np.zeros(0, int)

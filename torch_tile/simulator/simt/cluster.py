@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the blocks of a cluster do to each other: they meet, and reach each other's shared memory and mbarriers.
+"""Simulate the cluster: its blocks meet, and reach each other's shared memory and mbarriers.
 
-The blocks run at the same time (interpreter.py). None may end while another may still reach it: what others have sent
-is over for a block only if its threads know of it when it ends, whatever the order in which the interpreter ran them.
+The blocks run at the same time (interpreter.py). A block must not end while another block may still reach it. Accesses
+by other blocks are over only if the ending block's threads know of them, in whatever order the interpreter ran.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch_tile.simulator.simt.values import Value
 
 
 def is_linked(kernel: st.Kernel) -> bool:
-    """Whether the blocks of a cluster have to do with each other, so that they run at the same time."""
+    """Return whether the blocks of a cluster synchronise or reach each other and so must run at the same time."""
     if kernel.cluster == (1, 1, 1):
         return False
     return any(isinstance(n, Call) and (n.name in CLUSTER or reaches_others(n)) for n in walk(kernel.body))
@@ -35,9 +35,10 @@ def is_linked(kernel: st.Kernel) -> bool:
 def crowds(
     kernel: st.Kernel, sizes: list[int], blocks: Iterable[tuple[int, ...]] | None
 ) -> Iterable[list[tuple[int, ...]]]:
-    """The blocks that run at the same time: one, or those of a cluster, by rank.
+    """Yield the groups of blocks that run at the same time: single blocks, or the blocks of a cluster by rank.
 
-    With `blocks`, only these, and those that they have to do with. Raises LaunchError for a grid that is no clusters.
+    With `blocks`, only these blocks and the blocks of their clusters. Raises LaunchError for a grid that clusters do
+    not divide.
     """
     if not is_linked(kernel):
         points = blocks if blocks is not None else _points(sizes)
@@ -56,12 +57,12 @@ def crowds(
 
 
 def _points(sizes: list[int]) -> Iterable[tuple[int, ...]]:
-    """All points of a grid, x fastest."""
+    """Return all points of a grid, with x fastest."""
     return (p[::-1] for p in itertools.product(*map(range, sizes[::-1])))
 
 
 class Cluster:
-    """The barrier of a cluster's threads, and what its blocks have sent to each other."""
+    """The barrier of a cluster's threads, and a record of what its blocks have sent to each other."""
 
     def __init__(self, calls: Calls):
         self.calls, threads = calls, calls.threads
@@ -76,7 +77,7 @@ class Cluster:
         self.sent: dict[tuple[int, int, Span | None], int] = {}  # to a block by a thread, and when last
 
     def arrive(self, ids: Array, known: Array, span: Span | None) -> None:
-        """These threads count for those that wait, who hear what is `known`."""
+        """Count the threads `ids` at the cluster's barrier; waiting threads then acquire `known`."""
         if (self.arrived[ids] > self.waited[ids]).any():
             self.add("barrier", span, "threads arrive at the cluster's barrier again before they have waited")
         self.arrived[ids] += 1
@@ -84,7 +85,7 @@ class Cluster:
         self._complete()
 
     def wait(self, ids: Array, span: Span | None) -> None:
-        """Until all threads of the cluster that have not ended have arrived as often as these."""
+        """Let the threads `ids` wait until all live threads of the cluster have arrived as often as they have."""
         if (self.arrived[ids] == self.waited[ids]).any():
             self.add("barrier", span, "threads wait at the cluster's barrier without having arrived")
             return
@@ -101,18 +102,18 @@ class Cluster:
             self.heard = NOTHING
 
     def send(self, block: int, ids: Array, span: Span | None) -> None:
-        """These threads do something to another block, after which their time has gone on."""
+        """Record that these threads wrote to another block and that their clock has advanced since."""
         self.reach(block, ids, span, 1)
 
     def reach(self, block: int, ids: Array, span: Span | None, ago: int = 0) -> None:
-        """These threads do something to another block, or did it so many steps `ago`."""
+        """Record that these threads access another block, or accessed the block `ago` steps earlier."""
         if block in self.ended:
             self.add("missing_wait", span, f"block {block} of the cluster has ended when another one reaches it")
         for thread in ids.tolist():
             self.sent[block, thread, span] = int(self.calls.order.epoch[thread // 32]) - ago
 
     def leave(self, block: int) -> None:
-        """A block ends."""
+        """End a block; report accesses of other blocks to it that its threads do not know of."""
         mine, order = self.calls.threads.in_block(block), self.calls.order
         known = order.known[mine].max(axis=0)
         for (to, thread, span), when in self.sent.items():
@@ -124,11 +125,11 @@ class Cluster:
         self._complete()
 
     def finish(self) -> None:
-        """Each block has left."""
+        """Report nothing: each block reported its mistakes in `leave`."""
 
 
 def bits(blocks: int, p: Place) -> Iterator[int]:
-    """The blocks of a mask; reports those that the cluster has not."""
+    """Yield the blocks in a bit mask; report bits that name no block of the cluster."""
     for block in range(blocks.bit_length()):
         if blocks >> block & 1 and block < p.threads.blocks:
             yield block
@@ -155,6 +156,7 @@ def _wait(p: Place) -> Run:
 
 
 def _at_rank(p: Place) -> Run:
+    """Compile at_rank: read an element of another block's shared memory."""
     width = va.carrier(p.call.type)
 
     def run() -> Value:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions of a thread-level kernel, each compiled once into a function that gives its value for all threads.
+"""Compile each expression of a thread-level kernel once into a function that computes its value for all threads.
 
-What depends on nothing but the thread's number is computed once. What the mask hides is never looked at: a guard
-protects a load and a division.
+An expression that depends on the thread's number alone is computed once. Values under a false mask are never used: a
+guard protects a load and a division.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Run = Callable[[], Value]
 
 
 class Fixed:
-    """A function whose value never changes."""
+    """A compiled expression whose value never changes."""
 
     def __init__(self, value: Value):
         self.value = value
 
     def __call__(self) -> Value:
-        """The value."""
+        """Return the value."""
         return self.value
 
 
 class Expressions(Visitor):
-    """Compiles expressions. `values` holds those of variables, `memory` that of buffers."""
+    """Compiles expressions. `values` holds the values of variables, `memory` the memory of buffers."""
 
     def __init__(self, threads: Threads, calls: Calls, values: dict[ex.Var, Value], memory: Mapping[Buffer, Memory]):
         self.threads, self.calls = threads, calls
@@ -48,7 +48,7 @@ class Expressions(Visitor):
         self.known: dict[Node, Run] = {}
 
     def compile(self, node: Expr) -> Run:
-        """The function that computes `node`."""
+        """Return the function that computes `node`."""
         found = self.known.get(node)
         if found is None:
             handler = self.method_of(node)
@@ -58,12 +58,12 @@ class Expressions(Visitor):
         return found
 
     def fixed(self, node: Expr) -> Value | None:
-        """The value of what depends on nothing but the thread's number, else None."""
+        """Return the value of an expression that depends on the thread's number alone, else None."""
         run = self.compile(node)
         return run() if isinstance(run, Fixed) else None
 
     def _pure(self, function: Callable[..., Value], *parts: Expr) -> Run:
-        """A function of values, computed now if they are known."""
+        """Compile a function of values; compute the result now if all values are known."""
         runs = [self.compile(p) for p in parts]
         if all(isinstance(r, Fixed) for r in runs):
             return Fixed(function(*(r() for r in runs)))
@@ -103,13 +103,13 @@ class Expressions(Visitor):
         return self._pure(va.cast(node.a.dtype, node.type), node.a)
 
     def visit_Load(self, node: ex.Load) -> Run:
-        """Compile an element."""
+        """Compile the load of an element."""
         memory, span = self.memory[node.buffer], node.span or self.span
         index = self.index(node)
         return lambda: memory.load(index(), span)
 
     def index(self, node: Any) -> Run:
-        """The one index of an access; variables have none."""
+        """Compile the one index of an access; a variable has none."""
         return self.compile(node.indices[0]) if node.indices else Fixed(0)
 
     def visit_Call(self, node: ex.Call) -> Run:
@@ -119,6 +119,7 @@ class Expressions(Visitor):
         return self._pure(va.mathematics(node.name, node.args[0].dtype, node.type), *node.args)
 
     def _logical(self, node: ex.Binary) -> Run:
+        """Compile `and` or `or`, whose second operand runs only for the threads that need it."""
         first, second, threads = self.compile(node.a), self.compile(node.b), self.threads
         ends = node.op == "or"  # the value of the first that decides
         if isinstance(first, Fixed) and isinstance(second, Fixed):
@@ -135,7 +136,7 @@ class Expressions(Visitor):
         return run
 
     def visit_Select(self, node: ex.Select) -> Run:
-        """Compile a choice."""
+        """Compile a choice between two values."""
         condition, yes, no = self.compile(node.condition), self.compile(node.a), self.compile(node.b)
         threads, width, dtype = self.threads, va.carrier(node.dtype), node.dtype
         if all(isinstance(r, Fixed) for r in (condition, yes, no)):
@@ -155,7 +156,7 @@ class Expressions(Visitor):
 
 
 def _under(threads: Threads, condition: Value, run: Run) -> Value:
-    """The value where `condition` holds; None if no running thread wants it."""
+    """Compute a value for the threads where `condition` holds; return None if no running thread needs it."""
     some, mask = threads.narrowed(condition)
     if not some:
         return None

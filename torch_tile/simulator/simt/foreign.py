@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of an author's own text, by their meaning in Python, thread by thread."""
+"""Run calls of an author's own text by their meaning in Python, thread by thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_tile.simulator.simt.values import Value
 
 
 def run_foreign(p: Place) -> Callable[[], Value]:
-    """What runs a call: an array for each pointer, which is written back where the call may write."""
+    """Compile a call of foreign text: pass an array for each pointer and write back the arrays that may change."""
     meaning, threads = meaning_of(p.call, p.span), p.threads
     accesses = {access.operand: access for access in p.intrinsic.effects(p.call)}
 
@@ -49,7 +49,7 @@ def run_foreign(p: Place) -> Callable[[], Value]:
 
 
 def _fetched(memory: Memory, access: Access, at: Any, who: Any, p: Place) -> Any:
-    """The elements behind a pointer; those that are only written are 0 before."""
+    """Fetch the elements behind a pointer; elements that the call only writes begin as 0."""
     count = access.elements if access.elements >= 0 else max(memory.size - int(at[0]), 0)
     if "r" in access.kind:
         raw = memory.rows(at, count, who, p.span)[0]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU kernel does, thread by thread, and whether its order is right; needs no GPU.
+"""Run a GPU kernel thread by thread on the CPU, and report races and missing waits or fences.
 
-Runs the flat thread-level IR: all threads of a block at once on NumPy arrays under a mask, blocks one after another,
-x fastest; the threads of a role (thread_roles) at once, roles by turns. Blocks of a cluster that have to do with each
-other are tasks like roles, with numbers of threads and places of shared memory one behind the other. Each node is
-compiled once into a function.
-What goes wrong becomes a finding, and the run goes on, with the next block if threads wait for ever.
+The interpreter runs the flat thread-level IR. All threads of a block run at once on NumPy arrays under a mask. Blocks
+run one after another, x fastest. The threads of a role (thread_roles) run at once, roles by turns. Linked blocks of a
+cluster are tasks like roles; their thread numbers and places of shared memory follow one another. Each node is compiled
+once into a function. A mistake becomes a finding, and the run goes on, with the next block if threads wait for ever.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ def run_threads(
     program: st.Program, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
     blocks: Iterable[tuple[int, ...]] | None = None,
 ) -> Findings:  # fmt: skip
-    """Run a program of stage FLAT: `tensors` of buffers, CPU; `values` of dimensions and scalar parameters.
+    """Run a program of stage FLAT on CPU tensors.
 
-    `blocks` chooses blocks, x first; None runs all. Tensors are written in place. Raises InternalError for IR that is
-    not of the stage.
+    `tensors` holds the tensors of buffers, `values` the values of dimensions and scalar parameters. `blocks` chooses
+    blocks, x first; None runs all. Tensors are written in place. Raises InternalError for IR of another stage.
     """
     findings = Findings()
     with np.errstate(all="ignore"):
@@ -72,7 +71,7 @@ def run_threads(
 
 
 class _Machine(Visitor):
-    """One kernel, compiled for running its blocks."""
+    """One kernel, compiled so that its blocks can run."""
 
     def __init__(
         self, program: st.Program, kernel: st.Kernel, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
@@ -108,20 +107,20 @@ class _Machine(Visitor):
             self.variables = [m for m in self.memory.values() if isinstance(m, Variable)]
 
     def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
-        """A parameter; what the kernel writes leaves a trace."""
+        """Return the memory of a tensor; a tensor that the kernel writes gets a trace of its accesses."""
         found = Global(buffer, data, self.threads)
         if any(writes(node, buffer) for node in walk(self.kernel.body)):
             found.trace = self.trace(found.size)
         return found
 
     def trace(self, count: int) -> Trace:
-        """A trace of so many places."""
+        """Return a trace for `count` places."""
         if isinstance(self.clock, VectorClock):
             return OrderedTrace(count, self.clock, self.findings)
         return Trace(count, self.clock, self.findings)
 
     def run(self, points: list[tuple[int, ...]]) -> None:
-        """One block, or those of a cluster together."""
+        """Run one block, or the blocks of one cluster together."""
         self.points = points
         self.clock.start_block()
         self.shared.reset()
@@ -135,7 +134,7 @@ class _Machine(Visitor):
         self.blocks_run += 1
 
     def one(self, block: int) -> None:
-        """One of the blocks that run at the same time."""
+        """Run one of the blocks that run at the same time."""
         threads, point = self.threads, self.points[block]
         everyone = threads.in_block(block) if self.linked else threads.everyone
         place = dict(zip(self.kernel.blocks, point, strict=True))
@@ -145,12 +144,12 @@ class _Machine(Visitor):
             self.calls.state(Cluster).leave(block)
 
     def saved(self) -> Any:
-        """What is the running task's own."""
+        """Return the state that belongs to the running task: its mask, values and variables."""
         variables, threads = [v.value for v in self.variables], self.threads
         return threads.mask, threads.everyone, self.gone, self.broken, threads.block, dict(self.values), variables
 
     def restore(self, state: Any) -> None:
-        """The task of this state runs on."""
+        """Make the task with this saved state the running one."""
         threads = self.threads
         threads.mask, threads.everyone, self.gone, self.broken, threads.block, values, variables = state
         self.findings.block = self.points[threads.block]
@@ -161,7 +160,7 @@ class _Machine(Visitor):
     # Statements become functions.
 
     def block(self, block: st.Block) -> Step:
-        """Statements in order."""
+        """Compile statements that run in order."""
         steps = []
         for kind, stmts in itertools.groupby(block.stmts, type):
             if kind is st.Role:
@@ -181,6 +180,7 @@ class _Machine(Visitor):
         return run
 
     def _leaving_block(self, steps: list[tuple[Step, bool]]) -> Step:
+        """Compile statements of which some may end the iteration for all running threads."""
         threads = self.threads
 
         def run() -> None:
@@ -192,7 +192,7 @@ class _Machine(Visitor):
         return run
 
     def stmt(self, node: st.Stmt) -> Step:
-        """The function that runs one statement."""
+        """Return the function that runs one statement."""
         handler = self.method_of(node)
         if handler is None:
             raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span)
@@ -200,12 +200,13 @@ class _Machine(Visitor):
         return handler(node)  # type: ignore[no-any-return]
 
     def value(self, node: Expr) -> Callable[[], Value]:
-        """The function that computes an expression."""
+        """Return the function that computes an expression."""
         return self.expressions.compile(node)
 
     visit_Block = block
 
     def visit_Let(self, node: st.Let) -> Step:
+        """Compile a name for a value."""
         run, values, var = self.value(node.value), self.values, node.var
         if isinstance(run, Fixed):
             self.expressions.lets[var] = run
@@ -217,6 +218,7 @@ class _Machine(Visitor):
         return let
 
     def visit_Alloc(self, node: st.Alloc) -> Step:
+        """Compile the allocation of a variable, tile, barrier buffer or register array."""
         buffer, threads = node.buffer, self.threads
         if buffer.scope == "var":
             variable = self.memory[buffer] = Variable(buffer, threads)
@@ -247,6 +249,7 @@ class _Machine(Visitor):
         return self.value(node.call)
 
     def visit_Assert(self, node: st.Assert) -> Step:
+        """Compile an assertion, which reports the threads for which its condition fails."""
         condition, threads = self.value(node.condition), self.threads
 
         def check() -> None:
@@ -264,6 +267,7 @@ class _Machine(Visitor):
         return lambda: print(f"{node.message}: {value()}" if node.message else value())
 
     def visit_If(self, node: st.If) -> Step:
+        """Compile a branch, which runs under a mask if threads disagree."""
         condition, threads = self.value(node.condition), self.threads
         then, otherwise = self.block(node.then), self.block(node.otherwise) if node.otherwise.stmts else None
 
@@ -290,7 +294,7 @@ class _Machine(Visitor):
         return run
 
     def still(self, mask: Any) -> Any:
-        """The mask without the threads that have left the iteration."""
+        """Remove from the mask the threads that have left the iteration."""
         if self.gone is None:
             return mask
         return ~self.gone if mask is None else mask & ~self.gone
@@ -316,7 +320,10 @@ class _Machine(Visitor):
     # Roles.
 
     def roles(self, roles: list[st.Role]) -> Step:
-        """Roles that run at the same time, and barrier groups of a role; in every other block the last one begins."""
+        """Compile roles as tasks that run at the same time, one task for each barrier group of a role.
+
+        In every other block the last task begins.
+        """
         outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
         bodies = [self.block(r.body) for r in roles]
         variables = [m for m in self.memory.values() if isinstance(m, Variable)]
@@ -350,6 +357,7 @@ class _Machine(Visitor):
     # Loops.
 
     def visit_For(self, node: st.For) -> Step:
+        """Compile a loop over a range."""
         if len(node.vars) != 1:
             raise InternalError("a loop nest at stage FLAT", node.span)
         start, stop = self.value(node.starts[0]), self.value(node.stops[0])
@@ -370,6 +378,7 @@ class _Machine(Visitor):
         return run
 
     def visit_While(self, node: st.While) -> Step:
+        """Compile a loop with a condition."""
         condition, body = self.value(node.condition), self.block(node.body)
 
         def run() -> None:
@@ -380,7 +389,7 @@ class _Machine(Visitor):
         return run
 
     def _iterate(self, numbers: Any, goes_on: Callable[[Any], Value], var: Var | None, body: Step) -> int:
-        """Iterations that threads may leave at different times; how many there were."""
+        """Run iterations that threads may leave at different times; return the number of iterations."""
         threads, outer = self.threads, (self.threads.mask, self.gone, self.broken)
         iterations = 0
         for n in numbers:

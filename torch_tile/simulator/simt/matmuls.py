@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What warpgroups have in flight in the tensor cores, and the registers that belong to it.
+"""Track the products that warpgroups have in flight on the tensor cores, and the registers of these products.
 
-From a product's start until its warps wait for its group, its registers are nobody's. Ordinary code that used them
-before is in order only after a wgmma_fence, and what it makes of results only if wgmma_results comes first.
+From a product's start until its warps wait for its group, ordinary code must not use its registers. Ordinary code that
+used them before needs a wgmma_fence before the product. Ordinary code that reads results needs wgmma_results first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch_tile.simulator.simt.values import Value
 
 
 class Uses:
-    """Of each register of an array and each warpgroup, `[size, groups]`: the group of products that last had it as
-    result or factor, whether it is a result that no wgmma_results has told of, and the number of wgmma_fences before
-    ordinary code last used it.
+    """The last uses of registers: an array entry for each register and warpgroup, `[size, groups]`.
+
+    results, factors: the group of products that last had the register as a result or factor. hidden: whether it is a
+    result without a wgmma_results since. touched: the number of wgmma_fences before ordinary code last used it.
     """
 
     def __init__(self, size: int, groups: int):
@@ -30,7 +31,7 @@ class Uses:
 
 
 class Products:
-    """What each warpgroup of a block has in flight."""
+    """The products that each warpgroup of a block has in flight."""
 
     def __init__(self, calls: Calls):
         self.calls = calls
@@ -43,19 +44,19 @@ class Products:
         self.in_flight = False  # whether any product is
 
     def uses_of(self, memory: Memory) -> Uses:
-        """Of one array of registers."""
+        """Return the recorded uses of one array of registers."""
         found = self.uses.get(memory)
         if found is None:
             found = self.uses[memory] = Uses(memory.size, len(self.done))
         return found
 
     def agents(self, group: int) -> tuple[int, ...]:
-        """The columns of the four warps' parts of a warpgroup's products."""
+        """Return the clock columns of the four warps' parts of a warpgroup's products."""
         name = f"a product of warpgroup {group}"
         return tuple(self.calls.order.agent(name, 4 * group + w) for w in range(4))
 
     def take(self, memory: Local, start: int, count: int, group: int, role: str, span: Span | None) -> None:
-        """Registers become "results" or "factors" of a warpgroup's next product."""
+        """Make registers the "results" or "factors" of a warpgroup's next product."""
         uses, here = self.uses_of(memory), (slice(start, start + count), group)
         other, add = uses.factors if role == "results" else uses.results, self.calls.threads.findings.add
         if (other[here] > self.done[group]).any():
@@ -68,7 +69,7 @@ class Products:
         self.in_flight = True
 
     def touch(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
-        """Ordinary code of some warpgroups uses registers."""
+        """Record that ordinary code of some warpgroups uses registers; report missing waits and fences."""
         uses = self.uses_of(memory)
         uses.touched[places, groups] = self.fences[groups]
         add = self.calls.threads.findings.add
@@ -79,7 +80,7 @@ class Products:
             add("missing_fence", span, f"`{memory.name}` is used with no wgmma_results before")
 
     def show(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
-        """Results are there, after their wait."""
+        """Mark results as readable after their wait; report results whose product is still in flight."""
         uses = self.uses_of(memory)
         if self._flying(uses, places, groups).any():
             text = f"`{memory.name}` has no results while a product with it is in flight"
@@ -90,7 +91,7 @@ class Products:
         return np.maximum(uses.results[places, groups], uses.factors[places, groups]) > self.done[groups]
 
     def wait(self, group: int, pending: int) -> None:
-        """A warpgroup waits for all groups but the newest `pending`; each warp for its own part."""
+        """Let a warpgroup wait for all groups but the newest `pending`; each warp waits for its own part."""
         order, done = self.calls.order, max(0, int(self.closed[group]) - pending)
         self.done[group] = max(done, self.done[group])
         self.in_flight = any(started > self.done[g] for g, (started, _) in self.last.items())
@@ -98,7 +99,7 @@ class Products:
             order.learn(group * WARPGROUP + 32 * warp + np.arange(32), agent, order.time(done))
 
     def finish(self) -> None:
-        """A block does not end before its products."""
+        """Report products that are still in flight when the block ends."""
         for group, (started, span) in self.last.items():
             if started > self.done[group]:
                 text = f"the block ends while products of warpgroup {group} are in flight"
@@ -106,7 +107,7 @@ class Products:
 
 
 class Accumulators(Local):
-    """Registers that products write or read."""
+    """Registers that tensor-core products write or read."""
 
     def __init__(self, buffer: Buffer, size: int, calls: Calls):
         self.calls = calls
@@ -114,17 +115,17 @@ class Accumulators(Local):
         super().__init__(buffer, size, calls.threads)
 
     def load(self, index: Value, span: Span | None) -> Value:
-        """One element for each running thread."""
+        """Load one element for each running thread."""
         self._touch(index, span)
         return super().load(index, span)
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
-        """One element by each running thread."""
+        """Store one element for each running thread."""
         self._touch(index, span)
         super().store(index, value, span)
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
-        """`count` registers from each index on, raw."""
+        """Read `count` registers from each index on, as raw bits."""
         self._touch_rows(index, count, ids, span)
         return super().rows(index, count, ids, span)
 
@@ -134,6 +135,7 @@ class Accumulators(Local):
         super().put_rows(index, raw, ids, span)
 
     def _touch(self, index: Value, span: Span | None) -> None:
+        """Record that the running threads use the register at `index`."""
         if isinstance(index, np.ndarray):
             ids = self.threads.active()
             self._touch_rows(index[ids], 1, ids, span)

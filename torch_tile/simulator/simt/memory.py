@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads of a block, and what its buffers are: tensors and parts of shared memory (registers: thread_registers).
+"""Model the threads of a block and the memory of its buffers: tensors, shared memory, registers and variables.
 
 `load` and `store` take one index for all threads (an int) or one for each (an array); `rows` and `put_rows` move
 several neighbouring elements of chosen threads as they lie in memory. Accesses outside are reported; they read 0
@@ -25,10 +25,10 @@ ACCESSES = 100  # of one line that are looked at for bank conflicts
 
 
 class Threads:
-    """The threads of a block. `mask` tells which of them run at the moment; None: all that there are.
+    """The threads of a block. `mask` tells which threads run at the moment; None means all threads.
 
-    Where `blocks` of a cluster run at the same time, each has `of_block` of the numbers, whole warpgroups, of which
-    `count` are threads; `block` is the one that runs at the moment.
+    Where `blocks` of a cluster run at the same time, each block has `of_block` thread numbers, in whole warpgroups. The
+    first `count` of them are threads; `block` is the block that runs at the moment.
     """
 
     def __init__(self, count: int, findings: Findings, blocks: int = 1):
@@ -41,15 +41,15 @@ class Threads:
         self.mask: Array | None = self.everyone
 
     def in_block(self, block: int) -> Array:
-        """Which numbers are threads of a block of the cluster."""
+        """Return a mask of the thread numbers that belong to one block of the cluster."""
         return (self.ids // self.of_block == block) & (self.ids % self.of_block < self.count)
 
     def active(self) -> Array:
-        """Numbers of the running threads."""
+        """Return the numbers of the running threads."""
         return self.ids if self.mask is None else np.flatnonzero(self.mask)
 
     def narrowed(self, condition: Array) -> tuple[bool, Array | None]:
-        """Whether the condition holds for any running thread, and the mask of those for which it does."""
+        """Return whether the condition holds for any running thread, and the mask of the threads where it holds."""
         outer = self.mask
         mask = condition if outer is None else condition & outer
         some = bool(mask.any())
@@ -57,13 +57,13 @@ class Threads:
         return some, outer if same else mask
 
     def each(self, value: Value, ids: Array) -> Array:
-        """A value for each of the threads `ids`."""
+        """Return the value of each of the threads `ids`."""
         if isinstance(value, np.ndarray):
             return value if ids is self.ids else value[ids]
         return np.full(len(ids), value)
 
     def spread(self, values: Array, ids: Array) -> Array:
-        """Values of the threads `ids` as a value of all threads; others have 0."""
+        """Extend the values of the threads `ids` to all threads; the remaining threads get 0."""
         if ids is self.ids:
             return values
         whole = np.zeros(self.lanes, values.dtype)
@@ -72,7 +72,7 @@ class Threads:
 
 
 class Memory:
-    """Common to all kinds. `size` is the number of elements."""
+    """The interface of all kinds of memory. `size` is the number of elements."""
 
     def __init__(self, buffer: Buffer, size: int, threads: Threads):
         self.buffer, self.name, self.dtype = buffer, buffer.name, buffer.dtype
@@ -80,7 +80,7 @@ class Memory:
         self.raw_type = stored(buffer.dtype)
 
     def load(self, index: Value, span: Span | None) -> Value:
-        """One element for each running thread."""
+        """Load one element for each running thread."""
         ids = self.threads.active()
         if isinstance(index, np.ndarray):
             raw = self.rows(self.threads.each(index, ids), 1, ids, span)[:, 0]
@@ -89,13 +89,13 @@ class Memory:
         return number(decode(raw, self.dtype)[0], self.dtype) if len(ids) else number(0, self.dtype)
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
-        """One element by each running thread."""
+        """Store one element for each running thread."""
         ids = self.threads.active()
         raw = encode(self.threads.each(value, ids), self.dtype)
         self.put_rows(self.threads.each(index, ids), raw[:, None], ids, span)
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
-        """`count` elements from each index on, raw."""
+        """Read `count` elements from each index on, as raw bits."""
         raise NotImplementedError
 
     def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
@@ -103,7 +103,7 @@ class Memory:
         raise NotImplementedError
 
     def peek(self, index: Array) -> Array:
-        """Elements as they lie in memory, with no check and no trace."""
+        """Read raw elements with no check and no trace."""
         raise NotImplementedError
 
     def poke(self, index: Array, raw: Array) -> None:
@@ -111,10 +111,10 @@ class Memory:
         raise NotImplementedError
 
     def touch(self, index: Array, ids: Array, span: Span | None) -> None:
-        """Leave the trace of atomic updates."""
+        """Record atomic updates in the trace."""
 
     def inside(self, index: Array, count: int, span: Span | None) -> Array | None:
-        """Report rows that leave the buffer; which stay inside, None if all do."""
+        """Report rows that leave the buffer; return a mask of the rows inside, or None if all are."""
         if len(index) == 0 or (index.min() >= 0 and index.max() <= self.size - count):
             return None
         ok = (index >= 0) & (index <= self.size - count)
@@ -130,7 +130,7 @@ class Memory:
 
 
 class Global(Memory):
-    """A tensor's elements, as far as they lie between its first and its last; `holes` in between are not its own."""
+    """A tensor's elements from its first to its last in memory; `own` marks the elements outside the gaps."""
 
     def __init__(self, buffer: Buffer, tensor: torch.Tensor, threads: Threads):
         span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
@@ -145,7 +145,7 @@ class Global(Memory):
             np.lib.stride_tricks.as_strided(self.own, tuple(tensor.shape), steps)[...] = True
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
-        """`count` elements from each index on, raw."""
+        """Read `count` elements from each index on, as raw bits."""
         ok = self.inside(index, count, span)
         if ok is not None:
             found = np.zeros((len(index), count), self.raw_type)
@@ -172,21 +172,21 @@ class Global(Memory):
             self.threads.findings.add("race", span, f"`{self.name}` is written by several threads at once")
 
     def peek(self, index: Array) -> Array:
-        """Elements as they lie in memory."""
+        """Read raw elements with no check and no trace."""
         return self.raw[index]
 
     def poke(self, index: Array, raw: Array) -> None:
-        """Overwrite elements."""
+        """Overwrite elements with no check and no trace."""
         self.raw[index] = raw
 
     def touch(self, index: Array, ids: Array, span: Span | None) -> None:
-        """Leave the trace of atomic updates."""
+        """Record atomic updates in the trace."""
         if self.trace is not None and len(index):
             self.trace.before_write(index[:, None], ids, self.name, span, atomic=True)
             self.trace.wrote(index[:, None], ids, atomic=True)
 
     def inside(self, index: Array, count: int, span: Span | None) -> Array | None:
-        """Gaps between the rows of a strided tensor count as outside."""
+        """Report rows that leave the tensor; gaps between the rows of a strided tensor count as outside."""
         ok = super().inside(index, count, span)
         if self.own is None or len(index) == 0:
             return ok
@@ -209,7 +209,7 @@ class Tile(Memory):
         self.owner = Owner(buffer.name, shared.next_number())
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None, who: Array | None = None) -> Array:
-        """`count` elements from each index on, raw, fetched by the threads `ids` for `who`."""
+        """Read `count` elements from each index on, as raw bits; the threads `ids` read for the accessors `who`."""
         who = ids if who is None else who
         ok = self.inside(index, count, span)
         if ok is not None:
@@ -235,29 +235,29 @@ class Tile(Memory):
             self.shared.write(first, data, who, self.owner, span, atomic)
 
     def peek(self, index: Array) -> Array:
-        """Elements as they lie in memory."""
+        """Read raw elements with no check and no trace."""
         return self.shared.bytes_at(self.address(index), self.dtype.itemsize).view(self.raw_type)[:, 0]
 
     def poke(self, index: Array, raw: Array) -> None:
-        """Overwrite elements."""
+        """Overwrite elements with no check and no trace."""
         self.shared.data[self.address(index)[:, None] + np.arange(self.dtype.itemsize)] = raw[:, None].view(np.uint8)
 
     def touch(self, index: Array, ids: Array, span: Span | None) -> None:
-        """Leave the trace of atomic updates."""
+        """Record atomic updates in the trace."""
         if len(index):
             self.put_rows(index, self.peek(index)[:, None], ids, span, atomic=True)
 
     def address(self, index: Array) -> Array:
-        """Bytes from the start of shared memory."""
+        """Convert element indices to bytes from the start of shared memory."""
         return index.astype(np.int64) * self.dtype.itemsize + self.start
 
     @property
     def start(self) -> int:
-        """The address of the first element, of the running block."""
+        """The byte address of the first element in the running block's shared memory."""
         return self.offset + self.threads.block * self.shared.of_block
 
     def note(self, first: Array, size: int, ids: Array, how: str, span: Span | None) -> None:
-        """Add an access to the statistic of banks."""
+        """Add an access to the statistic of bank conflicts."""
         banks = self.threads.findings.banks.setdefault((span, f"{how} of `{self.name}`"), Banks())
         if banks.accesses < ACCESSES:
             count_banks(banks, first, size, ids)
@@ -265,7 +265,7 @@ class Tile(Memory):
 
 # A block's shared memory, byte for byte: NaN until written, and with a trace of all accesses.
 #
-# What an asynchronous copy has yet to bring is not there before it lands; until then nobody may touch its place.
+# What an asynchronous copy has yet to bring is not there before it lands; until then no thread may touch its place.
 # Places are as large as the smallest access of the kernel.
 
 WHOLE = 1024  # bytes, after which all swizzles repeat
@@ -273,14 +273,14 @@ WHOLE = 1024  # bytes, after which all swizzles repeat
 
 @dataclass(frozen=True)
 class Owner:
-    """A buffer in shared memory, which may share its place with others."""
+    """A buffer in shared memory; its place may also belong to other buffers at other times."""
 
     name: str
     number: int
 
 
 class Shared:
-    """Shared memory of one block, or of `blocks` of a cluster, one after another from multiples of `of_block` on.
+    """Shared memory of one block, or of the `blocks` of a cluster, each from a multiple of `of_block` bytes on.
 
     Addresses are in bytes; `who` names the accessor of each row of an access.
     """
@@ -292,12 +292,12 @@ class Shared:
         self.reset()
 
     def next_number(self) -> int:
-        """A number for one more buffer; 0 is nobody's."""
+        """Return the number of one more buffer; 0 means no buffer."""
         self.buffers += 1
         return self.buffers
 
     def reset(self) -> None:
-        """The state in which a block finds it."""
+        """Return to the state in which a block begins: all bytes unwritten."""
         self.data = np.full(self.size, 0xFF, np.uint8)
         count = self.size // self.place
         self.trace = self.new_trace(count)
@@ -306,7 +306,7 @@ class Shared:
         self.owners = np.zeros(count, np.int32)  # the buffer that each place was last written for
 
     def read(self, first: Array, size: int, who: Array, owner: Owner, span: Span | None) -> Array:
-        """`size` bytes from each of the addresses `first` on."""
+        """Read `size` bytes from each of the addresses `first` on."""
         places = self._places(first, size)
         self._check_flying(places, f"`{owner.name}` is read", span)
         self._check_written(self.trace.read(places, who, owner.name, span), places, owner, span)
@@ -331,7 +331,7 @@ class Shared:
             self.findings.add("race", span, f"`{owner.name}` is written by several threads at once")
 
     def take_off(self, first: Array, size: int, who: Array, owner: Owner, span: Span | None) -> None:
-        """An asynchronous copy begins: it may write from now on."""
+        """Begin an asynchronous copy, which may write to its place from now on."""
         places = self._places(first, size)
         self._check_flying(places, f"`{owner.name}` is written", span)
         self.trace.before_write(places, who, owner.name, span)
@@ -339,7 +339,10 @@ class Shared:
         self.flights += 1
 
     def land(self, first: Array, data: Array, who: Array, owner: Owner) -> None:
-        """What these threads waited for is there, for themselves at once, for others after the next barrier."""
+        """Write the bytes of copies that these threads waited for.
+
+        These threads may read the bytes at once, the other threads after the next barrier.
+        """
         places = self._places(first, data.shape[1])
         self._store(first, data)
         self.flying[places] = 0
@@ -349,7 +352,7 @@ class Shared:
     def fetch(
         self, first: Array, size: int, ids: Array, agents: tuple[int, ...], time: int, owner: Owner, span: Span | None
     ) -> Array:
-        """`size` bytes from each address on, which `agents` go on reading until `time` for the threads `ids`."""
+        """Read `size` bytes from each address on; `agents` keep reading them until `time` for the threads `ids`."""
         places = self._places(first, size)
         self._check_flying(places, f"`{owner.name}` is read", span)
         written = self._ordered.read_by_agents(places, ids, agents, time, owner.name, span)
@@ -359,7 +362,7 @@ class Shared:
     def bring(
         self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
     ) -> None:
-        """Write rows of bytes; they are there for those who know that `agent` came to `time`."""
+        """Write rows of bytes that a thread may use once it knows that `agent` has reached `time`."""
         places = self._places(first, data.shape[1])
         self._check_flying(places, f"`{owner.name}` is written", span)
         self._ordered.before_engine(places, thread, owner.name, span)
@@ -373,7 +376,7 @@ class Shared:
         return self.trace
 
     def bytes_at(self, first: Array, size: int) -> Array:
-        """Rows of bytes, with no check."""
+        """Return rows of bytes with no check."""
         return self.data[first[:, None] + np.arange(size)]
 
     def _store(self, first: Array, data: Array) -> None:
@@ -396,7 +399,7 @@ class Shared:
 
 
 def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:
-    """Add one access of `size` bytes per thread to the statistic; 128 bytes of a warp go at a time."""
+    """Add one access of `size` bytes per thread to the statistic; a warp moves 128 bytes at a time."""
     group = max(1, min(32, 128 // size))
     words = max(1, size // 4)
     wave = lanes // group
@@ -417,7 +420,7 @@ def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:
 
 
 class Local(Memory):
-    """Registers of each thread: `values[register, thread]`, not as they lie in memory but as numbers.
+    """Registers of each thread, `values[register, thread]`, kept as numbers and not as raw bits.
 
     `written` tells which registers each thread has written. Of padded arrays a read is reported only where no thread
     has written that register: threads read what pads their share, and store none of it.
@@ -432,13 +435,13 @@ class Local(Memory):
         self.reset()
 
     def reset(self) -> None:
-        """Undefined content, for the running threads."""
+        """Make the registers of the running threads undefined."""
         where = slice(None) if self.threads.mask is None else self.threads.mask
         self.values[:, where] = self.poison.astype(self.values.dtype)
         self.written[:, where] = False
 
     def load(self, index: Value, span: Span | None) -> Value:
-        """One element for each running thread."""
+        """Load one element for each running thread."""
         if isinstance(index, np.ndarray):
             ids = self.threads.active()
             places = np.clip(self._checked(index[ids], span), 0, self.size - 1)
@@ -465,7 +468,7 @@ class Local(Memory):
             self.threads.findings.add("unwritten", span, text, int((~there).sum()))
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
-        """One element by each running thread."""
+        """Store one element for each running thread."""
         mask = self.threads.mask
         if isinstance(index, np.ndarray):
             ids = self.threads.active()
@@ -487,7 +490,7 @@ class Local(Memory):
         return index
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
-        """`count` registers from each index on, raw."""
+        """Read `count` registers from each index on, as raw bits."""
         self.inside(index, count, span)
         places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
         self.need(self.known()[places, ids[:, None]].any(axis=1), span)  # what is moved may end in padding
@@ -503,7 +506,7 @@ class Local(Memory):
         self.written[places, ids[:, None]] = True
 
     def fragment(self, start: int, count: int) -> Array:
-        """Registers of whole warps, `[warps, 32, count]`."""
+        """Return registers of whole warps, `[warps, 32, count]`."""
         return self.values[start : start + count].reshape(count, -1, 32).transpose(1, 2, 0)
 
     def put_fragment(self, start: int, values: Array, warps: Sequence[bool] | Array) -> None:
@@ -515,22 +518,22 @@ class Local(Memory):
 
 
 class Variable(Memory):
-    """A T.alloc_var: one value for all threads until they assign different ones."""
+    """A T.alloc_var: one value for all threads until threads assign different values."""
 
     def __init__(self, buffer: Buffer, threads: Threads):
         super().__init__(buffer, 1, threads)
         self.reset()
 
     def reset(self) -> None:
-        """Undefined content."""
+        """Make the value undefined."""
         self.value: Value = number(poisoned((), self.dtype).item(), self.dtype)
 
     def load(self, index: Value, span: Span | None) -> Value:
-        """The value."""
+        """Return the value."""
         return self.value
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
-        """Assign by the running threads."""
+        """Assign a value for the running threads."""
         mask = self.threads.mask
         if mask is None or mask is self.threads.everyone:
             self.value = value
@@ -538,5 +541,5 @@ class Variable(Memory):
             self.assign(mask, value)
 
     def assign(self, mask: Array, value: Value) -> None:
-        """Assign by the threads of `mask`."""
+        """Assign a value for the threads of `mask`."""
         self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))

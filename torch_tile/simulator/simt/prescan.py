@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the thread interpreter learns from a kernel's text before it runs."""
+"""Analyse a kernel's text before the thread interpreter runs the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_tile.simulator.simt.races import Array
 
 
 def _is_concurrent(node: Node) -> bool:
-    """Whether block barriers alone do not tell the order of what a call does."""
+    """Return whether a call does work whose order block barriers alone do not determine."""
     found = intrinsic_of(node) if isinstance(node, Call) else None
     if found is None:
         return False
@@ -30,21 +30,22 @@ def _is_concurrent(node: Node) -> bool:
 
 
 def _blocks(node: Node) -> bool:
-    """Whether threads wait at a call for others of the block."""
+    """Return whether threads wait at a call for other threads of the block."""
     found = intrinsic_of(node) if isinstance(node, Call) else None
     return found is not None and (found.meets or (found.sync is Sync.WAIT and found.scope is Scope.MBARRIER))
 
 
 def is_concurrent(kernel: st.Kernel) -> bool:
-    """Whether more than the threads of one role, in step, is at work at a time."""
+    """Return whether a kernel has roles, or engines and barriers that let parts of a block run apart."""
     return any(isinstance(n, st.Role) or _is_concurrent(n) for n in walk(kernel.body))
 
 
 def barrier_groups(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
-    """The threads of a role, as masks: in parts, where whole warps wait in branches of their own, or take turns.
+    """Split the threads of a role into parts that wait independently, and return their masks.
 
-    A warp that waits does not keep another from going on. `known` gives the value of a condition if it depends on the
-    thread alone. A role with products has whole warpgroups as parts.
+    A role has several parts where whole warps wait in branches of their own, or take turns. One warp's wait does not
+    keep another warp from going on. `known` gives the value of a condition that depends on the thread alone. A role
+    with products has whole warpgroups as parts.
     """
     inside = list(walk(role.body))
     unit = 128 if role.count % 128 == 0 and any(starts(n, Engine.WGMMA) for n in inside) else 32
@@ -67,7 +68,7 @@ def barrier_groups(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> l
 
 
 def leaves(node: Node) -> bool:
-    """Whether a statement may end the iteration that it is in."""
+    """Return whether a statement may end the iteration that it is in."""
     if isinstance(node, st.For | st.While):
         return False
     if isinstance(node, st.Break | st.Continue):
@@ -78,7 +79,7 @@ def leaves(node: Node) -> bool:
 
 
 def writes(node: Node, buffer: Buffer) -> bool:
-    """Whether a statement writes to a buffer."""
+    """Return whether a statement writes to a buffer."""
     if isinstance(node, st.Store):
         return node.buffer is buffer
     if not isinstance(node, Call):
@@ -90,7 +91,7 @@ def writes(node: Node, buffer: Buffer) -> bool:
 
 
 def product_registers(kernel: st.Kernel) -> Iterator[Buffer]:
-    """The buffers that products of warpgroups use as registers."""
+    """Yield the buffers that products of warpgroups use as registers."""
     for node in walk(kernel.body):
         found = intrinsic_of(node) if isinstance(node, Call) else None
         if isinstance(node, Call) and found is not None and found.engine is Engine.WGMMA:
@@ -98,9 +99,9 @@ def product_registers(kernel: st.Kernel) -> Iterator[Buffer]:
 
 
 def shared_size(kernel: st.Kernel) -> tuple[int, int]:
-    """Bytes of shared memory that a kernel needs, and of its smallest element.
+    """Return the bytes of shared memory that a kernel needs, and the bytes of its smallest element.
 
-    mbarriers, which live as long as the block, share their place with nothing; InternalError if they do.
+    mbarriers live as long as the block. Raises InternalError if an mbarrier shares its place.
     """
     end, place = kernel.shared_bytes, 16
     taken: dict[str, list[tuple[int, int]]] = {"shared": [], "barrier": []}

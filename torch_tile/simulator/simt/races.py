@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Race detection: who touched which place of a memory, and whether barriers or vector clocks order it."""
+"""Detect races: record each access to a place of memory, and check its order by barriers or vector clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = Any
 
 
 class Clock:
-    """The epochs of all blocks, one after another."""
+    """The epochs of all blocks in one sequence; each barrier of a block starts a new epoch."""
 
     def __init__(self) -> None:
         self.base = 0  # the epoch, times WHO
@@ -28,7 +28,7 @@ class Clock:
         self.start_block()
 
     def start_block(self) -> None:
-        """A new block begins."""
+        """Start the epochs of a new block."""
         # Of other blocks, by their first epoch: the epoch up to which all is known; and what the next barrier adds.
         self.heard: dict[int, int] = {}
         self.coming: dict[int, int] = {}
@@ -36,14 +36,17 @@ class Clock:
         self.first = self.base  # of this block
 
     def barrier(self) -> None:
-        """All threads of the block have met: everything before is ordered before everything after."""
+        """Start a new epoch: all threads of the block have met, so earlier accesses precede later ones."""
         self.base += WHO
         self.warp_epochs = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
         self.by_warp = False  # whether any warp met one
         self.heard, self.coming = _latest(self.heard, self.coming), {}
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
-        """A thread arrives at a counter, for what was before the last barrier; the `last` one hears of the others."""
+        """Count an arrival at a counter, which releases what came before the last barrier.
+
+        The `last` arrival acquires what the earlier arrivals released.
+        """
         left = _latest(self.counters.pop(counter, {}), self.heard | {self.first: self.base})
         if last:
             self.coming = _latest(self.coming, left)
@@ -51,19 +54,19 @@ class Clock:
             self.counters[counter] = left
 
     def knows(self, stamps: Array) -> Array:
-        """Whether what other blocks did at these times is in order."""
+        """Return whether accesses of other blocks at these times precede the current epoch."""
         firsts = np.array(sorted(self.heard), np.int64)
         ends = np.array([0, *(self.heard[n] for n in firsts.tolist())], np.int64)
         return stamps < ends[np.searchsorted(firsts, stamps, side="right")]
 
     def warp_barrier(self, warps: Array) -> None:
-        """The threads of these warps have met."""
+        """Record that the threads of these warps have met."""
         self.warp_epochs[warps] += 1
         self.by_warp = True
 
 
 class Trace:
-    """The last accesses to each of `count` places of `name`; `who` names the accessor of each row of `places`."""
+    """The last accesses to each of `count` places of a memory; `who` names the accessor of each row of `places`."""
 
     def __init__(self, count: int, clock: Clock, findings: Findings):
         self.clock, self.findings = clock, findings
@@ -74,7 +77,7 @@ class Trace:
         self.read_warp_epoch = np.zeros(count, np.int32)
 
     def read(self, places: Array, who: Array, name: str, span: Span | None) -> Array:
-        """Note a read; gives what is known of the writes before it."""
+        """Record a read and check its order; return the stamps of the writes before it, negative for none."""
         written = self.writes[places]
         self.check(written, self.write_warp_epoch, places, who, f"`{name}` is read; written", span)
         self._add(self.reads, places, who)
@@ -86,7 +89,10 @@ class Trace:
         self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
         atomic: bool = False,
     ) -> Array:  # fmt: skip
-        """Check a write that is to come against all before it, but for `harmless` ones; gives the writes before."""
+        """Check a coming write against all earlier accesses but the `harmless` writes.
+
+        Return the stamps of the writes before it.
+        """
         self.check(self.reads[places], self.read_warp_epoch, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
         if atomic:  # atomic updates do not race with each other
@@ -96,7 +102,7 @@ class Trace:
         return written
 
     def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
-        """Note a write."""
+        """Record a write."""
         if atomic:
             self._add(self.writes, places, who)
         else:
@@ -106,7 +112,10 @@ class Trace:
             self.write_warp_epoch[places] = self.clock.warp_epochs[_warp(who)][:, None]
 
     def check(self, stamps: Array, warp_epochs: Array, places: Array, who: Array, what: str, span: Span | None) -> None:
-        """Report places that others touched in this epoch, or other blocks at any time, as `stamps` tell."""
+        """Report places where the access has no order with an earlier access in `stamps`.
+
+        The earlier access is one of this epoch by another thread, or one of another block.
+        """
         clock = self.clock
         others = (stamps >= 0) & (stamps < clock.first)
         if others.any() and clock.heard:
@@ -127,7 +136,7 @@ class Trace:
         self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
 
     def _add(self, stamps: Array, places: Array, who: Array) -> None:
-        """Note accessors of places that others may have accessed in this epoch, too."""
+        """Record accessors of places that other threads may have accessed in this epoch, too."""
         base, me = self.clock.base, self.clock.base + who[:, None]
         before = stamps[places]
         known = (before == me) | (before == base + ANYONE) | (before == base + WHOLE_WARP + who[:, None] // 32)
@@ -142,7 +151,7 @@ class Trace:
             self._join(stamps, places, stamps[places], before, recent)
 
     def _join(self, stamps: Array, places: Array, mine: Array, others: Array, where: Array) -> None:
-        """Note that several threads have accessed a place."""
+        """Record that several threads have accessed a place."""
         here = places[where]
         base = self.clock.base
         a, b = _warp(np.broadcast_to(mine, where.shape)[where] - base), _warp(others[where] - base)
@@ -152,12 +161,12 @@ class Trace:
 
 
 def _latest(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
-    """Of each block the later one."""
+    """Merge two records of blocks, keeping the later time of each block."""
     return a | {first: max(end, a.get(first, 0)) for first, end in b.items()}
 
 
 def _warp(who: Array) -> Array:
-    """The warp of an accessor; 32 for ANYONE."""
+    """Return the warp of an accessor; 32 for ANYONE."""
     return np.where(who < WHOLE_WARP, who // 32, np.minimum(who - WHOLE_WARP, 32)).astype(np.int64)
 
 
@@ -178,7 +187,10 @@ NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
 
 
 def joined(a: Array, b: Array) -> Array:
-    """All that either knows: the later time of each column; agents may be missing at the end of the shorter one."""
+    """Merge two records of times: return the later time of each column.
+
+    The shorter record may lack agents at its end.
+    """
     longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
     found = longer.copy()
     found[: len(shorter)] = np.maximum(found[: len(shorter)], shorter)
@@ -186,22 +198,22 @@ def joined(a: Array, b: Array) -> Array:
 
 
 class View:
-    """What accessors know: `table[row]` for each of them."""
+    """What accessors know: accessor `n` knows the times in `table[row[n]]`."""
 
     def __init__(self, table: Array, row: Array, lanes: int):
         self.table, self.row, self.lanes = table, row[:, None], lanes
 
     @cached_property
     def of_warps(self) -> Array:
-        """What is known of whole warps, first of their accesses and then of their fences."""
+        """What every thread of a warp knows: the times of each warp's accesses, then those of its fences."""
         own = self.table[:, : 2 * self.lanes]
         return own.reshape(len(own), -1, 32).min(axis=2)
 
     def seen(self, column: Array, fenced: bool = False) -> Array:
-        """The time of each accessor in `column` that is known, `[rows, places]`.
+        """Return the known time of each accessor in `column`, `[rows, places]`.
 
-        Of a thread (column below `lanes`), of a warp as a whole (below twice that) or of an agent. With `fenced`, the
-        time up to which it fenced what it wrote.
+        Columns below `lanes` are threads, below twice `lanes` whole warps, and above that agents. With `fenced`, return
+        the time up to which the accessor fenced its writes.
         """
         lanes = self.lanes
         wide = (column >= lanes) & (column < 2 * lanes)
@@ -215,10 +227,11 @@ class View:
 
 
 class VectorClock(Clock):
-    """`known[t]` is what thread t knows: of every thread's accesses, of its fenced writes, and of the agents.
+    """The vector clock of a block: `known[t]` holds the times that thread t knows.
 
-    Time goes on with every release, for a warp at once, and from block to block. Where the blocks of a cluster run at
-    the same time, `lanes` are the threads of all, `of_block` those of one.
+    Its columns are the threads' accesses, the threads' fenced writes, and the agents. Time advances with every release,
+    for a warp at once, and from block to block. Where the blocks of a cluster run at the same time, `lanes` are the
+    threads of all blocks, `of_block` those of one block.
     """
 
     def __init__(self, lanes: int, of_block: int = 0):
@@ -227,27 +240,27 @@ class VectorClock(Clock):
         super().__init__()
 
     def start_block(self) -> None:
-        """A new block begins."""
+        """Start the clock of a new block."""
         self.first = self.latest + 1
         self.epoch = np.full(self.lanes // 32, self.latest)
         self.names: dict[int, str] = {}  # of the columns of agents
         self.columns: dict[tuple[object, ...], int] = {}
         self.known = np.zeros((self.lanes, 2 * self.lanes + 64), np.int64)
-        self.news: list[tuple[Heard, int]] = []  # of blocks before, and the column whose time `first` tells who has it
+        self.news: list[tuple[Heard, int]] = []  # of earlier blocks; threads that have it know `first` in the column
         self.tick(np.arange(self.lanes))
 
     def barrier(self) -> None:
-        """All threads of the block have met."""
+        """Record that all threads of the block have met."""
         self.meet(np.arange(self.lanes))
 
     def warp_barrier(self, warps: Array) -> None:
-        """The threads of these warps have met."""
+        """Record that the threads of these warps have met."""
         per_warp = self.known.reshape(-1, 32, self.known.shape[1])
         per_warp[warps] = per_warp[warps].max(axis=1, keepdims=True)
         self.tick(warps * 32)
 
     def tick(self, ids: Array) -> None:
-        """What these threads do from now on is later than what they did."""
+        """Advance the time of these threads' warps, so that later accesses have a later time."""
         warps = np.unique(ids // 32)
         self.epoch[warps] += 1
         self.latest = max(self.latest, int(self.epoch[warps].max(initial=0)))
@@ -255,17 +268,20 @@ class VectorClock(Clock):
         self.known[threads, threads] = self.epoch[threads // 32]
 
     def release(self, ids: Array) -> Array:
-        """What these threads know together, for those who acquire it."""
+        """Return the union of what these threads know, for the threads that acquire it; advance their time."""
         found = self.known[ids].max(axis=0)
         self.tick(ids)
         return found
 
     def acquire(self, ids: Array, known: Array) -> None:
-        """These threads hear what others released."""
+        """Add what other threads released to what these threads know."""
         self.known[ids, : len(known)] = np.maximum(self.known[ids, : len(known)], known)
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
-        """A thread arrives at a counter, for all that it knows; the `last` one hears what the others knew."""
+        """Count an arrival at a counter, which releases all that the thread knows.
+
+        The `last` arrival acquires what the earlier arrivals released.
+        """
         left = self.released.pop(counter, {})
         mine = {
             first: known
@@ -288,23 +304,23 @@ class VectorClock(Clock):
         return bool((self.known[ids, column] >= self.first).all())
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:
-        """Which stamps of blocks before say what an accessor has not heard of."""
+        """Return which stamps belong to accesses of earlier blocks that the accessor does not know of."""
         strange = (when > 0) & (when < self.first)
         for heard, news in self.news if strange.any() else ():
             strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
         return strange
 
     def meet(self, ids: Array) -> None:
-        """These threads hear from each other."""
+        """Let these threads acquire what each of them knows."""
         self.acquire(ids, self.release(ids))
 
     def fence(self, ids: Array) -> None:
-        """These threads' writes up to now are in order for asynchronous readers."""
+        """Fence these threads' writes up to now, so that asynchronous readers see them in order."""
         self.known[ids, self.lanes + ids] = self.epoch[ids // 32]
         self.tick(ids)
 
     def agent(self, name: str, *key: object) -> int:
-        """The column of an asynchronous agent."""
+        """Return the clock column of an asynchronous agent; add a column for a new agent."""
         column = self.columns.get((name, *key))
         if column is None:
             column = self.columns[name, *key] = 2 * self.lanes + len(self.columns)
@@ -314,16 +330,19 @@ class VectorClock(Clock):
         return column
 
     def time(self, step: int) -> int:
-        """The time at which an agent is done with its turn number `step`, counted from 1."""
+        """Return the time at which an agent finishes its step number `step`, counted from 1."""
         self.latest = max(self.latest, self.first + step)
         return self.first + step
 
     def learn(self, ids: Array, column: int, time: int) -> None:
-        """These threads know that an agent has come so far."""
+        """Record that these threads know that an agent has reached `time`."""
         self.known[ids, column] = np.maximum(self.known[ids, column], time)
 
     def name(self, column: int) -> str:
-        """Of a thread (column below `lanes`), a warp as a whole (below twice that) or an agent."""
+        """Name the accessor of a column in a report.
+
+        Columns below `lanes` are threads, below twice `lanes` whole warps, and above that agents.
+        """
         if column >= 2 * self.lanes:
             return self.names[column]
         block, thread = divmod(column % self.lanes, self.of_block)
@@ -331,20 +350,20 @@ class VectorClock(Clock):
         return found if self.of_block == self.lanes else f"{found} of block {block} of the cluster"
 
     def view(self, who: Array) -> View:
-        """What each accessor knows; a warp as a whole what all of its threads do."""
+        """Return the view of each accessor; a whole warp knows what all its threads know."""
         if len(who) and who[0] >= WHOLE_WARP:
             return View(self.known.reshape(-1, 32, self.known.shape[1]).min(axis=1), who - WHOLE_WARP, self.lanes)
         return View(self.known, who, self.lanes)
 
     def common_view(self, ids: Array, rows: int) -> View:
-        """What all of the threads `ids` know, for each of `rows` accesses of theirs."""
+        """Return a view of what all of the threads `ids` know, for `rows` accesses of these threads."""
         return View(self.known[ids].min(axis=0)[None], np.zeros(rows, np.int64), self.lanes)
 
 
 # Who touched which place of a memory, where vector clocks tell the order (thread_clocks).
 #
 # Each place remembers its last writer, and for each warp and each asynchronous reader its last read. What an agent
-# writes or reads counts from the start of its work on; only those who waited for it know that it is done.
+# writes or reads counts from the start of its work on; only threads that waited for it know that it is done.
 
 COLUMNS = 1 << 16  # a stamp is a time and a column of VectorClock: time * COLUMNS + column; 0 is never
 LANES = 64  # a read of a warp is a time and a lane: time * LANES + lane; 0 is never
@@ -352,7 +371,10 @@ ALL = LANES - 1  # several lanes
 
 
 class OrderedTrace(Trace):
-    """The last accesses to each of `count` places; the same questions as of a Trace, and those of agents."""
+    """The last accesses to each of `count` places, checked by a vector clock.
+
+    It answers the questions of a Trace, and also records accesses of asynchronous agents.
+    """
 
     def __init__(self, count: int, clock: VectorClock, findings: Findings):
         self.order, self.findings, self.count = clock, findings, count
@@ -362,7 +384,7 @@ class OrderedTrace(Trace):
         self.by_agents: dict[tuple[int, ...], Array] = {}  # times of reads that all of these agents make together
 
     def read(self, places: Array, who: Array, name: str, span: Span | None) -> Array:
-        """Note a read; gives what is known of the writes before it, negative for none."""
+        """Record a read and check its order; return the stamps of the writes before it, negative for none."""
         view, written = self.order.view(who), self.writes[places]
         self._check_writes(view, written, who, f"`{name}` is read", span)
         self._note(view, places, who)
@@ -372,7 +394,10 @@ class OrderedTrace(Trace):
         self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
         atomic: bool = False,
     ) -> Array:  # fmt: skip
-        """Check a write that is to come against all before it, but for `harmless` ones; gives the writes before."""
+        """Check a coming write against all earlier accesses but the `harmless` writes.
+
+        Return the stamps of the writes before it.
+        """
         view, written = self.order.view(who), self.writes[places]
         self._check_reads(view, places, who, name, span)
         if atomic:  # atomic updates do not race with each other
@@ -384,7 +409,7 @@ class OrderedTrace(Trace):
         return written - 1
 
     def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
-        """Note a write."""
+        """Record a write."""
         wide = who >= WHOLE_WARP
         warp = np.where(wide, who - WHOLE_WARP, who // 32)
         column = np.where(wide, self.order.lanes + warp * 32, who)
@@ -396,7 +421,7 @@ class OrderedTrace(Trace):
     def read_by_agents(
         self, places: Array, ids: Array, agents: tuple[int, ...], time: int, name: str, span: Span | None
     ) -> Array:
-        """Note a read that the threads `ids` start together and that is over once all of `agents` come to `time`."""
+        """Record a read that the threads `ids` start and that ends once all `agents` reach `time`."""
         view, written = self.order.common_view(ids, len(places)), self.writes[places]
         self._check_writes(view, written, ids, f"`{name}` is read", span)
         self._check_fence(view, written // COLUMNS, written % COLUMNS, f"`{name}` is read", "written", span)
@@ -406,7 +431,10 @@ class OrderedTrace(Trace):
         return written - 1
 
     def before_engine(self, places: Array, thread: int, name: str, span: Span | None) -> None:
-        """Check a write of a copy engine against all before it: ordinary reads and writes must be fenced besides."""
+        """Check a copy engine's write against all earlier accesses.
+
+        Ordinary reads and writes must also be fenced.
+        """
         ids, written, what = np.full(len(places), thread), self.writes[places], f"`{name}` is overwritten"
         self.before_write(places, ids, name, span)
         view = self.order.view(ids)
@@ -415,14 +443,14 @@ class OrderedTrace(Trace):
             self._check_fence(view, when, column, what, "read", span)
 
     def written_by_agent(self, places: Array, agent: int, time: int, atomic: bool = False) -> None:
-        """Note a write that is over once `agent` comes to `time`."""
+        """Record a write that ends once `agent` reaches `time`."""
         self.writes[places] = time * COLUMNS + agent
         self.atomic[places] = atomic
 
     # Checks.
 
     def _check_fence(self, view: View, when: Array, column: Array, what: str, verb: str, span: Span | None) -> None:
-        """Report ordinary accesses that an engine's access comes after, but for which no fence stands between."""
+        """Report ordinary accesses with no fence between them and the engine's later access."""
         ordinary = (when >= self.order.first) & (column < 2 * self.order.lanes)
         if not ordinary.any():
             return
@@ -434,7 +462,7 @@ class OrderedTrace(Trace):
             self.findings.add("missing_fence", span, text, int(late.any(axis=1).sum()))
 
     def _reads_of_warps(self, places: Array) -> Iterator[tuple[Array, Array]]:
-        """When, and by which column of the clock, each place was last read, warp by warp; 0 for never."""
+        """Yield for each warp the time and clock column of its last read of each place; time 0 means never."""
         for warp, reads in enumerate(() if self.by_warps is None else self.by_warps):
             codes = reads[places]
             if codes.any():
@@ -460,7 +488,7 @@ class OrderedTrace(Trace):
             self._race(f"{what}; written", self._name(int(column[row, place])), who, row, span, bad)
 
     def _check_reads(self, view: View, places: Array, who: Array, name: str, span: Span | None) -> None:
-        """Report places that somebody may still be reading."""
+        """Report places that another thread or agent may still be reading."""
         what, first = f"`{name}` is overwritten; read", self.order.first
         for when, column in self._reads_of_warps(places):
             self._of_others(self.order.of_others(view, when, column), what, span)
@@ -492,7 +520,7 @@ class OrderedTrace(Trace):
         return self.order.name(column)
 
     def _note(self, view: View, places: Array, who: Array) -> None:
-        """Note reads; of several lanes of a warp that do not know of each other, that they are several."""
+        """Record reads; a place read by lanes of a warp that do not know of each other is marked ALL."""
         if self.by_warps is None:
             self.by_warps = np.zeros((self.order.lanes // 32, self.count), np.int64)
         wide = who >= WHOLE_WARP
@@ -513,15 +541,16 @@ class OrderedTrace(Trace):
             self.by_warps[rows, places[several]] = np.broadcast_to(start + ALL, several.shape)[several]
 
 
-# Blocks that arrive at counters in global memory (arrive_last), and what the last one then knows of the others.
+# Blocks that arrive at counters in global memory (arrive_last), and what the last block then knows of earlier ones.
 #
 # Thread by thread; thread_order has the same for kernels of which barriers of the block tell all.
 
 
 class Heard:
-    """What some blocks released: of each, by its first time, the times that one of its threads knew."""
+    """What some earlier blocks released: for each block, by its first time, the times that one of its threads knew."""
 
     def __init__(self, blocks: Mapping[int, Array], lanes: int):
+        """Build a table with one row of known times for each block."""
         self.blocks = dict(sorted(blocks.items()))
         self.firsts = np.array(list(self.blocks), np.int64)
         width = max((len(known) for known in self.blocks.values()), default=0)
@@ -531,7 +560,7 @@ class Heard:
             row[lanes : 2 * lanes] = np.repeat(known[:lanes].reshape(-1, WARP).min(axis=1), WARP)
 
     def has(self, when: Array, column: Array) -> Array:
-        """Whether what stamps of other blocks say was done before (columns as of View.seen)."""
+        """Return whether these blocks knew of the accesses in the stamps (columns as of View.seen)."""
         block = np.searchsorted(self.firsts, when, side="right") - 1
         if not self.blocks:
             return np.zeros(when.shape, bool)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles of a block that run at the same time: each is a task with a stack of its own, and one of them runs at a time.
+"""Run the roles of a block as tasks with their own stacks; one task runs at a time.
 
-A task runs until it must wait, so that each switch is where the hardware would switch at the latest. The order found by
-vector clocks does not depend on who runs first; what would block for ever shows when nobody is left who could run.
+A task runs until it must wait, so each switch comes where the hardware would switch at the latest. The order found by
+vector clocks does not depend on which task runs first. A deadlock shows when no task can run.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ import numpy as np
 
 
 class Stuck(Exception):
-    """The block cannot go on; its findings tell why."""
+    """Raised when the block cannot go on; the findings tell the reason."""
 
 
 class _Stopped(BaseException):
-    """Unwinds a task that is no longer wanted."""
+    """Raised to unwind a task that is no longer needed."""
 
 
 class Task:
-    """One role: `body` to run, and while it waits, when it may go on and what to report if it never can."""
+    """One role: the function `body`, and while the task waits, its condition to go on and its report of a deadlock."""
 
     def __init__(self, body: Callable[[], None]):
+        """Create a task that is ready to run `body`."""
         self.body = body
         self.ready: Callable[[], bool] = lambda: True
         self.report: Callable[[], None] = lambda: None
         self.error: BaseException | None = None
         self.done = False
-        self.state: Any = None  # what the interpreter keeps for it while others run
+        self.state: Any = None  # the state that the interpreter keeps while another task runs
         self.may_run = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
 
 
 class Tasks:
-    """Runs tasks, handing a baton from one to the next. `save` and `restore` change what is the running task's own.
+    """Runs tasks one at a time. `save` and `restore` switch the state that belongs to the running task.
 
-    A task may run others: it waits for them, while all take turns.
+    A task may run inner tasks: it waits for them, while all tasks take turns.
     """
 
     def __init__(self, save: Callable[[], Any], restore: Callable[[Any], None]):
@@ -50,7 +51,7 @@ class Tasks:
         self.back = threading.Semaphore(0)  # the baton on its way back to `run`
 
     def run(self, tasks: list[Task]) -> None:
-        """Run all to their end, the first that can go on before the others. Raises what a task raises, or Stuck."""
+        """Run all tasks to their end, preferring the first task that can go on. Raises a task's exception, or Stuck."""
         for task in tasks:
             task.thread = threading.Thread(target=self._work, args=(task,), daemon=True)
             task.thread.start()
@@ -80,7 +81,7 @@ class Tasks:
             self.current = None
 
     def until(self, ready: Callable[[], bool], report: Callable[[], None]) -> None:
-        """Let others run until `ready()`; if that can never be, call `report` and raise Stuck."""
+        """Let other tasks run until `ready()`; if that can never happen, call `report` and raise Stuck."""
         if ready():
             return
         task = self.current
@@ -102,6 +103,7 @@ class Tasks:
         self.back.acquire()
 
     def _work(self, task: Task) -> None:
+        """Run a task's body in its thread, and then return control to `run`."""
         task.may_run.acquire()
         try:
             if not self.stopping:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the thread interpreter: one per thread as a NumPy array, or one number that all threads share.
+"""Compute values of the thread interpreter: a NumPy array with one value per thread, or one number for all threads.
 
 Integers have the width of their type and wrap; shared ones are Python ints. Floats are float64 or float32: fp16, bf16
 and fp8 are float32 numbers that their type can hold, rounded after every operation.
@@ -28,7 +28,7 @@ _FP8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 @cache
 def carrier(dtype: DType) -> np.dtype[Any]:
-    """What values of `dtype` are computed in."""
+    """Return the NumPy type in which values of `dtype` are computed."""
     if dtype.is_float:
         return np.dtype(np.float64 if dtype.bits == 64 else np.float32)
     return np.dtype(np.bool_ if dtype.kind == "bool" else dtype.name)
@@ -36,7 +36,7 @@ def carrier(dtype: DType) -> np.dtype[Any]:
 
 @cache
 def stored(dtype: DType) -> np.dtype[Any]:
-    """How elements of `dtype` lie in memory."""
+    """Return the NumPy type of raw elements of `dtype` in memory."""
     if dtype.name == "bfloat16":
         return np.dtype(np.uint16)
     return np.dtype(np.uint8) if dtype.name in _FP8 or dtype.kind == "bool" else np.dtype(dtype.name)
@@ -44,12 +44,12 @@ def stored(dtype: DType) -> np.dtype[Any]:
 
 @cache
 def _table(name: str) -> Any:
-    """All values of an 8-bit float."""
+    """Return all values of an 8-bit float type."""
     return torch.arange(256, dtype=torch.uint8).view(_FP8[name]).float().numpy()
 
 
 def decode(raw: Any, dtype: DType) -> Any:
-    """Elements as they lie in memory -> values."""
+    """Convert raw elements of memory to values."""
     if dtype.name == "float16":
         return raw.astype(np.float32)
     if dtype.name == "bfloat16":
@@ -60,7 +60,7 @@ def decode(raw: Any, dtype: DType) -> Any:
 
 
 def encode(value: Value, dtype: DType) -> Any:
-    """Values -> elements as they lie in memory, floats rounded to nearest even."""
+    """Convert values to raw elements of memory; floats round to nearest even."""
     x = np.asarray(value)
     if dtype.name == "bfloat16":
         return _bfloat16(np.asarray(x, np.float32))
@@ -78,7 +78,7 @@ def _bfloat16(x: Any) -> Any:
 
 
 def number(value: Value, dtype: DType) -> Value:
-    """A value without threads in the form of shared values; arrays stay."""
+    """Convert a NumPy scalar to the form of shared values; leave arrays as they are."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value
     if dtype.is_float:
@@ -87,19 +87,19 @@ def number(value: Value, dtype: DType) -> Value:
 
 
 def rounded(value: Value, dtype: DType) -> Value:
-    """Floats brought to the nearest value of `dtype`."""
+    """Round floats to the nearest value of `dtype`."""
     if dtype.bits >= 32:
         return number(np.asarray(value, carrier(dtype)), dtype)
     return number(decode(encode(value, dtype), dtype), dtype)
 
 
 def constant(value: Scalar, dtype: DType) -> Value:
-    """A literal."""
+    """Return the value of a literal."""
     return rounded(float(value), dtype) if dtype.is_float else number(value, dtype)
 
 
 def wrapped(value: int, dtype: DType) -> int:
-    """A shared integer brought into the range of `dtype`."""
+    """Wrap a shared integer to the range of `dtype`."""
     if dtype.kind == "uint":
         return value & ((1 << dtype.bits) - 1)
     half = 1 << (dtype.bits - 1)
@@ -107,7 +107,7 @@ def wrapped(value: int, dtype: DType) -> int:
 
 
 def _floor(f: Callable[[Any, Any], Any]) -> Function:
-    """Division by zero is undefined; it must not stop threads that never reach it."""
+    """Divide with rounding down. Division by zero is undefined and must not stop threads that never reach it."""
 
     def divide(a: Value, b: Value) -> Value:
         if isinstance(b, np.ndarray):
@@ -147,7 +147,7 @@ _UNSIGNED: dict[str, Function] = {
 
 
 def binary(op: str, dtype: DType) -> Function:
-    """The function `a op b` for operands of `dtype`."""
+    """Return the function `a op b` for operands of `dtype`."""
     f = (_FLOAT if dtype.is_float else _INTEGER)[op]
     if op in COMPARISONS:
         return lambda a, b: c if isinstance(c := f(a, b), np.ndarray) else bool(c)
@@ -165,7 +165,7 @@ def binary(op: str, dtype: DType) -> Function:
 
 
 def unary(op: str, dtype: DType) -> Function:
-    """The function `op a`."""
+    """Return the function `op a`."""
     if op == "not":
         return lambda a: ~a if isinstance(a, np.ndarray) else not a
     f = operator.neg if op == "-" else operator.invert
@@ -175,7 +175,7 @@ def unary(op: str, dtype: DType) -> Function:
 
 
 def cast(source: DType, to: DType) -> Function:
-    """The conversion: to nearest even between floats, truncated from float to integer, wrapped between integers."""
+    """Return the conversion to `to`.\n\nFloats round to nearest even; float to integer truncates; integers wrap."""
     if to.kind == "bool":
         return lambda a: a != 0 if isinstance(a, np.ndarray) else bool(a != 0)
     if to.is_float:
@@ -187,7 +187,7 @@ def cast(source: DType, to: DType) -> Function:
 
 
 def mathematics(name: str, operand: DType, result: DType) -> Function:
-    """A scalar intrinsic, computed by its declared meaning."""
+    """Return the function of a scalar intrinsic, computed by the intrinsic's declared meaning."""
     if name == "reinterpret":
         return lambda a: number(decode(np.asarray(encode(a, operand)).view(stored(result)), result), result)
     meaning, on_arrays = lookup(name).evaluate, lookup(name).meaning

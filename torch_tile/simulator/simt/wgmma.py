@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of warpgroups, computed from the bytes that their descriptors walk over.
+"""Compute products of warpgroups (wgmma) from the bytes that their descriptors address.
 
-A product is computed when it is started, and reads its operands in shared memory until its warps wait for its group.
+A product is computed when it starts. It counts as reading its operands in shared memory until its warps wait for its
+group.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ A_DIGITS = {16: tw.A_16, 8: tw.A_8, 32: tw.A_32}  # by bits of an element
 
 
 def spread(digits: tuple[Digits, Digits], registers: int) -> tuple[Array, Array]:
-    """For each register and thread of a warpgroup, `[registers, 128]`: row and column of one instruction's element."""
+    """Return the row and column of the instruction's element in each register of each thread, `[registers, 128]`."""
     register, thread = np.meshgrid(np.arange(registers), np.arange(WARPGROUP), indexing="ij")
     found = []
     for dim in digits:
@@ -37,16 +38,17 @@ def spread(digits: tuple[Digits, Digits], registers: int) -> tuple[Array, Array]
 
 
 def accumulator(n: int) -> tuple[Array, Array]:
-    """The same for an accumulator of `n` columns: blocks of 8, of 4 registers each."""
+    """Return what `spread` returns, for an accumulator of `n` columns: blocks of 8 columns and 4 registers."""
     rows, columns = spread((tw.ROWS_D, tw.COLUMNS_D), 4)
     blocks = n // 8
     return np.tile(rows, (blocks, 1)), np.concatenate([columns + 8 * b for b in range(blocks)])
 
 
 def walked(walk: Descriptor, start: int, rows: int, bytes_of_k: int) -> Array:
-    """Addresses of an operand's bytes, 16 at a time: `[row, part of K]`, or `[step of K, part of the rows]` if across.
+    """Return the addresses of an operand in units of 16 bytes.
 
-    An element of an operand that is walked across has 2 bytes.
+    The shape is `[row, part of K]`, or `[step of K, part of rows]` if the operand is walked across. An element of an
+    operand that is walked across has 2 bytes.
     """
     span = walk.swizzle or CHUNK
     if walk.across:
@@ -71,16 +73,16 @@ class _Product:
 
     @property
     def products(self) -> Products:
-        """What is in flight."""
+        """The products in flight in the running block."""
         return self.p.calls.state(Products)
 
     def run(self) -> None:
-        """For each whole warpgroup that runs."""
+        """Run the product for each whole warpgroup that is running."""
         for group in whole_groups(self.p):
             self.multiply(int(group))
 
     def multiply(self, group: int) -> None:
-        """One warpgroup's product."""
+        """Compute one warpgroup's product and put it in flight."""
         p, lead = self.p, group * WARPGROUP
         ids = lead + np.arange(WARPGROUP)
         a = self.factor_in_registers(group, ids) if self.walks[0] is None else self.shared(1, self.walks[0], M, group)
@@ -101,7 +103,7 @@ class _Product:
         self.products.last[group] = int(self.products.closed[group]) + 1, p.span
 
     def factor_in_registers(self, group: int, ids: Array) -> Array:
-        """A from registers."""
+        """Return operand A from registers."""
         memory, start, count = self.p.registers(1)
         self.products.take(memory, start, count, group, "factors", self.p.span)
         rows, columns = spread(A_DIGITS[memory.dtype.bits], count)
@@ -110,7 +112,7 @@ class _Product:
         return self.wide(found, 0)
 
     def shared(self, operand: int, walk: Descriptor, rows: int, group: int) -> Array:
-        """An operand in shared memory, `[row, k]`."""
+        """Return an operand from shared memory, `[row, k]`."""
         p, tile, lead = self.p, cast(Tile, self.p.behind(operand)), group * WARPGROUP
         dtype, products = tile.dtype, self.products
         index = np.array([of_thread(p.operands[operand](), lead)])
@@ -131,7 +133,7 @@ class _Product:
         return self.wide(found.T if walk.across else found, operand - 1)
 
     def wide(self, values: Array, number: int) -> Array:
-        """Numbers in which sums do not lose anything; of tf32 only 19 bits count."""
+        """Convert operands to a type in which sums lose no bits; tf32 keeps 19 bits of each operand."""
         if self.types[number] == "tf32":
             bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
             values = bits.view(np.float32)
@@ -139,7 +141,7 @@ class _Product:
 
 
 def whole_groups(p: Place) -> Array:
-    """The warpgroups that run; reports those of which only a part does."""
+    """Return the warpgroups that run; report warpgroups of which only some threads run."""
     running = np.zeros((-(-p.threads.lanes // WARPGROUP), WARPGROUP), bool)
     running.ravel()[p.threads.active()] = True
     torn = running.any(axis=1) & ~running.all(axis=1)
@@ -168,6 +170,7 @@ def _commit(p: Place) -> Run:
 
 
 def _wait(p: Place) -> Run:
+    """Compile wgmma_wait: each warpgroup waits for its groups of products."""
     pending = int(str(p.call.options[0]))
 
     def run() -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a kernel tile by tile. Its results define what a kernel means."""
+"""Run a kernel tile by tile. The results define the meaning of the kernel."""

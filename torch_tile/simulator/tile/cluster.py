@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a cluster in the interpreter of tiles: they run side by side, meet, and read each other's tiles."""
+"""Run the blocks of a cluster side by side in the tile interpreter, so that they meet and read each other's tiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Crowd:
-    """The blocks of one cluster, by rank. Those that have ended are not waited for."""
+    """The blocks of one cluster, by rank. No block waits for a block that has ended."""
 
     def __init__(self, blocks: Sequence[Tiles]):
         self.blocks = blocks
@@ -29,7 +29,7 @@ class Crowd:
         self.failed = False
 
     def run(self, body: st.Block) -> None:
-        """All of them, until the last one ends. Raises what the first of them raises that fails."""
+        """Run all blocks until the last one ends. Raises the error of the first block that fails."""
         with ThreadPoolExecutor(len(self.blocks)) as pool:
             ends = [pool.submit(self._one, block, body) for block in self.blocks]
         problems = [e for end in ends if (e := end.exception()) is not None]
@@ -37,6 +37,7 @@ class Crowd:
             raise min(problems, key=lambda e: isinstance(e, _Left))
 
     def _one(self, block: Tiles, body: st.Block) -> None:
+        """Run one block; at its end, wake the blocks that wait."""
         try:
             block.block(body)
         except BaseException:
@@ -48,7 +49,7 @@ class Crowd:
                 self._go_on()
 
     def wait(self) -> None:
-        """Until all others wait, too, or have ended."""
+        """Wait until each remaining block of the cluster waits, too, or has ended."""
         with self.met:
             generation = self.generation
             self.waiting += 1
@@ -64,11 +65,11 @@ class Crowd:
 
 
 class _Left(Exception):
-    """Another block of the cluster has failed."""
+    """Raised in a block when another block of the cluster has failed."""
 
 
 def at_rank(call: Call, crowd: Crowd, reader: Tiles) -> Value:
-    """The element of another block's tile."""
+    """Return the element of another block's tile."""
     address, rank = call.args[0], reader.expr(call.args[1])
     assert isinstance(address, Address)
     load = Load(address.buffer, address.indices, span=call.span)

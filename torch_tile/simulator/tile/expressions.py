@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions of a kernel, in all lanes of the loop nests that are being run side by side.
+"""Evaluate the expressions of a kernel in all lanes of the loop nests that run side by side.
 
-A lane is one iteration of those nests. What a mask hides is never looked at: a guard protects a load and a division.
+A lane is one iteration of those nests. Values under a false mask are never used: a guard protects a load and a
+division.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Expressions(Visitor):
-    """The state that expressions depend on. `lanes` are the extents of the nests run side by side, innermost first."""
+    """Evaluates expressions. `lanes` are the extents of the nests that run side by side, innermost first."""
 
     def __init__(self) -> None:
         self.values: dict[ex.Var, Value] = {}
@@ -45,7 +46,7 @@ class Expressions(Visitor):
         self.span: Span | None = None
 
     def expr(self, node: Expr) -> Value:
-        """The value of an expression in the active lanes."""
+        """Compute an expression in the active lanes."""
         handler = self.method_of(node)
         if handler is None:
             raise InternalError(f"the tile interpreter met {type(node).__name__}", node.span or self.span)
@@ -97,6 +98,7 @@ class Expressions(Visitor):
         return va.pick(condition, self._under(yes, node.a), self._under(no, node.b))
 
     def _logical(self, node: ex.Binary) -> Value:
+        """Compute `and` or `or`; the second operand runs only in the lanes that need it."""
         a = self.expr(node.a)
         ends = node.op == "or"  # the value of `a` that decides
         if not isinstance(a, torch.Tensor):
@@ -115,11 +117,11 @@ class Expressions(Visitor):
             self.mask = outer
 
     def visit_Load(self, node: ex.Load) -> Value:
-        """Compute an element."""
+        """Compute the load of an element."""
         return self.loaded(self.memory[node.buffer], node)
 
     def loaded(self, storage: Storage, node: ex.Load) -> Value:
-        """The element that a load reads, if this is its buffer."""
+        """Return the element that a load reads from `storage`."""
         index, found = self._place(storage, node)
         active = both(self.mask, found)
         for watch in self.watches:
@@ -134,7 +136,10 @@ class Expressions(Visitor):
         return torch.where(found, storage.get(clamped), zero) if min(storage.shape) else zero
 
     def _place(self, storage: Storage, node: ex.Load | st.Store) -> tuple[Index, Value]:
-        """The index with the storage's prefix, and where it lies inside a global buffer (active lanes on chip must)."""
+        """Compute the storage index of an access, and where it lies inside the buffer.
+
+        Active lanes that leave an on-chip buffer raise `out_of_bounds`; a global buffer allows them.
+        """
         found: Value = True
         index = tuple(self.expr(i) for i in node.indices)
         for dim, (i, size) in enumerate(zip(index, storage.shape, strict=True)):
@@ -147,7 +152,7 @@ class Expressions(Visitor):
         return storage.prefix + index, found
 
     def out_of_bounds(self, buffer: Buffer, dim: int, index: str, span: Span | None) -> NoReturn:
-        """An access outside an on-chip buffer."""
+        """Raise the error for an access outside an on-chip buffer."""
         shape = self.memory[buffer].shape
         size, text = shape[dim], describe(buffer.shape)
         raise error("out_of_bounds", span, dim=dim, buffer=buffer.name, index=index, size=size, shape=text)
@@ -158,7 +163,7 @@ def _clamp(index: Value, size: int) -> Value:
 
 
 def _first(index: Value, bad: Value) -> int:
-    """The offending index, of the first lane that has one."""
+    """Return the first index that is out of bounds."""
     pair = torch.broadcast_tensors(torch.as_tensor(index), torch.as_tensor(bad))
     return int(pair[0][pair[1]][0])
 
@@ -167,28 +172,28 @@ def _first(index: Value, bad: Value) -> int:
 
 
 class Env(Protocol):
-    """The state of one block, seen tile by tile."""
+    """The state of one block, as tile ops see it."""
 
     def read(self, region: Region) -> torch.Tensor:
-        """A copy of the region, one dimension per buffer dimension; global elements outside the buffer read 0."""
+        """Copy a region, one dimension per buffer dimension; global elements outside the buffer read 0."""
 
     def write(self, region: Region, tile: torch.Tensor) -> None:
         """Overwrite the region with a tile of its shape; global elements outside the buffer are dropped."""
 
     def extents(self, region: Region) -> list[int]:
-        """The region's extents, one per buffer dimension."""
+        """Return the region's extents, one per buffer dimension."""
 
     def value(self, expr: Expr) -> Any:
-        """A scalar expression as a Python number."""
+        """Compute a scalar expression as a Python number."""
 
     def size(self, expr: Expr) -> int:
-        """An integer expression as a Python int."""
+        """Compute an integer expression as a Python int."""
 
     def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
-        """A constant tile."""
+        """Return a constant tile."""
 
     def wide(self, dtype: DType) -> torch.dtype:
-        """The type in which a reference computes for results of `dtype`: float64 or int64."""
+        """Return the type in which a reference computes results of `dtype`: float64 or int64."""
 
     def block(self, block: Block) -> None:
         """Run statements."""
@@ -198,7 +203,7 @@ class Env(Protocol):
 
 
 def atomic(call: Call, block: Tiles) -> Value:
-    """Update one element; gives what stood there, 0 outside a tensor."""
+    """Update one element and return its old value, 0 outside a tensor."""
     load = _load(call)
     storage = block.memory[load.buffer]
     old = block.loaded(storage, load)
@@ -211,13 +216,13 @@ def atomic(call: Call, block: Tiles) -> Value:
 
 
 def atomic_load(call: Call, block: Tiles) -> Value:
-    """What stands there."""
+    """Return the element that an atomic load reads."""
     load = _load(call)
     return block.loaded(block.memory[load.buffer], load)
 
 
 def foreign_value(call: Call, block: Tiles) -> Value:
-    """What the meaning of a call of foreign text gives; it is given an array of the elements behind each pointer."""
+    """Run the Python meaning of foreign text, with an array for the elements behind each pointer."""
     meaning = meaning_of(call, block.span)
     accesses = {access.operand: access for access in lookup(call.name).effects(call)}
     args: list[Any] = []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel computes, run in Python on torch tensors: the oracle for every target.
+"""Run a kernel tile by tile on torch tensors; its results are the reference for every target.
 
-Blocks run one after another, x fastest (those of a cluster together, if they have to do with each other), statements in
-order, tile ops through their `evaluate`. A T.Parallel nest is computed side by side, each loop variable an index
-tensor, if its iterations are independent, else in order (nests.py); inside it, conditions become masks. Reads of global
-memory outside its bounds give 0 and writes are dropped; on chip that is the error `out_of_bounds`. Each operation on
-scalars gives a value of its own dtype (simulator/values.py), a store rounds to the buffer's.
+Blocks run one after another, x fastest; linked blocks of a cluster run together. Statements run in order, tile ops
+through their `evaluate`. A T.Parallel nest with independent iterations is computed side by side, each loop variable an
+index tensor; other nests run in order (nests.py). Inside a nest, conditions become masks. Reads of global memory
+outside its bounds give 0 and writes are dropped; on chip that is the error `out_of_bounds`. Each operation on scalars
+gives a value of its own dtype (simulator/values.py); a store rounds to the buffer's dtype.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
 
 
 def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
-    """A kernel that names the running thread has a meaning only for threads."""
+    """Return a diagnostic if a kernel names the running thread, which the tile interpreter does not have."""
     if kernel.thread is None or not any(n is kernel.thread or _is_exchange(n) for n in walk(kernel.body)):
         return []
     fix = "write T.Parallel, or compile for a CUDA target and run its `interpret`"
@@ -61,21 +61,21 @@ def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
 
 
 def _is_exchange(node: Node) -> bool:
-    """Whether lanes of a warp tell each other values."""
+    """Return whether a node exchanges values between the lanes of a warp."""
     intrinsic = lookup(node.name) if isinstance(node, Call) else None
     return intrinsic is not None and intrinsic.convergent == "warp" and intrinsic.meaning is not None
 
 
 class _Break(Exception):
-    """`break` on its way to the loop."""
+    """Raised by `break` and caught by the loop."""
 
 
 class _Continue(Exception):
-    """`continue` on its way to the loop."""
+    """Raised by `continue` and caught by the loop."""
 
 
 class _InOrder(Exception):
-    """Met while running lanes side by side: something that only one iteration after another can do."""
+    """Raised while lanes run side by side, by a statement that needs one iteration after another."""
 
 
 class Tiles(Expressions):
@@ -117,7 +117,7 @@ class Tiles(Expressions):
         return tuple(tensors[buffer] for buffer in program.outputs)
 
     def _at(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
-        """A block of the kernel, before it runs."""
+        """Return the state of one block of the kernel before it runs."""
         block = Tiles()
         block.memory, block.plans, block.constants = dict(self.memory), self.plans, self.constants
         block.values = self.values | dict(zip(kernel.blocks, point, strict=True))
@@ -126,7 +126,7 @@ class Tiles(Expressions):
     # Env: what tile ops ask.
 
     def read(self, region: Region) -> torch.Tensor:
-        """A copy of the region, one dimension per buffer dimension; global elements outside the buffer read 0."""
+        """Copy a region, one dimension per buffer dimension; global elements outside the buffer read 0."""
         storage, starts, extents = self._box(region)
         return storage.read_box(starts, extents)
 
@@ -136,32 +136,33 @@ class Tiles(Expressions):
         storage.write_box(starts, tile)
 
     def extents(self, region: Region) -> list[int]:
-        """The region's extents, one per buffer dimension."""
+        """Return the region's extents, one per buffer dimension."""
         return [self.size(e) for e in region.extents]
 
     def value(self, expr: Expr) -> Any:
-        """A scalar expression as a Python number."""
+        """Compute a scalar expression as a Python number."""
         found = self.expr(expr)
         return found.item() if isinstance(found, torch.Tensor) else found
 
     def size(self, expr: Expr) -> int:
-        """An integer expression as a Python int."""
+        """Compute an integer expression as a Python int."""
         found = self.expr(expr)
         if isinstance(found, torch.Tensor):
             raise _InOrder
         return int(found)
 
     def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
-        """A constant tile."""
+        """Return a constant tile."""
         one = torch.tensor(value if dtype.is_float else wrap(int(value), int64), dtype=self.wide(dtype))
         one = one.to(dtype.as_torch())
         return one.expand(tuple(shape)).clone()
 
     def wide(self, dtype: DType) -> torch.dtype:
-        """float64, or int64 for integers."""
+        """Return float64 for floats, int64 for integers."""
         return torch.float64 if dtype.is_float else torch.int64
 
     def _box(self, region: Region) -> tuple[Storage, list[int], list[int]]:
+        """Return the storage, starts and extents of a region."""
         storage = self.memory[region.buffer]
         starts, extents = [self.size(s) for s in region.starts], self.extents(region)
         if region.buffer.scope != "global":
@@ -173,7 +174,7 @@ class Tiles(Expressions):
     # Statements.
 
     def block(self, block: st.Block) -> None:
-        """Statements in order."""
+        """Run statements in order."""
         for stmt in block.stmts:
             self.span = stmt.span
             if isinstance(stmt, st.TileOp):
@@ -188,11 +189,11 @@ class Tiles(Expressions):
     visit_Block = block
 
     def visit_Let(self, node: st.Let) -> None:
-        """Run a name."""
+        """Give a value a name."""
         self.values[node.var] = self.expr(node.value)
 
     def visit_Alloc(self, node: st.Alloc) -> None:
-        """Run a buffer."""
+        """Allocate a buffer."""
         shape = [*self.lanes, *(self.size(s) for s in node.buffer.shape)]
         storage = Storage(node.buffer, poisoned(shape, node.buffer.dtype), self.lanes)
         self.memory[node.buffer] = storage
@@ -213,7 +214,7 @@ class Tiles(Expressions):
     def _put(
         self, buffer: Buffer, storage: Storage, index: Index, bits: torch.Tensor, active: torch.Tensor | None
     ) -> None:
-        """Write elements, remembering what they were while a nest is on trial."""
+        """Write elements; while a nest is on trial, save the old values so that they can be restored."""
         if self.lanes:
             head = torch.as_tensor(index[0]).expand(self.lanes)
             index, bits = (head, *index[1:]), bits.expand(self.lanes)
@@ -286,15 +287,15 @@ class Tiles(Expressions):
             self.mask = outer
 
     def visit_Break(self, node: st.Break) -> None:
-        """Run the end of a loop."""
+        """Leave the loop."""
         self._leave(_Break)
 
     def visit_Continue(self, node: st.Continue) -> None:
-        """Run the end of an iteration."""
+        """End the iteration."""
         self._leave(_Continue)
 
     def _leave(self, word: type[Exception]) -> None:
-        """All lanes of a loop leave it together, or they run in order."""
+        """Raise `word` if all lanes of the loop leave it together; else ask for a run in order."""
         raise word if self.mask is self.loop_mask else _InOrder
 
     # Loops.
@@ -329,7 +330,7 @@ class Tiles(Expressions):
             outer = active if isinstance(active, torch.Tensor) else outer
 
     def _iteration(self, body: st.Block, mask: Value) -> bool:
-        """One run of a loop body; False if it breaks."""
+        """Run a loop body once; return False if it breaks."""
         outer, outer_loop = self.mask, self.loop_mask
         self.mask = self.loop_mask = mask if isinstance(mask, torch.Tensor) else outer
         try:
@@ -343,7 +344,7 @@ class Tiles(Expressions):
         return True
 
     def _nest(self, loop: st.For) -> None:
-        """A T.Parallel nest: side by side if that gives the same, else in order."""
+        """Run a T.Parallel nest: side by side if that gives the same results, else in order."""
         ranges = [range(self.size(a), self.size(b)) for a, b in zip(loop.starts, loop.stops, strict=True)]
         if not all(ranges):
             return
@@ -358,7 +359,7 @@ class Tiles(Expressions):
                 return
 
     def _side_by_side(self, loop: st.For, ranges: Sequence[range], how: Plan) -> bool:
-        """Run all iterations at once; False, with nothing changed, if they turn out to depend on each other."""
+        """Run all iterations at once; return False, with nothing changed, if iterations depend on each other."""
         state = self.lanes, self.mask, self.loop_mask
         extents = [len(r) for r in ranges]
         ids = lane_ids(extents, after=len(self.lanes))

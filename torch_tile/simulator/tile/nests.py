@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May the iterations of a T.Parallel nest be computed side by side?
+"""Decide whether the iterations of a T.Parallel nest can be computed side by side.
 
-`plan` answers from the text: INDEPENDENT if each iteration touches places of its own in every buffer that the nest
-writes, ORDERED if the nest holds something that only a whole block can do, else UNSURE. An UNSURE nest is tried side
-by side under a `Watch`, which knows afterwards whether an iteration touched what another one wrote; if so the nest's
-writes are undone and it runs in order. Either way the result is that of running the iterations one after another.
+`plan` decides from the text. INDEPENDENT: each iteration touches places of its own in every buffer that the nest
+writes. ORDERED: the nest holds an operation that only a whole block can do. UNSURE: any other nest. An UNSURE nest is
+tried side by side under a `Watch`, which then tells whether an iteration touched what another iteration wrote. If so,
+the nest's writes are undone and the nest runs in order. The result is always that of running the iterations one after
+another.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ALONE = ("atomic", foreign.NAME)  # calls that iterations make one after another
 
 
 class Plan(enum.Enum):
-    """How a nest is run."""
+    """The way in which a nest runs."""
 
     INDEPENDENT = "side by side"
     UNSURE = "side by side, watched"
@@ -47,7 +48,7 @@ class Plan(enum.Enum):
 
 
 def plan(nest: For) -> Plan:
-    """What the text of a nest says about its iterations."""
+    """Choose how to run a nest from what its text says about its iterations."""
     nodes = list(walk(nest.body))
     if any(isinstance(n, TileOp | Print) or (isinstance(n, Call) and n.name in ALONE) for n in nodes):
         return Plan.ORDERED
@@ -60,14 +61,14 @@ def plan(nest: For) -> Plan:
 
 
 def written(nest: For) -> list[Buffer]:
-    """Buffers that the nest writes and does not itself allocate."""
+    """Return the buffers that the nest writes and does not allocate itself."""
     nodes = list(walk(nest.body))
     own = IdSet(n.buffer for n in nodes if isinstance(n, Alloc))
     return list(IdMap((n.buffer, n.buffer) for n in nodes if isinstance(n, Store) and n.buffer not in own).values())
 
 
 class _Facts:
-    """Names that a nest binds, and its accesses to what it writes."""
+    """The names that a nest binds, and its accesses to the buffers that it writes."""
 
     def __init__(self, nest: For, nodes: Sequence[Node]):
         self.nodes = nodes
@@ -77,7 +78,7 @@ class _Facts:
         self.own = IdSet(n.buffer for n in nodes if isinstance(n, Alloc))
 
     def accesses(self) -> Iterator[list[tuple[Expr, ...]]]:
-        """The index tuples of each written buffer."""
+        """Yield the index tuples of each written buffer."""
         found: IdMap[Buffer, list[tuple[Expr, ...]]] = IdMap()
         for n in self.nodes:
             if isinstance(n, Load | Store) and n.buffer in self.targets:
@@ -85,7 +86,7 @@ class _Facts:
         yield from found.values()
 
     def is_free(self, expr: Expr) -> bool:
-        """Whether every iteration of the nest sees the same value."""
+        """Return whether an expression has the same value in every iteration of the nest."""
         for n in walk(expr):
             if isinstance(n, Var) and (n in self.bound or n in self.lets):
                 return False
@@ -94,11 +95,11 @@ class _Facts:
         return True
 
     def is_uniform(self, loop: For) -> bool:
-        """Whether an inner loop has the same bounds in every iteration."""
+        """Return whether an inner loop has the same bounds in every iteration."""
         return all(self.is_free(e) for e in (*loop.starts, *loop.stops))
 
     def moves_with(self, index: Expr) -> Expr | None:
-        """The variable `v` if the index is `v` plus something free."""
+        """Return the variable `v` if the index is `v` plus a value that is the same in every iteration."""
         while isinstance(index, Var) and index in self.lets:
             index = self.lets[index]
         if isinstance(index, Var):
@@ -112,7 +113,7 @@ class _Facts:
 
 
 def _apart(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
-    """Whether different iterations certainly touch different elements of one buffer."""
+    """Return whether different iterations certainly touch different elements of one buffer."""
     covered: IdSet[Expr] = IdSet()
     for dim, first in enumerate(accesses[0]):
         var = facts.moves_with(first)
@@ -127,12 +128,12 @@ def _is_single(nest: For, dim: int) -> bool:
 
 
 def is_nest(loop: For) -> bool:
-    """Whether a loop's iterations are meant to be independent."""
+    """Return whether the author declared a loop's iterations independent."""
     return loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR)
 
 
 class Watch:
-    """Which addresses each iteration of a nest touched; lanes of nests around it are not compared with each other."""
+    """Records the addresses that each iteration of a nest touches, separately for each lane of the nests around it."""
 
     def __init__(self, targets: Sequence[Buffer], extents: Sequence[int], outer: Sequence[int]):
         self.targets = IdSet(targets)
@@ -145,7 +146,7 @@ class Watch:
         self.writes: list[torch.Tensor] = []
 
     def note(self, storage: Storage, index: Sequence[Value], lanes: Sequence[int], active: Value, write: bool) -> None:
-        """An access of the current lanes (where `active`) at `index`, which holds the storage's prefix."""
+        """Record an access of the active lanes at `index`, which includes the storage's prefix."""
         place: Value = 0
         for i, stride in zip(index, storage.raw.stride(), strict=True):
             place = place + i * stride
@@ -156,7 +157,7 @@ class Watch:
         self.writes.append(torch.full_like(self.places[-1], write, dtype=torch.bool))
 
     def found_conflict(self) -> bool:
-        """Whether some iteration touched an element that another one wrote."""
+        """Return whether an iteration touched an element that another iteration wrote."""
         if not self.places:
             return False
         place = torch.unique(torch.cat(self.places), return_inverse=True)[1]
