@@ -113,6 +113,8 @@ def place_at(op: Stmt, new: Stmt) -> Stmt:
 
 
 class _PlaceAt(Rewriter):
+    """Set the span of statements that have none."""
+
     def __init__(self, span: Span | None):
         self.span = span
 

@@ -93,6 +93,7 @@ class _Check(Rewriter):
                     self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Check a kernel with the ranges of its block indices and of its thread."""
         self.ranges, self.path = Ranges().kernel(kernel), Path().kernel(kernel)
         self.thread = kernel.thread
         self.divergence = None
@@ -102,6 +103,7 @@ class _Check(Rewriter):
         return self.children(kernel)
 
     def visit_Role(self, role: stmt.Role) -> Stmt:
+        """Check a role with its own range of the thread."""
         outer = self.ranges, self.path
         if self.thread is not None:
             first, last = role.first, role.first + role.count - 1
@@ -192,6 +194,7 @@ class _Check(Rewriter):
         return node
 
     def visit_Binary(self, node: Binary) -> Expr:
+        """Check both operands, the second one of `and` and `or` under the first."""
         self(node.a)
         if node.op in LOGICAL:
             self._under(node.a, node.op == "and", node.b)
@@ -200,6 +203,7 @@ class _Check(Rewriter):
         return node
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
+        """Check that a tile has a constant, positive shape."""
         buffer = node.buffer
         for size in buffer.shape:
             if not isinstance(size, Const):

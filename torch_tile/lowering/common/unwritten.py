@@ -49,6 +49,7 @@ class _Order(Rewriter):
         return node
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        """Check the reads of a tile op, then count its writes."""
         reads, writes = op.accesses()
         self.children(op)
         for region in reads:
@@ -97,6 +98,7 @@ class _Order(Rewriter):
         return node
 
     def visit_Binary(self, node: Binary) -> Any:
+        """Visit both operands, the second one of `and` and `or` as conditional."""
         self(node.a)
         if node.op in LOGICAL:
             self._perhaps(node.b)

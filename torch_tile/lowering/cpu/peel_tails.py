@@ -91,6 +91,7 @@ class _Rename(Rewriter):
         return self.names.get(var, var)
 
     def visit_For(self, loop: For) -> For:
+        """Copy a loop with new variables."""
         fresh = tuple(Var(v.name, v.type, v.role) for v in loop.vars)
         self.names |= zip(loop.vars, fresh, strict=True)
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
@@ -106,7 +107,7 @@ class _Rename(Rewriter):
 
 
 class _Decide(Rewriter):
-    """Replaces a condition by its known truth and drops what that makes dead."""
+    """Replace a condition by its known truth, and drop code that then never runs."""
 
     def __init__(self, guard: Expr, truth: bool):
         self.guard, self.truth = guard, truth
@@ -123,6 +124,7 @@ class _Decide(Rewriter):
         return node if unchanged else select(condition, a, b)
 
     def visit_If(self, node: If) -> Stmt:
+        """Keep the branch that a decided condition takes."""
         condition = self(node.condition)
         if isinstance(condition, Const):
             return self(node.then if condition.value else node.otherwise)  # type: ignore[no-any-return]
@@ -132,6 +134,7 @@ class _Decide(Rewriter):
         return If(condition, then, otherwise, span=node.span)
 
     def visit_Block(self, block: Block) -> Block:
+        """Rewrite a block, and drop the statements that became empty."""
         new = [self(s) for s in block.stmts]
         if all(a is b for a, b in zip(new, block.stmts, strict=True)):
             return block
@@ -143,7 +146,7 @@ class _Decide(Rewriter):
 
 
 def _is_elementwise(loop: For) -> bool:
-    """A small loop of stores, alone or with further such loops inside."""
+    """Return whether a loop is small and has only stores, alone or in further such loops."""
     if loop.kind not in (LoopKind.VECTOR, LoopKind.SERIAL) or len(loop.vars) != 1 or loop.step != 1:
         return False
     for size, node in enumerate(walk(loop.body)):

@@ -145,6 +145,8 @@ def _counted(call: Call) -> Sync | None:
 
 
 class _Drop(Rewriter):
+    """Remove commits and waits that `found` does not need."""
+
     def __init__(self, found: _Groups):
         self.found, self.agree = found, found.agree()
 

@@ -185,6 +185,8 @@ def without(body: Block, gone: IdSet[Stmt]) -> Block:
 
 
 class _Without(Rewriter):
+    """Remove the statements in `gone`, and branches that become empty."""
+
     def __init__(self, gone: IdSet[Stmt]):
         self.gone = gone
 

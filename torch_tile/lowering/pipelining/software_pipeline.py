@@ -80,6 +80,7 @@ class _Pipeline(Rewriter):
         return _Drop(IdSet(self.replaced - used))(new)  # type: ignore[no-any-return]
 
     def visit_Block(self, block: Block) -> Block:
+        """Rewrite the statements of a block, with the later ones at hand to find reads of tiles."""
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
             self.later.insert(0, block.stmts[n + 1 :])
@@ -227,7 +228,7 @@ class _Stages:
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
 
     def _overwritten(self, group: Item) -> int | None:
-        """Return the number of the group whose versions `group` fills again; None if that is of an earlier iteration."""
+        """Return the number of the group whose versions `group` fills again; None if an older iteration's."""
         if min(self.versions[tile] for tile in group.tiles) > group.ahead:
             return None
         return self.group_of[group.tiles[0]] - group.ahead * len(self.groups)

@@ -239,6 +239,7 @@ class _Apply(Rewriter):
         self.made: IdMap[Buffer, Buffer] = IdMap()
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
+        """Return the buffer with its layout."""
         if not _is_tile(buffer):
             return buffer
         found = self.made.get(buffer)
@@ -252,6 +253,7 @@ class _Apply(Rewriter):
         return new if buffer is node.buffer else replace(new, buffer=buffer)
 
     def visit_For(self, loop: For) -> For:
+        """Give a parallel nest its layout."""
         member = self.members.get(loop)
         new: For = self.children(loop)
         if member is None or member.nest is None or loop.layout is not None:
@@ -335,6 +337,7 @@ class _Own(Rewriter):
         return self.here.get(buffer, buffer)
 
     def visit_For(self, loop: For) -> For:
+        """Give a parallel nest copies of the private variables that it sets."""
         if loop.kind is not LoopKind.PARALLEL or self.here:
             return self.children(loop)
         stored = {n.buffer: None for n in find(loop.body, Store) if n.buffer in self.private}
