@@ -36,7 +36,7 @@ from torch_tile.lowering.threads.vectorize import vectorize
 
 Pass = Callable[[Program], Program]
 
-# What holds after each pass stands beside it.
+# The comment on each pass says what holds after it.
 CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (check_kernel, Stage.TILE),  # no error that the author can mend is left
     (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
@@ -86,11 +86,10 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
 
 
 def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -> Program:
-    """Run the passes on a program. With TORCH_TILE_DUMP=<folder>, write each changed stage there in the language
-    itself.
+    """Run the passes on a program.
 
-    With TORCH_TILE_VERIFY=1, as in tests, check each stage against its rules (ir/verify.py), which takes a fifth of the
-    time.
+    With TORCH_TILE_DUMP=<folder>, write each changed stage there in the language itself. With TORCH_TILE_VERIFY=1, as
+    in tests, check each stage against its rules (ir/verify.py), which takes a fifth of the time.
     """
     folder, checked = os.environ.get("TORCH_TILE_DUMP"), is_watched()
     for number, (step, stage) in enumerate(passes):

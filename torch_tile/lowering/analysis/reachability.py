@@ -196,7 +196,7 @@ class _Search:
             assert isinstance(step, Turns)
             start = int(evaluate(step.start, values))
             stop = start + 1 if step.stop is None else int(evaluate(step.stop, values))
-        except (KeyError, ValueError, ArithmeticError):  # has no value
+        except (KeyError, ValueError, ArithmeticError):  # an expression has no value
             return None
         for number in self._numbers(step, start, stop):
             self.left -= 1

@@ -74,9 +74,9 @@ class _Check(Rewriter):
         self.ranges = Ranges()
         self.path = Path()
         self.runs = True
-        self.divergence: Divergence | None = None  # of a kernel that names its threads
+        self.divergence: Divergence | None = None  # facts of a kernel that names its threads
         self.thread: Var | None = None
-        self.in_nest = False  # inside T.Parallel
+        self.in_nest = False  # whether the visitor is inside T.Parallel
         self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads enter
 
     def __call__(self, node: Any) -> Any:

@@ -134,7 +134,7 @@ class _Decide(Rewriter):
         return If(condition, then, otherwise, span=node.span)
 
     def visit_Block(self, block: Block) -> Block:
-        """Rewrite a block, and drop the statements that became empty."""
+        """Rewrite a block, with inner blocks merged into it and idle loops dropped."""
         new = [self(s) for s in block.stmts]
         if all(a is b for a, b in zip(new, block.stmts, strict=True)):
             return block

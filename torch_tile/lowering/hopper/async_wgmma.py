@@ -246,7 +246,7 @@ class _Async(Rewriter):
         busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
         if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
             return None
-        start = max(n for n in places if n < busy[0]) + 1  # of the release of the first products' tiles
+        start = max(n for n in places if n < busy[0]) + 1  # the start of the release of the first products' tiles
         begin = start + next(
             (n for n, q in enumerate(quiet[start:]) if not q or calls(stmts[start + n], "mbarrier_wait"))
         )

@@ -65,7 +65,7 @@ class _Complete(Rewriter):
         self.alone = alone
 
     def visit_Block(self, block: Block) -> Block:
-        """Replace the waits of a block that stores to a shared tensor by complete waits."""
+        """Make the waits of a block complete if it stores to a tensor that the kernel touches elsewhere."""
         new: Block = self.children(block)
         stores = [one for one in block.stmts if calls(one, "tma_store")]
         if all(n.buffer in self.alone for one in stores for n in find(one, TensorMap)):

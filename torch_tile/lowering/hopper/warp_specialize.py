@@ -64,8 +64,8 @@ from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 
-FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # of a thread
-REGISTERS_UNDER_CONDITIONS = 40  # of a thread that copies in nested loops under conditions
+FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
+REGISTERS_UNDER_CONDITIONS = 40  # registers of a thread that copies in nested loops under conditions
 MOST_COPIERS = 4  # warps
 NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
@@ -200,7 +200,7 @@ class _Roles:
         return replace(self.source, threads=(self.count + self.producers,), thread=self.thread, body=body)
 
     def _asks(self) -> bool:
-        """Return whether a nested loop's outer loops make loads under a condition."""
+        """Return whether a loop with another loop inside makes loads under a condition."""
         around = [b for g in self.groups if (b := g.body.outer) is not None and b.loop is not None]
         return any(
             isinstance(s, If) and any(c in self.copies for c in find(s, Copy)) for b in around for s in b.block.stmts
@@ -265,7 +265,7 @@ class _Roles:
         trips = binary("max", body.loop.stops[0], ZERO)
         return [Store(base, (), self._before(base, body) + trips)]
 
-    # What the threads of the kernel do.
+    # Code of the consumers.
 
     def _read(self, block: Block, body: Body) -> Iterator[Stmt]:
         """Yield a body without its loads, with waits before readers and arrivals after them."""
@@ -326,7 +326,7 @@ class _Roles:
             return False
         return tma.refuses(copy, self.survey.contexts[copy]) is None
 
-    # What the producer warps do.
+    # Code of the producer warps.
 
     def _producers(self, place: Instance) -> Iterator[Stmt]:
         """Yield the loads of each producer warp."""

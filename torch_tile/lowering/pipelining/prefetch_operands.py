@@ -51,7 +51,7 @@ def prefetch_operands(program: Program, build: Build) -> Program:
 
 
 class _Overlap(Rewriter):
-    """Rewrite the loops of pipelined products whose operands fit into registers twice."""
+    """Rewrite the loops of pipelined products, if registers can hold two sets of their operands."""
 
     def __init__(self, build: Build):
         self.build = build

@@ -35,7 +35,7 @@ def prune_async_groups(program: Program) -> Program:
 
 
 def _dropped(kernel: st.Kernel) -> st.Kernel:
-    """Remove them from one kernel; return the same kernel if nothing can be removed."""
+    """Remove useless commits and waits from one kernel; return the same kernel if it has none."""
     waits = [_pending(n) for n in find(kernel, Call) if _counted(n) is Sync.DRAIN]
     if not waits or contains(kernel, Break, Continue):
         return kernel

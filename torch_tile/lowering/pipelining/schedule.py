@@ -153,7 +153,7 @@ def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
 
 
 def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: IdMap[Buffer, int]) -> str:
-    """Say what the schedule would do in the wrong order; return "" if nothing.
+    """Say which access the schedule would make in the wrong order; return "" if there is none.
 
     Iteration m of a statement that runs `ahead` at place p of a step runs at time (m - ahead, p). Take two accesses to
     one buffer, one of them a write. The later one must stay later, within an iteration and across iterations.

@@ -228,7 +228,7 @@ class _Stages:
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
 
     def _overwritten(self, group: Item) -> int | None:
-        """Return the number of the group whose versions `group` fills again; None if an older iteration's."""
+        """Return the number of this iteration's group whose versions `group` fills again; None without one."""
         if min(self.versions[tile] for tile in group.tiles) > group.ahead:
             return None
         return self.group_of[group.tiles[0]] - group.ahead * len(self.groups)
@@ -238,7 +238,7 @@ class _Stages:
         guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
         named_again = any(m.path for m in item.moves)
         instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
-        # Names of plain arithmetic are replaced by it, so that alignment can be proved from the text of an address.
+        # Names of plain arithmetic are replaced by their values, so that an address shows its alignment.
         kept: IdSet[Var] = IdSet()
         for let in IdMap((let, let) for m in item.moves for let in m.path if isinstance(let, Let)).values():
             if contains(let.value, Load, Call) or kept.meets(let.value):
@@ -254,7 +254,7 @@ class _Stages:
         ]
         body = _nested(named)
         made: Block = instance(Block(tuple(body)))
-        # Indices of an iteration known here are worked out, so that a reader sees numbers.
+        # Indices of an iteration known here are simplified, so that a reader sees numbers.
         yield from _under(guards, simplify_stmt(made) if isinstance(iteration, Const) else made, self.source)
         if item.is_group:
             yield cp_async_commit()
@@ -297,6 +297,7 @@ class _Stages:
             yield If(start < stop, Block(tuple(moves)), Block(()), span=self.source.span)
 
     def _instance(self, iteration: Expr, fresh: bool) -> Instance:
+        """Return the rewriter for one iteration, with its version of each tile."""
         versions = IdMap((b, (tile, simplify(iteration % self.versions[b]))) for b, tile in self.tiles.items())
         k = self.source.vars[0]
         return Instance(IdMap([] if iteration is k else [(k, iteration)]), versions, fresh)

@@ -81,7 +81,7 @@ class Collector:
 
     def __init__(self, names: Mapping[Var, Expr], relevant: Set[Buffer]):
         self.expand = Substitute(names)
-        self.relevant = relevant  # buffers that matter
+        self.relevant = relevant  # only accesses to these buffers count
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
         """Yield the accesses of a statement or expression and of all nodes below it."""
@@ -101,7 +101,7 @@ class Collector:
             condition = self.expand(node.condition)
             for value, holds in ((node.a, condition), (node.b, Unary("not", condition))):
                 for access in self.of(value, loops, (*conditions, holds)):
-                    # Loads of global memory may be made before it is known which value is taken (vectorize).
+                    # Loads of global memory may run before the condition is known (vectorize).
                     everywhere = access.buffer.scope == "global"
                     yield replace(access, conditions=conditions) if everywhere else access
         else:

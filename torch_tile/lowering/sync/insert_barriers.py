@@ -82,14 +82,14 @@ class Walk:
         self.after_roles = False
         self.collected: dict[Stmt, list[Access]] = {}
         self.forced: set[Place] = set()
-        self.depth = 0  # of loops
+        self.depth = 0  # number of loops around
         self.branches = 0
         self.divergent = False
         self.showing = False  # whether a fence of all threads stands before a branch around
-        self.conditions: tuple[Expr, ...] = ()  # of the branches around
-        self.exits: list[list[State]] = []  # of the loops around, at their breaks
-        self.iterations: list[list[State]] = []  # and where they continue
-        self.heads: list[list[Access]] = []  # and what their conditions read before each further iteration
+        self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
+        self.exits: list[list[State]] = []  # states of the loops around, at their breaks
+        self.iterations: list[list[State]] = []  # states of the loops around, where they continue
+        self.heads: list[list[Access]] = []  # reads of their conditions before each further iteration
         self.trying = False
         self.last: list[Place] = []  # places of the barriers inside the loop walked last
         self.leaves: dict[Stmt, bool] = {}
@@ -141,7 +141,7 @@ class Walk:
         elif call is not None and _is_for_all(call, self.threads):
             self._clear(place, state)
         elif syncs(call, Sync.WAIT, Scope.CLUSTER) and self.arriving and not state.is_hidden:
-            self._clear(place, state)  # a barrier of all blocks
+            self._clear(place, state)  # the barrier of the cluster
         elif call is not None and self.hands_over and lookup(call.name).hands_over:
             self._show(place, state)
         elif syncs(call, Sync.PROXY_FENCE):
@@ -194,17 +194,17 @@ class Walk:
     def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place the barriers among the threads of a role.
 
-        All roles see what came before them, and mbarriers order the roles among each other.
+        All roles see the accesses before them, and mbarriers order the roles among each other.
         """
         if state.since:
             self._barrier(place, state, places)
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
-        inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
+        inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
         end = State(most_pending(role.body))
         found = inner.block(role.body, end)
-        state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # to be shown at the next barrier
+        state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # the next barrier needs a fence
         conflicts = any(map(is_barrier, find(role.body, Do)))
         if found or conflicts:
             wait = warp_barrier() if role.count == 32 else named_barrier(self.barrier_groups.number(role), role.count)
@@ -232,7 +232,7 @@ class Walk:
             return False
         if loop not in self.leaves:
             found = self._accesses(loop)
-            # Threads that repeat one store write the same.
+            # Threads that repeat one store write the same value.
             pairs = ((a, b) for n, a in enumerate(found) for b in found[n + 1 :] if a.origin is not b.origin)
             self.leaves[loop] = not any(self.hazards.between(a, b) for a, b in pairs)
         return self.leaves[loop]
@@ -269,7 +269,7 @@ class Walk:
         Reads of the loop's bounds or condition are ordered in front of it. Otherwise threads would count differently.
         """
         head, parted = self._head(loop), self.facts.parts(loop)
-        # No barrier can be inside where threads part.
+        # No barrier can be inside a loop in which threads diverge.
         self._meet(self._accesses(loop) if parted else head, loop, place, state, places)
         for access in head:
             state.add(access)
@@ -323,7 +323,7 @@ class Walk:
         for one in loop.body.stmts:
             if isinstance(one, If) and not self.facts.is_divergent(one.condition):
                 yield from (_end_of(b) for b in (one.then, one.otherwise) if self._hands_over(b))
-        # From a barrier that stands in the body already, placing is best anyway.
+        # If the body has a barrier already, placing from there is optimal anyway.
         if len(self.last) > 1 and not any(map(is_barrier, loop.body.stmts)):
             yield from ((loop.body, n) for n in self._between(loop)[:STARTS])
         self.trying = False
@@ -402,7 +402,7 @@ class Walk:
         left = state.copy()
         if isinstance(loop, For) and loop.step == 1:
             for key, access in state.since.items():
-                # Where the place changes with the iteration, no earlier one has made an access of the same key.
+                # If the place changes with the iteration, no earlier iteration made an access of the same key.
                 changes = any(loop.vars[0] in symbols(i) for i in access.indices)
                 if changes and any(self._fails_last(loop, c) for c in access.conditions):
                     del left.since[key]

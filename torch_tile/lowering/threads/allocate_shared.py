@@ -28,8 +28,8 @@ SCOPES = ("shared", "barrier")  # scopes of buffers in shared memory
 ALIGNMENT = 128  # bytes: a row of all banks
 BARRIER_ALIGNMENT = 8  # bytes: one mbarrier
 SWIZZLED_ALIGNMENT = 1024  # bytes: eight such rows, after which every swizzle repeats
-SMALL = 1024  # bytes: up to this, memory used again saves less than the barrier that it costs
-SPARE = 4096  # bytes that may be spent on that
+SMALL = 1024  # bytes: sharing memory of smaller buffers saves less than the barrier that it costs
+SPARE = 4096  # most bytes to spend on small buffers of their own
 
 
 def allocate_shared(program: Program, build: Build) -> Program:
@@ -48,7 +48,7 @@ class Life:
 
     buffer: Buffer
     span: Span | None
-    loops: tuple[int, ...]  # around its allocation
+    loops: tuple[int, ...]  # loops around its allocation
     first: int = -1
     last: int = -1
     roles: frozenset[tuple[int, int]] = (
@@ -103,7 +103,7 @@ def _row(life: Life, offset: int) -> str:
 def lives_of(kernel: Kernel) -> list[Life]:
     """Return the live ranges of a kernel's shared buffers that are used, in the order of their allocation."""
     found: IdMap[Buffer, Life] = IdMap()
-    begins, ends = list[int](), list[int]()  # of the loops, by number
+    begins, ends = list[int](), list[int]()  # first and last position of each loop, by its number
     inside: list[tuple[Life, tuple[int, ...]]] = []
     filled: IdSet[Expr] = IdSet()  # addresses that asynchronous copies fill
     used: IdSet[Buffer] = IdSet()  # buffers that something else touches

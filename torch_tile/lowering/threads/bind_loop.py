@@ -43,7 +43,7 @@ from torch_tile.tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
 Element = Load | Store
-UNROLLED = 32  # steps up to which a loop that touches no register array is unrolled
+UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
@@ -320,7 +320,7 @@ class _Body(Rewriter):
     def visit_For(self, loop: For) -> For:
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
-        self.places = {}  # more is known now
+        self.places = {}  # the ranges have changed
         new: For = self.children(loop)
         return replace(new, kind=LoopKind.UNROLLED) if loop in self.unrolled else new
 

@@ -341,7 +341,7 @@ class _Own(Rewriter):
         if loop.kind is not LoopKind.PARALLEL or self.here:
             return self.children(loop)
         stored = {n.buffer: None for n in find(loop.body, Store) if n.buffer in self.private}
-        made_here = {n.buffer for n in find(loop.body, Alloc)}  # the iteration's own already
+        made_here = {n.buffer for n in find(loop.body, Alloc)}  # buffers that the iteration owns already
         self.here = {buffer: replace(buffer) for buffer in stored if buffer not in made_here}
         allocs = tuple(Alloc(b, span=loop.span) for b in self.here.values())
         new: For = self.children(loop)
