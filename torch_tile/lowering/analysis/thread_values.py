@@ -21,7 +21,7 @@ def is_unsure(e: Expr) -> bool:
 class Numbers:
     """Evaluate integer expressions of the thread and of some loop variables for all their values at once.
 
-    The thread and each loop have an axis of their own, so that a part that does not depend on a loop is computed once.
+    The thread and each loop have an axis of their own. A part that does not depend on a loop is thus computed once.
     """
 
     def __init__(self, values: Mapping[Var, Any], thread: Any):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split elementwise loops with a guard `a * i + r < n` where the guard turns false, so the main part has no guard.
+"""Split elementwise loops with a guard `a * i + r < n` where it turns false, so that the main part has none.
 
 Both parts are plain code that vectorises: a loop up to the limit with the guard known true, and a loop from there with
 the guard known false.

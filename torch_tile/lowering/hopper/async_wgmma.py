@@ -284,8 +284,9 @@ class _Parts:
 def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
     """Build the statements in front of a shifted loop: its first iterations, without the last one's second products.
 
-    Usually that is one iteration. It is a few if they take branches that no later iteration takes, as those of a causal
-    mask do when the last keys come first. Also return their number, and these branches (by identity).
+    Usually that is one iteration. It is a few if they take branches that no later iteration takes. The branches of a
+    causal mask are such if the last keys come first. Also return the number of iterations, and these branches (by
+    identity).
     """
     k, between = loop.vars[0], IdSet(parts.between)
     ends: IdMap[Stmt, Expr] = IdMap()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the copies that a producer warp can make by the tensor memory accelerator, and group them for waiting.
 
-A tile qualifies if only bulk copies fill it, in the body of one loop (or of the kernel) that also has all its readers.
-The roles pass such a tile on in each iteration: the producer fills it, and the consumers read and release it. Tiles
-that the same statement reads first form one group.
+A tile qualifies if only bulk copies fill it, in the body of one loop (or of the kernel). That body also has all its
+readers. The roles pass such a tile on in each iteration: the producer fills it, and the consumers read and release it.
+Tiles that the same statement reads first form one group.
 """
 
 from __future__ import annotations

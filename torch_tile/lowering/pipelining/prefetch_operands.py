@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load the operands of a pipelined product's next step along K while the product of the current step runs.
 
-The pass takes loops made by pipeline_loops that wait, start copies and multiply, and cuts them into the steps of the
-instruction. The operands of each step are fragments, of which two sets alternate. The first step of the next iteration
-is loaded before the last products of the current one. The wait for its tiles and the barrier then no longer leave the
-tensor cores idle. An author may write the same by hand, as copies from slices of shared tiles to fragments.
+The pass takes loops made by pipeline_loops that wait, start copies and multiply. It cuts them into the steps of the
+instruction. The operands of each step are fragments, and two sets of fragments alternate. The first step of the next
+iteration is loaded before the last products of the current one. The wait for its tiles and the barrier then no longer
+leave the tensor cores idle. An author may write the same by hand, as copies from slices of shared tiles to fragments.
 """
 
 from __future__ import annotations

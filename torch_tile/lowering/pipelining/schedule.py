@@ -3,8 +3,8 @@
 
 The usual schedule has all copies `num_stages - 1` iterations ahead. With one stage there is one version of each tile:
 its next copy starts as soon as the last reader of the current content is done. With `stage` given, a statement of stage
-s runs `max(stage) - s` iterations ahead of the last ones, and `order` is its place in the step. Stage -1 is a copy, as
-far ahead as `num_stages` allows. A schedule by hand that would change results is refused.
+s runs `max(stage) - s` iterations ahead of the last ones. `order` is its place in the step. Stage -1 is a copy, as far
+ahead as `num_stages` allows. A schedule by hand that would change results is refused.
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ def _described(schedule: Schedule) -> str:
 class _Stages:
     """Build one loop with parts of its body ahead of others.
 
-    Groups of copies are numbered by their commits. In the step of iteration k, group g of iteration k + a that runs
-    `ahead` has the number `(a - ahead) * groups + g`, relative to the step's first commit.
+    Groups of copies are numbered by their commits, relative to the first commit of a step. Take group g of iteration k
+    + a, which runs `ahead`. In the step of iteration k it has the number `(a - ahead) * groups + g`.
     """
 
     def __init__(self, loop: For, schedule: Schedule):

@@ -249,7 +249,7 @@ class Walk:
         outer = self.divergent, self.conditions, self.showing
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
         if self.divergent and self.hands_over and any(lookup(n.name).hands_over for n in find(one, Call)):
-            self._show(place, state)  # a fence of all threads, of which some arrive
+            self._show(place, state)  # a fence of all threads, although only some arrive
             self.showing = True
         condition = self.facts.collector.expand(one.condition)
         other = state.copy()
@@ -329,7 +329,7 @@ class Walk:
         self.trying = False
 
     def _between(self, loop: For | While) -> list[int]:
-        """Return statements of a body of which one follows a barrier, however barriers are placed.
+        """Return a range of a body's statements such that every placement has a barrier before one of them.
 
         Something has to be ordered between two barriers that were placed as late as possible. Of several such ranges,
         the one with the fewest statements is enough.

@@ -117,7 +117,7 @@ class _Swap(Rewriter):
 
 
 class _Step:
-    """A register digit of the nest: a loop of `size` iterations, each of which moves variable `dim` by `place`."""
+    """A register digit of the nest: a loop of `size` iterations, each moving variable `dim` by `place`."""
 
     def __init__(self, digit: Digit, dim: int, place: int, name: str):
         self.digit, self.dim, self.place = digit, dim, place
