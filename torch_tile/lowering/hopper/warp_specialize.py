@@ -185,9 +185,8 @@ class _Roles:
         versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        copying = Block(
-            (*self._producers(place), *meetings(self.source))
-        )  # these barriers count all threads of a cluster
+        # The barriers of a cluster count all its threads, the producer warps included.
+        copying = Block((*self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers

@@ -316,9 +316,8 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
     extents = [trips(loop) for loop in access.loops]
     if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
-    thread, *iterations = np.ogrid[
-        tuple(slice(e or 0) for e in (threads, *extents))
-    ]  # arrays that vary along one axis only
+    # Each of these arrays varies along one axis only.
+    thread, *iterations = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]
     thread = thread + first
     values: dict[Var, Any] = {}
     for loop, iteration in zip(access.loops, iterations, strict=True):

@@ -66,9 +66,8 @@ def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
         tile = call.args[0]
         assert isinstance(tile, Address)
         (often if call in inside or tile.buffer in filled else filled).add(tile.buffer)
-    for buffer in {
-        n.buffer: None for n in find(kernel, Load, Store, Address)
-    }:  # buffers that shared the bytes before are used earlier
+    # Threads have used the buffers that held the same bytes before.
+    for buffer in {n.buffer: None for n in find(kernel, Load, Store, Address)}:
         if any(overlap(buffer, other) for other in filled | often if other is not buffer):
             often.add(buffer)
     return frozenset(often)

@@ -33,7 +33,7 @@ from torch_tile.lowering.sync.accesses import Access, Hazards, trips
 from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is_ordered, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
-PASSES = 12  # walks of a loop body before a barrier at its start ends the search
+PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
 DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count as being anywhere
 STARTS = 16  # points of a loop body from which placing is tried
 
@@ -284,7 +284,7 @@ class Walk:
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
             fronts.append(True)
-            self.fences |= {place} if state.is_hidden else set()  # of the barrier, if the cheapest choice has one there
+            self.fences |= {place} if state.is_hidden else set()  # for a barrier there, if one is chosen
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()
@@ -359,9 +359,7 @@ class Walk:
             for access in self._head(loop) if isinstance(loop, While) else ():
                 state.add(access)
             places, ends, exits = self._body(loop, state)
-            if (
-                iteration == DIVERGENT_PASSES and self.divergent
-            ):  # only some threads come here: no barrier ends the search
+            if iteration == DIVERGENT_PASSES and self.divergent:  # only some threads come here: no barrier is possible
                 ends = self._anywhere(loop, ends)
                 break
             before, back = back, self._next(loop, ends)

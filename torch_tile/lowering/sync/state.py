@@ -225,9 +225,7 @@ class Shifts:
         if access.symbols.isdisjoint(step.values):
             return access
         move = step if access.age < ITERATIONS else forget
-        turning = tuple(
-            v for loop in access.loops for v in loop.vars
-        )  # variables of inner loops, whose iterations all count
+        turning = tuple(v for loop in access.loops for v in loop.vars)  # of inner loops, whose iterations all count
         indices = tuple(move.index(i, turning) for i in access.indices)
         conditions = tuple(move.condition(c, turning) for c in access.conditions)
         new = replace(access, indices=indices, conditions=conditions, age=0 if step is forget else access.age + 1)

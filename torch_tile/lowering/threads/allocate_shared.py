@@ -51,9 +51,7 @@ class Life:
     loops: tuple[int, ...]  # loops around its allocation
     first: int = -1
     last: int = -1
-    roles: frozenset[tuple[int, int]] = (
-        frozenset()
-    )  # roles that use it: the number of their group, and their first thread
+    roles: frozenset[tuple[int, int]] = frozenset()  # roles that use it: number of their group, first thread
     alone: bool = False
 
     @property
