@@ -36,11 +36,11 @@ from torch_tile.lowering.threads.vectorize import vectorize
 
 Pass = Callable[[Program], Program]
 
-# What holds after each pass stands beside it.
+# The comment on each pass says what holds after it.
 CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (check_kernel, Stage.TILE),  # no error that the author can mend is left
     (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
-    (elide_staging, Stage.TILE),  # right operands of products are tiles only where those end past a bound
+    (elide_staging, Stage.TILE),  # products read right operands from global memory if inside bounds
     (lower_tile_ops, Stage.LOOPS),  # only loops, stores and helper calls
     (split_parallel, Stage.LOOPS),  # every loop has one variable and a known order
     (guard_bounds, Stage.LOOPS),  # global memory is touched only inside its bounds
@@ -51,7 +51,7 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
 
 
 def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
-    """The passes for a GPU, those that ask for the target or report to the author bound to `build`."""
+    """Return the passes for a GPU; those that ask for the target or report to the author are bound to `build`."""
 
     def bound(step: Callable[[Program, Build], Program]) -> Pass:
         @functools.wraps(step)
@@ -62,34 +62,34 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
 
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
-        (bound(check_limits), Stage.TILE),  # nor one of those that a GPU does not launch
+        (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
-        (bound(specialize_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
+        (bound(specialize_warps), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
-        (bound(peel_causal), Stage.TILE),  # their loops branch only from where a mask begins
+        (bound(peel_causal), Stage.TILE),  # loops of such products branch only where a mask begins
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
-        (bound(bind_threads), Stage.THREAD),  # what one thread does; fragments are its registers
+        (bound(bind_threads), Stage.THREAD),  # the code of one thread; fragments are its registers
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
         (guard_bounds, Stage.THREAD),  # global memory is touched only inside its bounds
         (simplify_program, Stage.THREAD),  # no constant branch, no empty loop
-        (prune_async_groups, Stage.THREAD),  # commits and waits are for copies that are asynchronous
+        (prune_async_groups, Stage.THREAD),  # commits and waits cover asynchronous copies only
         (sink_store_waits, Stage.THREAD),  # bulk stores are waited for where their tiles are written again
         (bound(allocate_shared), Stage.THREAD),  # shared buffers have offsets
-        (init_mbarriers, Stage.THREAD),  # mbarriers are made by one thread before all others meet at them
+        (init_mbarriers, Stage.THREAD),  # one thread initialises mbarriers before their use
         (bound(insert_barriers), Stage.THREAD),  # every hazard is ordered by a barrier
-        (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns where they do not meet within one
+        (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
         (flatten, Stage.FLAT),  # one linear index per access
-        (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses from one iteration to the next
+        (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses across iterations
     )
 
 
 def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -> Program:
-    """Run the passes. With TORCH_TILE_DUMP=<folder> each changed stage is written there in the language itself.
+    """Run the passes on a program.
 
-    With TORCH_TILE_VERIFY=1, as in tests, each is checked against the rules of its stage (ir/verify.py), which takes a
-    fifth of the time.
+    With TORCH_TILE_DUMP=<folder>, write each changed stage there in the language itself. With TORCH_TILE_VERIFY=1, as
+    in tests, check each stage against its rules (ir/verify.py), which takes a fifth of the time.
     """
     folder, checked = os.environ.get("TORCH_TILE_DUMP"), is_watched()
     for number, (step, stage) in enumerate(passes):
@@ -105,5 +105,6 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
 
 
 def _dump(folder: Path, name: str, program: Program, seconds: float) -> None:
+    """Write a program to a file of the dump folder, with the time of its pass in milliseconds."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(f"# {seconds * 1e3:.1f} ms\n{program!r}\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which iterations of a loop a branch is taken, as far as that can be computed before the loop: as masks are."""
+"""Compute the iterations of a loop in which a branch is taken, if they are known before the loop, as for masks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from torch_tile.tileop.base import RegisteredOp
 
 
 def taken_from(place: int, loop: For) -> Expr | None:
-    """From which iteration on the statement at `place` of a loop's body, an `if`, is taken: in all that follow, too.
+    """Return the first iteration from which the `if` at `place` of a loop's body is always taken.
 
-    None if that is not known before the loop, or if it is no `if` that computes something and has no other side.
+    Return None if that is not known before the loop. Also return None if the statement is no `if`, if it computes
+    nothing, or if it has an else-branch.
     """
     return _iteration(place, loop, begins=True)
 
 
 def taken_until(place: int, loop: For) -> Expr | None:
-    """An iteration from which on the statement at `place` of a loop's body, such an `if`, is certainly not taken."""
+    """Return an iteration from which the `if` at `place` of a loop's body is certainly never taken.
+
+    Return None in the same cases as `taken_from`.
+    """
     return _iteration(place, loop, begins=False)
 
 
 def _iteration(place: int, loop: For, begins: bool) -> Expr | None:
+    """Compute the iteration where a branch begins (`begins`) or ends, from the parts of its condition."""
     one, k = loop.body.stmts[place], loop.vars[0]
     if not isinstance(one, If) or one.otherwise.stmts or not _is_work(one.then):
         return None
@@ -43,11 +48,12 @@ def _iteration(place: int, loop: For, begins: bool) -> Expr | None:
 
 
 def _is_work(branch: Block) -> bool:
-    """Whether a branch computes something; a mere arrival at a barrier is not worth another loop."""
+    """Return whether a branch computes something; a mere arrival at a barrier is not worth another loop."""
     return contains(branch, RegisteredOp, For)
 
 
 def _parts(condition: Expr, op: str) -> Iterator[Expr]:
+    """Yield the operands that `op` joins in a condition."""
     if isinstance(condition, Binary) and condition.op == op:
         yield from (*_parts(condition.a, op), *_parts(condition.b, op))
     else:
@@ -55,13 +61,13 @@ def _parts(condition: Expr, op: str) -> Iterator[Expr]:
 
 
 def _until(condition: Expr, k: Var) -> Expr | None:
-    """A k from which on one of the comparisons joined by `and` fails; a number, if there is one."""
+    """Return a `k` from which on one of the comparisons joined by `and` fails; a constant, if there is one."""
     found = [iteration for part in _parts(condition, "and") if (iteration := _end(part, k)) is not None]
     return min(found, key=lambda iteration: not isinstance(iteration, Const), default=None)
 
 
 def _start(comparison: Expr, k: Var) -> Expr | None:
-    """The least k for which a comparison holds that holds for all larger ones, too."""
+    """Return the least `k` from which on a comparison holds; None if it is not known."""
     if (line := _line(comparison, k)) is None or line[0] <= 0:
         return None
     step, rest, reaches = line
@@ -69,7 +75,7 @@ def _start(comparison: Expr, k: Var) -> Expr | None:
 
 
 def _end(comparison: Expr, k: Var) -> Expr | None:
-    """The least k for which a comparison fails that fails for all larger ones, too."""
+    """Return the least `k` from which on a comparison fails; None if it is not known."""
     if isinstance(comparison, Binary) and comparison.op == "==" and comparison.a is k:
         return simplify(comparison.b + 1)
     if (line := _line(comparison, k)) is None or line[0] >= 0:
@@ -79,7 +85,7 @@ def _end(comparison: Expr, k: Var) -> Expr | None:
 
 
 def _line(comparison: Expr, k: Var) -> tuple[int, Expr, bool] | None:
-    """A comparison as `step * k + rest` above 0, or not below it if the last of the three says so."""
+    """Write a comparison as `step * k + rest > 0`; the third value says that it is `>= 0` instead."""
     if (
         not isinstance(comparison, Binary)
         or comparison.op not in ("<", "<=", ">", ">=")
@@ -100,7 +106,7 @@ def _line(comparison: Expr, k: Var) -> tuple[int, Expr, bool] | None:
 
 
 def _is_settled(values: list[Expr], loop: For) -> bool:
-    """Whether all threads know the values before the loop."""
+    """Return whether all threads know the values before the loop."""
     bound = {*loop.vars, *(n.var for n in find(loop, Let))}
     nodes = [n for value in values for n in find(value, Load, Var)]
     return not any(isinstance(n, Load) or n.role == "thread" or n in bound for n in nodes)

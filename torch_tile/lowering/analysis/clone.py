@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A statement as it runs in one iteration of a pipelined loop: with its values, versions of tiles and names."""
+"""Copy a statement as it runs in one iteration of a loop: with its values, versions of tiles and names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ E = TypeVar("E", Load, Address, Store)
 
 
 class Instance(Rewriter):
-    """Rewrites statements: variables become `values`, and tiles in `versions` one version of another.
+    """Rewrite statements: replace variables by `values`, and tiles in `versions` by one version of another tile.
 
     With `fresh`, names and buffers that a statement binds are new ones, so that it may stand beside the original.
     """
@@ -31,10 +31,11 @@ class Instance(Rewriter):
         self.fresh = fresh
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        """The copy of a buffer that a fresh statement allocates itself."""
+        """Return the copy of a buffer that a fresh statement allocates itself."""
         return self.buffers.get(buffer, buffer)
 
     def _renamed(self, var: Var) -> Var:
+        """Return a new variable for a bound one if the copy is fresh."""
         if not self.fresh:
             return var
         new = Var(var.name, var.type, var.role)
@@ -42,13 +43,13 @@ class Instance(Rewriter):
         return new
 
     def visit_Let(self, let: Let) -> Let:
-        """The value does not see the name."""
+        """Rewrite the value before the name is bound."""
         value = self(let.value)
         var = self._renamed(let.var)
         return let if value is let.value and var is let.var else Let(var, value, span=let.span)
 
     def visit_For(self, loop: For) -> For:
-        """The bounds do not see the variables."""
+        """Rewrite the bounds before the variables are bound."""
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
         if not self.fresh:
             return self.children(loop)
@@ -56,7 +57,7 @@ class Instance(Rewriter):
         return replace(loop, vars=names, starts=starts, stops=stops, body=self(loop.body))
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        """A buffer of this iteration."""
+        """Allocate a new buffer if the copy is fresh."""
         if not self.fresh:
             return self.children(node)
         old = node.buffer
@@ -65,7 +66,7 @@ class Instance(Rewriter):
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 
     def visit_Region(self, region: Region) -> Region:
-        """A box of one version."""
+        """Rewrite a region of a tile into a region of one version."""
         found = self.versions.get(region.buffer)
         if found is None:
             return self.children(region)
@@ -73,15 +74,15 @@ class Instance(Rewriter):
         return Region(found[0], (Range(found[1], const(1, int32), keep=False), *ranges), span=region.span)
 
     def visit_Load(self, load: Load) -> Load:
-        """An element of one version."""
+        """Rewrite a load from a tile into a load from one version."""
         return self._element(load)
 
     def visit_Address(self, address: Address) -> Address:
-        """The place of an element of one version."""
+        """Rewrite an address in a tile into an address in one version."""
         return self._element(address)
 
     def visit_Store(self, store: Store) -> Store:
-        """An element of one version."""
+        """Rewrite a store to a tile into a store to one version."""
         return self._element(store)
 
     def _element(self, node: E) -> E:
@@ -90,28 +91,30 @@ class Instance(Rewriter):
         return new if found is None else replace(new, buffer=found[0], indices=(found[1], *new.indices))
 
     def visit_Var(self, var: Var) -> Expr:
-        """What a variable stands for in this iteration."""
+        """Return the value of a variable in this iteration."""
         return self.values.get(var, var)
 
 
 def versions_of(tile: Buffer, count: int) -> Buffer:
-    """Memory for `count` tiles, the version first."""
+    """Make a buffer for `count` versions of a tile, with the version as its first dimension."""
     layout = tile.layout
     if layout is not None:
         layout = replace(layout, dims=((Digit(count, layout.extent("m"), "m"),), *layout.dims))
     return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)
 
 
-# What a statement becomes stands in the author's file where that statement stands.
+# Statements that a pass makes take the place in the author's file (span) of the statement that they replace.
 
 
 def place_at(op: Stmt, new: Stmt) -> Stmt:
-    """`new`, with the span of `op` on every statement that has none."""
+    """Return `new` with the span of `op` on every statement that has none."""
     placed: Stmt = _PlaceAt(op.span)(new)
     return placed
 
 
 class _PlaceAt(Rewriter):
+    """Set the span of statements that have none."""
+
     def __init__(self, span: Span | None):
         self.span = span
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of an index are certainly reached: loops, names and branches around it, followed with numbers.
+"""Find index values that a kernel certainly reaches, by trying numbers in the loops, names and branches around.
 
-Nothing is claimed where memory, a run-time size, an intrinsic or a statement that leaves a loop has a say. Of a loop
-or a grid that ends at a run-time size only the first iteration is looked at, as if the size were large enough for one.
+The search claims nothing where a value depends on memory, a run-time size, an intrinsic, or a statement that leaves a
+loop. Of a loop or grid that ends at a run-time size it tries the first iteration only, as if the size allowed one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NONE: Roots = frozenset()
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """`var` runs from `start` while below `stop`; to `stop` None it takes `start` only."""
+    """The iterations of `var`: from `start` while below `stop`; with `stop` None, only `start`."""
 
     var: Var
     start: Expr
@@ -36,7 +36,7 @@ class Turns:
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """A name for a value."""
+    """A name and its value."""
 
     var: Var
     value: Expr
@@ -44,7 +44,7 @@ class Named:
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """A condition that holds, or does not."""
+    """A condition that holds, or does not hold."""
 
     condition: Expr
     holds: bool
@@ -55,23 +55,24 @@ Step = Turns | Named | Passed
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """What decides whether a place is reached, outermost first; never changed. `steps` None: something unknown does.
+    """The loops, names and conditions on which reaching a place depends, outermost first; never changed.
 
-    `roots` says for each variable from which loop, block and thread variables it follows.
+    `steps` is None if the place depends on something unknown. `roots` maps each variable to the loop, block and thread
+    variables that decide its value.
     """
 
     steps: tuple[Step, ...] | None = ()
     roots: Mapping[Var, Roots] = field(default_factory=dict)
 
     def kernel(self, kernel: Kernel) -> Path:
-        """Inside a kernel."""
+        """Return the path inside a kernel."""
         new = self
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
             new = new.iterations(var, 0, extent)
         return new if kernel.thread is None else new.iterations(kernel.thread, 0, math.prod(kernel.threads))
 
     def loop(self, loop: For) -> Path:
-        """Inside a loop."""
+        """Return the path inside a loop."""
         if _ends(loop.body, True):
             return LOST
         new = self
@@ -80,7 +81,7 @@ class Path:
         return new
 
     def iterations(self, var: Var, start: Expr | int, stop: Expr | int, step: int = 1) -> Path:
-        """Where a variable takes each of these values."""
+        """Return the path on which a variable takes each value of a range."""
         first, last = to_expr(start), to_expr(stop)
         low, high = self._roots(first), self._roots(last)
         if self.steps is None or low is None or high is None:
@@ -91,14 +92,14 @@ class Path:
         return Path((*self.steps, taken), {**self.roots, var: frozenset((var,))})
 
     def under(self, condition: Expr, holds: bool = True) -> Path:
-        """Where a condition holds, or does not."""
+        """Return the path where a condition holds, or does not hold."""
         roots = self._roots(condition)
         if self.steps is None or roots is None or SIZE in roots:
             return LOST
         return replace(self, steps=(*self.steps, Passed(condition, holds)))
 
     def after(self, one: Stmt) -> Path:
-        """Behind a statement of the same block."""
+        """Return the path behind a statement of the same block."""
         if self.steps is None:
             return self
         if isinstance(one, Assert):
@@ -106,7 +107,7 @@ class Path:
         return LOST if _ends(one, False) else self
 
     def define(self, var: Var, value: Expr) -> Path:
-        """After `var = value`."""
+        """Return the path behind `var = value`."""
         roots = self._roots(value)
         if self.steps is None or roots is None:
             return self
@@ -114,7 +115,10 @@ class Path:
         return Path(steps, {**self.roots, var: roots})
 
     def where(self, fails: Expr, shown: Sequence[Expr], ranges: Ranges) -> tuple[list[int], dict[str, int]] | None:
-        """Of one way in which this place is reached and `fails` holds: values of `shown`, and of variables behind."""
+        """Find numbers with which this place is reached and `fails` holds.
+
+        Return the values of `shown`, and of the variables that decide them; None if no numbers are found.
+        """
         roots = [self._roots(e) for e in (fails, *shown)]
         if self.steps is None or any(r is None or SIZE in r for r in roots):
             return None
@@ -126,7 +130,7 @@ class Path:
         return [int(evaluate(e, found)) for e in shown], made
 
     def _roots(self, expr: Expr) -> Roots | None:
-        """From which variables a value follows; None if also from something else."""
+        """Return the variables that decide a value; None if anything else decides it, too."""
         if contents(expr) & (Load.bit | Call.bit) and any(not _is_abs(n) for n in find(expr, Load, Call)):
             return None
         found = NONE
@@ -142,7 +146,7 @@ LOST = Path(None)
 
 
 class _Search:
-    """Tries numbers for the variables of a path, the outermost first, until a condition holds where they lead."""
+    """Try numbers for the variables of a path, the outermost first, until a condition holds with them."""
 
     def __init__(self, steps: Sequence[Step], asked: Sequence[Expr], ranges: Ranges):
         self.fails, self.ranges, self.left = asked[0], ranges, BUDGET
@@ -159,7 +163,7 @@ class _Search:
         self.whole = self._whole()
 
     def _whole(self) -> set[Var]:
-        """Variables of which every value is tried: those with the fewest, as long as the budget lasts."""
+        """Return the variables whose every value is tried: those with the fewest values, within the budget."""
         widths = []
         for step in self.steps:
             if isinstance(step, Turns) and step.stop is not None and step.var not in self.idle:
@@ -174,11 +178,11 @@ class _Search:
         return found
 
     def run(self) -> dict[Var, Scalar] | None:
-        """The numbers of all variables, if some were found."""
+        """Return the numbers of all variables; None if no numbers are found."""
         return self._from(0, {})
 
     def _from(self, n: int, values: dict[Var, Scalar]) -> dict[Var, Scalar] | None:
-        """With the steps before the `n`-th taken."""
+        """Continue the search from step `n`, with the values of the steps before it."""
         try:
             while n < len(self.steps) and not isinstance(step := self.steps[n], Turns):
                 if isinstance(step, Named):
@@ -192,7 +196,7 @@ class _Search:
             assert isinstance(step, Turns)
             start = int(evaluate(step.start, values))
             stop = start + 1 if step.stop is None else int(evaluate(step.stop, values))
-        except (KeyError, ValueError, ArithmeticError):  # has no value
+        except (KeyError, ValueError, ArithmeticError):  # an expression has no value
             return None
         for number in self._numbers(step, start, stop):
             self.left -= 1
@@ -204,7 +208,10 @@ class _Search:
         return None
 
     def _numbers(self, step: Turns, start: int, stop: int) -> Iterator[int]:
-        """Values of a variable to try: all, or the ends of its range as a loop and as conditions around narrow it."""
+        """Yield the values of a variable to try.
+
+        These are all values, or the ends of its range, as given by the loop and as conditions around narrow it.
+        """
         iterations = range(start, stop, step.step)
         if not iterations or step.var in self.idle:
             yield from iterations[:1]
@@ -226,8 +233,9 @@ def _expressions(step: Step) -> tuple[Expr, ...]:
 
 
 def _ends(one: Node, iterations: bool) -> bool:
-    """Whether a statement may keep what comes behind it from being run: in its block, or in later iterations of a
-    loop.
+    """Return whether a statement may keep later statements from running.
+
+    These are later statements of its block, and with `iterations` those of later iterations of the loop.
     """
     if not contents(one) & (Assert.bit | Break.bit | Continue.bit | While.bit):
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rewriter that knows, wherever it is, what holds there: ranges of variables, conditions passed, values of names."""
+"""Rewrite a program with the facts of each place at hand: ranges of variables, conditions, values of names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
 
 
 class Known(Rewriter):
-    """Carries `ranges` through kernels, loops, branches and names; unchanged nodes stay the same objects."""
+    """Carry `ranges` through kernels, loops, branches and names; unchanged nodes stay the same objects."""
 
-    thread: Var | None = None  # of the kernel
+    thread: Var | None = None  # the kernel's thread index
 
     def __init__(self) -> None:
         self.ranges = Ranges()
-        self.names: dict[Var, Expr] = {}  # what names stand for
+        self.names: dict[Var, Expr] = {}  # values of names
         self.values = Substitute(self.names)
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
-        """Block indices are below the grid, the thread below the number of threads."""
+        """Add the ranges of block indices and of the thread."""
         ranges = self.ranges.kernel(kernel)
         self.thread = kernel.thread
         if kernel.thread is not None:
@@ -32,18 +32,18 @@ class Known(Rewriter):
         return self.within(ranges, kernel)
 
     def visit_Role(self, role: Role) -> Stmt:
-        """The thread is one of the role's."""
+        """Narrow the range of the thread to the role."""
         if self.thread is None:
             return self.children(role)
         last = role.first + role.count - 1
         return self.within(self.ranges.within(self.thread, role.first, last), role)
 
     def visit_For(self, loop: For) -> Stmt:
-        """Loop variables are inside their bounds."""
+        """Add the ranges of the loop variables."""
         return self.within(self.entered(loop), loop)
 
     def entered(self, loop: stmt.For) -> Ranges:
-        """What is known inside a loop."""
+        """Return the ranges inside a loop, and record multiples that its variables are."""
         ranges = self.ranges
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             ranges = ranges.loop(var, start, stop, loop.step)
@@ -53,7 +53,7 @@ class Known(Rewriter):
         return ranges
 
     def visit_If(self, node: If) -> Stmt:
-        """Each branch knows which one it is."""
+        """Visit each branch with its condition."""
         condition = self(node.condition)
         then = self.under(node.condition, node.then)
         otherwise = self.under(unary("not", node.condition), node.otherwise)
@@ -62,14 +62,14 @@ class Known(Rewriter):
         return If(condition, then, otherwise, span=node.span)
 
     def visit_Block(self, block: Block) -> Block:
-        """Names are known to the end of their block."""
+        """Add names to the ranges up to the end of their block."""
         outer = self.ranges
         new = []
         for one in block.stmts:
             new.append(self(one))
             if isinstance(one, Let):
                 value = one.value
-                if isinstance(value, Call) and value.name == "here":  # which is its operand
+                if isinstance(value, Call) and value.name == "here":  # `here(x)` has the value of x
                     value = value.args[0]
                 self.ranges = self.ranges.define(one.var, value)
                 if one.var.dtype.is_integer:
@@ -79,7 +79,7 @@ class Known(Rewriter):
         return block if unchanged else Block(tuple(new), span=block.span)
 
     def visit_Select(self, node: Select) -> Expr:
-        """Each value is computed only where it is chosen."""
+        """Visit each value with the condition under which it is chosen."""
         condition = self(node.condition)
         a = self.under(node.condition, node.a)
         b = self.under(unary("not", node.condition), node.b)
@@ -88,22 +88,22 @@ class Known(Rewriter):
         return Select(condition, a, b, span=node.span)
 
     def divides(self, by: int, expr: Expr) -> bool:
-        """Whether `by` certainly divides `expr`, whose names may stand for products."""
+        """Return whether `by` certainly divides `expr`, with the names in `expr` replaced by their values."""
         return divides(by, self.values(expr), self.ranges)
 
     def under(self, condition: Expr, node: N) -> N:
-        """`node` rewritten where `condition` holds."""
+        """Return `node` rewritten where `condition` holds."""
         outer, self.ranges = self.ranges, self.ranges.assume(condition)
         new = self(node)
         self.ranges = outer
         return new  # type: ignore[no-any-return]
 
     def within(self, ranges: Ranges, node: N) -> N:
-        """`node` with its children rewritten under `ranges`."""
+        """Return `node` with its children rewritten under `ranges`."""
         outer, self.ranges = self.ranges, ranges
         new = self.children(node)
         self.ranges = outer
         return new
 
 
-Known.handled = 0  # these methods only lead to what others seek
+Known.handled = 0  # these methods only carry facts, and seek no node of their own

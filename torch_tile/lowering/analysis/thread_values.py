@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer expressions of the thread and of loops with known bounds, computed by NumPy for all threads and turns."""
+"""Evaluate integer expressions of the thread and of bounded loops with NumPy, for all threads and iterations."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch_tile.ir.stmt import Block, Break, Continue, For, If, Kernel, Let, Stm
 
 
 def is_unsure(e: Expr) -> bool:
-    """Whether a value may differ between threads, by their index, memory or names of loaded values."""
+    """Return whether a value may differ between threads, by their index, memory or names of loaded values."""
     return contains(e, Load, Call) or any(var.role in ("thread", "let") for var in find(e, Var))
 
 
 class Numbers:
-    """Integer expressions of the thread and of some loop variables, computed for all of them at once.
+    """Evaluate integer expressions of the thread and of some loop variables for all their values at once.
 
-    Arrays of each have one axis of their own, so that what does not depend on a loop is computed once.
+    The thread and each loop have an axis of their own. A part that does not depend on a loop is thus computed once.
     """
 
     def __init__(self, values: Mapping[Var, Any], thread: Any):
         self.values, self.thread = values, thread
 
     def knows(self, e: Expr) -> bool:
-        """Whether `e` can be computed."""
+        """Return whether `e` can be computed."""
         if isinstance(e, Var):
             return e.role == "thread" or e in self.values
         known = isinstance(e, Const | Unary | Select) or (isinstance(e, Binary) and e.op in _operators())
@@ -36,11 +36,11 @@ class Numbers:
         return known and not e.dtype.is_float and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
 
     def touches(self, e: Expr) -> bool:
-        """Whether `e` depends on the thread or on a loop, or may do so through memory."""
+        """Return whether `e` depends on the thread or on a loop, or may do so through memory."""
         return not symbols(e).isdisjoint(self.values) or is_unsure(e)
 
     def __call__(self, e: Expr) -> Any:
-        """The values of `e`."""
+        """Return the values of `e`."""
         import numpy as np
 
         if isinstance(e, Var):
@@ -63,6 +63,7 @@ class Numbers:
 
 @cache
 def _operators() -> dict[str, Any]:
+    """Return the NumPy function of each binary operator."""
     import numpy as np
 
     return {
@@ -73,13 +74,13 @@ def _operators() -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Which names differ between the threads of a block, and so which branches and loops only some of them take.
+# Divergence: the names that differ between the threads of a block, and the branches and loops that only some take.
 
 
 class Divergence:
-    """The names and variables of a kernel whose value differs between threads: `mixed`.
+    """Find the names and variables of a kernel whose values differ between threads (`mixed`).
 
-    With `arrays`, also the arrays of threads in which such a value, or one at such a place, is stored.
+    With `arrays`, also find the arrays of threads in which such a value, or a value at such an index, is stored.
     """
 
     def __init__(self, kernel: Kernel, arrays: bool = False):
@@ -91,6 +92,7 @@ class Divergence:
             self._spread(kernel.body, False)
 
     def _spread(self, node: Node, divergent: bool) -> None:
+        """Add the names and buffers that become divergent in a statement; `divergent` if only some threads run it."""
         if isinstance(node, Let) and self.is_divergent(node.value):
             self.mixed.add(node.var)
         elif isinstance(node, Store) and node.buffer.scope in self.scopes:
@@ -105,16 +107,19 @@ class Divergence:
                 self._spread(child, divergent)
 
     def is_divergent(self, e: Expr) -> bool:
-        """Whether threads of the block may see different values; registers are read alike where they decide."""
+        """Return whether threads of the block may see different values.
+
+        Values read from registers count as equal unless their buffer is in `mixed`.
+        """
         return not self.mixed.isdisjoint(symbols(e))
 
     def parts(self, loop: For | While) -> bool:
-        """Whether threads may be in different iterations of a loop, or leave it at different times."""
+        """Return whether threads may be in different iterations of a loop, or leave it at different times."""
         bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
         return any(map(self.is_divergent, bounds)) or self._leaves(loop.body, False)
 
     def _leaves(self, one: Stmt, divergent: bool) -> bool:
-        """Whether only some threads may leave the iteration in `one`."""
+        """Return whether only some threads may leave the iteration in `one`."""
         if isinstance(one, Break | Continue):
             return divergent
         if isinstance(one, If):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that an author can mend and that needs the whole kernel, reported together."""
+"""Check the whole kernel for errors that the author can mend, and report them together."""
 
 from __future__ import annotations
 
@@ -67,22 +67,24 @@ def check_kernel(program: Program) -> Program:
 
 
 class _Check(Rewriter):
+    """Collect the errors of a program, with the ranges and conditions of each place."""
+
     def __init__(self) -> None:
         self.found: list[Diagnostic] = []
         self.ranges = Ranges()
         self.path = Path()
         self.runs = True
-        self.divergence: Divergence | None = None  # of a kernel that names its threads
+        self.divergence: Divergence | None = None  # facts of a kernel that names its threads
         self.thread: Var | None = None
-        self.in_nest = False  # inside T.Parallel
-        self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads take
+        self.in_nest = False  # whether the visitor is inside T.Parallel
+        self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads enter
 
     def __call__(self, node: Any) -> Any:
-        """Nothing is to be found in values that read no memory."""
+        """Skip values that read no memory: they can have no error."""
         return node if isinstance(node, Expr) and not contents(node) & Load.bit else super().__call__(node)
 
     def sizes(self, program: Program) -> None:
-        """Every size known only at run time is one of some tensor."""
+        """Report sizes known only at run time that no tensor has."""
         known = set(dimensions(program))
         for kernel in program.kernels:
             for var in find(kernel, Var):
@@ -91,6 +93,7 @@ class _Check(Rewriter):
                     self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Check a kernel with the ranges of its block indices and of its thread."""
         self.ranges, self.path = Ranges().kernel(kernel), Path().kernel(kernel)
         self.thread = kernel.thread
         self.divergence = None
@@ -100,6 +103,7 @@ class _Check(Rewriter):
         return self.children(kernel)
 
     def visit_Role(self, role: stmt.Role) -> Stmt:
+        """Check a role with its own range of the thread."""
         outer = self.ranges, self.path
         if self.thread is not None:
             first, last = role.first, role.first + role.count - 1
@@ -110,6 +114,7 @@ class _Check(Rewriter):
         return role
 
     def visit_For(self, loop: For) -> Stmt:
+        """Check a loop, and its body with the ranges of its variables."""
         outer = self.ranges
         runs = not any(outer.prove(a >= b) for a, b in zip(loop.starts, loop.stops, strict=True))
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
@@ -131,25 +136,25 @@ class _Check(Rewriter):
         return loop
 
     def _parts(self, value: Expr) -> bool:
-        """Whether threads may see different values."""
+        """Return whether threads may see different values."""
         return self.divergence is not None and self.divergence.is_divergent(value)
 
     def _tells_apart(self, condition: Expr) -> bool:
-        """Whether some part of a condition may hold for some threads only."""
+        """Return whether some part of a condition may hold for some threads only."""
         if isinstance(condition, Binary) and condition.op in ("and", "or"):
             return self._tells_apart(condition.a) or self._tells_apart(condition.b)
         known = self.ranges
         return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
 
     def _by_all(self, one: Stmt, what: str) -> None:
-        """What all threads do together stands where all of them come by."""
+        """Report an operation of all threads that only some threads reach."""
         if self.parted is not None and self.runs:
             self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
 
     def _within(self, ranges: Ranges, path: Path, body: Node, runs: bool, parted: Expr | None = None) -> None:
-        """Check a body or a value, `parted` if only some threads run it.
+        """Check a body or a value; `parted` is the condition if only some threads run it.
 
-        In one that never runs, everything can be proved about indices and nothing is outside.
+        In a body that never runs, all claims about indices can be proved, and no index is outside.
         """
         outer = self.ranges, self.path, self.runs, self.parted
         self.ranges, self.path, self.runs = ranges, path, self.runs and runs
@@ -158,6 +163,7 @@ class _Check(Rewriter):
         self.ranges, self.path, self.runs, self.parted = outer
 
     def visit_Block(self, block: Block) -> Block:
+        """Check a block, with each name known to the statements behind it."""
         outer = self.ranges, self.path
         for one in block.stmts:
             self(one)
@@ -176,7 +182,7 @@ class _Check(Rewriter):
         return node
 
     def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
-        """Check a branch or a value that is there only where a condition holds, or only where it does not."""
+        """Check a branch or a value that runs only where a condition holds, or only where it does not."""
         known, wanted = self.ranges, condition if holds else unary("not", condition)
         path = self.path if known.prove(wanted) else self.path.under(condition, holds)
         self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
@@ -188,6 +194,7 @@ class _Check(Rewriter):
         return node
 
     def visit_Binary(self, node: Binary) -> Expr:
+        """Check both operands, the second one of `and` and `or` under the first."""
         self(node.a)
         if node.op in LOGICAL:
             self._under(node.a, node.op == "and", node.b)
@@ -196,6 +203,7 @@ class _Check(Rewriter):
         return node
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
+        """Check that a tile has a constant, positive shape."""
         buffer = node.buffer
         for size in buffer.shape:
             if not isinstance(size, Const):
@@ -207,13 +215,14 @@ class _Check(Rewriter):
         return node
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        """Check the operands of a tile op, and that all threads reach it."""
         found = op.check()
         self.found += found
         if not found:
             reads, writes = op.accesses()
             for region in (*reads, *writes):
                 self._region(region, op)
-            by_one = isinstance(op, TmaCopy)  # of its threads, whichever come by
+            by_one = isinstance(op, TmaCopy)  # one of the threads that reach it
             if not by_one and not is_of_each((*reads, *writes)):
                 self._by_all(op, f"T.{op.op_name}")
             self.children(op)
@@ -228,6 +237,7 @@ class _Check(Rewriter):
         return self.children(node)
 
     def visit_Store(self, store: Store) -> Stmt:
+        """Check the place of a store, and that every thread stores to a fragment."""
         self._element(store.buffer, store.indices, store)
         if store.buffer.scope == "fragment" and not self.in_nest and self.runs:
             index = next(filter(self._parts, store.indices), None)
@@ -241,6 +251,7 @@ class _Check(Rewriter):
         return self.children(store)
 
     def _region(self, region: Region, op: Stmt) -> None:
+        """Check that a region is affine and, in a tile, within the bounds."""
         for dim, r in enumerate(region.ranges):
             if not _is_affine(r.start):
                 text = repr(r.start)
@@ -257,7 +268,7 @@ class _Check(Rewriter):
                     self._inside(buffer, dim, (index,), index < size, node)
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
-        """Check an index, or the first and the end of several in a row, which shall fit into a dimension of a tile."""
+        """Report an index, or the first and the end of several in a row, that does not fit a tile's dimension."""
         known, low = self.ranges, index[0] >= 0
         if not self.runs or (known.prove(low) and known.prove(fits)):
             return
@@ -281,7 +292,7 @@ class _Check(Rewriter):
                 return
 
     def _independent(self, loop: stmt.For) -> None:
-        """Iterations that may run at once hold no operation of the whole block, and do not decide about each other."""
+        """Report operations of the whole block, and `break`, in iterations that may run at once."""
         parallel = f"T.{loop.kind.value}"
         for node in find(loop.body, RegisteredOp, Do):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
@@ -299,12 +310,12 @@ class _Check(Rewriter):
 
 
 def _is_whole(r: Range, size: Expr) -> bool:
-    """Whether a range is written as all of a dimension."""
+    """Return whether a range is written as all of a dimension."""
     return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
 
 
 def _own_statements(body: Block) -> Iterator[Stmt]:
-    """The statements of a loop body without those of further loops in it."""
+    """Yield the statements of a loop body without those of inner loops."""
     for one in body.stmts:
         yield one
         if isinstance(one, Block):
@@ -314,7 +325,7 @@ def _own_statements(body: Block) -> Iterator[Stmt]:
 
 
 def _is_affine(expr: Expr) -> bool:
-    """Sums and products; a product needs a factor that no loop changes; a loaded value counts as one unknown."""
+    """Return whether no product has two factors that loops change; a loaded value counts as one unknown."""
     return not any(n.op == "*" and _moves(n.a) and _moves(n.b) for n in find(expr, Binary))
 
 
@@ -322,11 +333,11 @@ def _moves(expr: Expr) -> bool:
     return any(n.role == "loop" for n in find(expr, Var))
 
 
-# What no GPU runs: blocks of too many threads, grids of too many blocks, and tiles of single threads.
+# Limits of GPUs: threads of a block, blocks of a grid, and tiles, which no single thread can have.
 
 
 def check_limits(program: Program, build: Build) -> Program:
-    """Return the program unchanged, or raise one TileError with every finding. Launches check what is known there."""
+    """Return the program unchanged, or raise one TileError with every finding. Launches check run-time sizes."""
     found = [each for kernel in program.kernels for each in _findings(kernel, build)]
     if found:
         raise TileError(*found)
@@ -338,7 +349,10 @@ def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
-    """A tile is one for the whole block, while iterations of T.Parallel are shared out among its threads."""
+    """Report tiles allocated inside T.Parallel.
+
+    A tile belongs to the whole block, while iterations of T.Parallel are divided among its threads.
+    """
     found = {}
     for loop in (n for n in find(kernel.body, For) if n.kind is LoopKind.PARALLEL):
         for node in (n for n in find(loop.body, Alloc) if n.buffer.scope in ("fragment", "shared")):
@@ -349,6 +363,7 @@ def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """Report a block of more threads than a GPU runs."""
     count = math.prod(kernel.threads)
     if count <= MOST_THREADS:
         return []
@@ -357,6 +372,7 @@ def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _grid(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """Report a grid of more blocks than a GPU runs."""
     sizes = [int(n.value) if isinstance(n, Const) else 1 for n in kernel.grid]
     all_of_x, most = GRID_LIMITS[:2]
     if any(n > most for n in sizes[1:]) and kernel.cluster == (1, 1, 1):  # then all blocks lie in x
@@ -382,12 +398,13 @@ def _refusal(kernel: Kernel, what: str, fix: str, build: Build) -> Diagnostic:
 
 
 def check_views(program: Program) -> list[Diagnostic]:
-    """What is wrong in kernels that use a tensor and a view of it, or two views."""
+    """Report kernels that write a tensor and use it by two names, as by a view."""
     return [d for kernel in program.kernels for d in _check(kernel)] if program.views else []
 
 
 def _check(kernel: Kernel) -> list[Diagnostic]:
-    names: dict[Buffer, dict[Buffer, None]] = {}  # of the memory of each buffer
+    """Report the buffers of one kernel that are written by one name and used by another."""
+    names: dict[Buffer, dict[Buffer, None]] = {}  # names by the memory of their buffer
     for node in find(kernel.body, Load, Store, Region, Address):
         names.setdefault(_memory(node.buffer), {})[node.buffer] = None
     found: dict[Buffer, Diagnostic] = {}
@@ -407,6 +424,7 @@ def _memory(buffer: Buffer) -> Buffer:
 
 
 def _writes(node: Node) -> list[Buffer]:
+    """Return the buffers that a node writes."""
     if isinstance(node, Store):
         return [node.buffer]
     if isinstance(node, RegisteredOp):

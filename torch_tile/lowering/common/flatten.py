@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every access gets one linear index into its buffer (stage FLAT), swizzles of shared memory included."""
+"""Give every access one linear index into its buffer (stage FLAT), swizzles of shared memory included."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ def flatten(program: Program) -> Program:
 
 
 class _Flatten(Rewriter):
+    """Replace buffers and the indices of their accesses."""
+
     def __init__(self) -> None:
         self.flat: dict[Buffer, Buffer] = {}
         self.on_threads = False
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
-        """Layouts are for the threads of GPUs; a CPU's tiles are row-major whatever the author asks."""
+        """Use layouts on GPUs only; a CPU's tiles are row-major, whatever layout the author asks for."""
         self.on_threads = kernel.thread is not None
         return self.children(kernel)
 
     def visit_Program(self, program: Program) -> Program:
+        """Flatten the kernels, and then the program's parameters, workspaces and outputs."""
         new = self.children(program)
         params = tuple(self.one(p) if isinstance(p, Buffer) else p for p in program.params)
         workspaces, outputs = tuple(map(self.one, program.workspaces)), tuple(map(self.one, program.outputs))
@@ -45,7 +48,10 @@ class _Flatten(Rewriter):
         return replace(new, params=params, workspaces=workspaces, outputs=outputs, views=())
 
     def one(self, buffer: Buffer) -> Buffer:
-        """The one-dimensional form of a buffer; that of a view is its base's, as both are contiguous."""
+        """Return the one-dimensional form of a buffer.
+
+        A view has the form of its base, as both are contiguous.
+        """
         if buffer.base is not None:
             return self.one(buffer.base)
         if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None and buffer.layout is None):
@@ -73,12 +79,12 @@ class _Flatten(Rewriter):
         return self.access(node)
 
     def visit_TensorMap(self, node: TensorMap) -> TensorMap:
-        """Keeps the sizes and strides that the one-dimensional form no longer shows."""
+        """Keep the sizes and strides, which the one-dimensional form no longer shows."""
         new, flat = self.children(node), self.one(node.buffer)
         return new if flat is node.buffer else replace(new, buffer=flat)
 
     def access(self, node: A) -> A:
-        """An access of the one-dimensional form."""
+        """Rewrite an access into one of the one-dimensional form."""
         new, flat = self.children(node), self.one(node.buffer)
         if flat is node.buffer:
             return new
@@ -87,14 +93,14 @@ class _Flatten(Rewriter):
 
 
 def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-    """Where the element lies, in elements from the first: by the buffer's layout, else by its strides."""
+    """Return the offset of an element in elements: by the buffer's layout, else by its strides."""
     if buffer.layout is not None:
         return buffer.layout.offset("m", indices)
     return linear(indices, strides_of(buffer))
 
 
 def linear(indices: Sequence[Expr], strides: Sequence[Expr]) -> Expr:
-    """Where the element lies, in elements from the first."""
+    """Return the offset of an element in elements, by its strides."""
     total: Expr = const(0, dt.int32)
     for index, stride in rejoined(indices, strides):
         total = binary("+", total, binary("*", index, stride))
@@ -102,7 +108,7 @@ def linear(indices: Sequence[Expr], strides: Sequence[Expr]) -> Expr:
 
 
 def rejoined(indices: Sequence[Expr], strides: Sequence[Expr]) -> list[tuple[Expr, Expr]]:
-    """Indices with their strides, where `x // n` and `x % n` of dimensions that lie one in the other are `x` again."""
+    """Merge the indices `x // n` and `x % n` of nested dimensions into `x`; return all indices with their strides."""
     found: list[tuple[Expr, Expr]] = []
     for index, stride in zip(indices, strides, strict=True):
         if found and (whole := _rejoined(*found[-1], index, stride)) is not None:
@@ -113,7 +119,7 @@ def rejoined(indices: Sequence[Expr], strides: Sequence[Expr]) -> list[tuple[Exp
 
 
 def _rejoined(high: Expr, outer: Expr, low: Expr, inner: Expr) -> Expr | None:
-    """`x` if `high * outer + low * inner` is `x * inner`."""
+    """Return `x` if `high * outer + low * inner` is `x * inner`; else None."""
     if not (isinstance(high, Binary) and isinstance(low, Binary) and (high.op, low.op) == ("//", "%")):
         return None
     if not equal(high.a, low.a) or not equal(high.b, low.b):
@@ -124,6 +130,6 @@ def _rejoined(high: Expr, outer: Expr, low: Expr, inner: Expr) -> Expr | None:
 
 
 def product(sizes: Sequence[Expr]) -> Expr:
-    """All sizes multiplied."""
+    """Multiply all sizes."""
     one: Expr = const(1, dt.int32)
     return reduce(lambda a, b: binary("*", a, b), sizes, one)

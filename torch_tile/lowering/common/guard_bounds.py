@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Global memory is touched only inside its bounds: reads outside give 0, writes outside are dropped.
+"""Guard accesses to global memory that may be outside its bounds: reads outside give 0, writes outside are dropped.
 
-A guard is added only where the bounds cannot be proved from the ranges of the loop variables and the conditions around
-the access. A wide copy has one guard where it lies inside or outside as a whole, else it falls back to its elements.
+The pass adds a guard only where ranges of loop variables and conditions around the access do not prove the bounds. A
+wide copy has one guard if it is inside or outside as a whole. Otherwise it falls back to its elements.
 """
 
 from __future__ import annotations
@@ -36,29 +36,31 @@ NOTHING = Block(())
 
 
 def guard_bounds(program: Program) -> Program:
-    """Guard every access of a global buffer that may lie outside it."""
+    """Guard every access to a global buffer that may be outside its bounds."""
     outside = {b for b in find(program, Buffer) if b.scope == "global"}
     return _Guard(outside)(program)  # type: ignore[no-any-return]
 
 
 class _Guard(Known):
+    """Add guards to a program, with the ranges of each place."""
+
     def __init__(self, outside: set[Buffer]):
         super().__init__()
         self.outside = outside  # the buffers (by identity) in global memory
 
     def __call__(self, node: Any) -> Any:
-        """The same object where no such buffer is touched."""
+        """Skip nodes that touch no global buffer."""
         return node if self.outside.isdisjoint(symbols(node)) else super().__call__(node)
 
     def visit_Load(self, load: Load) -> Expr:
         return self.read(self.children(load), self.missing(load.buffer, load.indices))
 
     def visit_Call(self, call: Call) -> Expr:
-        """A call that gives a value, as an atomic does."""
+        """Guard a call that gives a value, as an atomic does."""
         return self.read(self.children(call), self.missing_in(call))
 
     def read(self, value: Expr, outside: Sequence[Expr]) -> Expr:
-        """A value of memory, 0 where a condition fails."""
+        """Return a value of memory, or 0 where a condition fails."""
         return Select(conjunction(outside), value, const(0, value.dtype), span=value.span) if outside else value
 
     def visit_Store(self, store: Store) -> Stmt:
@@ -66,8 +68,9 @@ class _Guard(Known):
         return self.only_if(self.missing(store.buffer, store.indices), new)
 
     def visit_Do(self, node: Do) -> Stmt:
+        """Guard a call by its kind: a wide copy, an asynchronous copy, or another call."""
         call = node.call
-        inner = self.children(call)  # an address may be computed from memory, which has guards of its own
+        inner = self.children(call)  # an address may need loads, which have guards of their own
         node = node if inner is call else replace(node, call=inner)
         if isinstance(inner, Call) and inner.name == "vector_copy":
             return self.vector_copy(node, inner)
@@ -76,11 +79,14 @@ class _Guard(Known):
         return self.only_if(self.missing_in(call), node)
 
     def only_if(self, conditions: Sequence[Expr], one: Stmt) -> Stmt:
-        """A statement that runs where all conditions hold."""
+        """Run a statement only where all conditions hold."""
         return If(conjunction(conditions), Block((one,)), NOTHING, span=one.span) if conditions else one
 
     def vector_copy(self, node: stmt.Do, call: expr.Call) -> Stmt:
-        """Whole where the vector lies inside; else zeros or nothing, or element by element."""
+        """Guard a wide copy: it runs if it is inside as a whole.
+
+        Otherwise a read gives zeros and a write does nothing, or the copy runs element by element.
+        """
         place = _global(call)
         if place is None:
             return node
@@ -95,7 +101,7 @@ class _Guard(Known):
         return If(conjunction(whole), Block((node,)), Block((rest,)), span=node.span)
 
     def cp_async(self, node: stmt.Do, call: expr.Call) -> Stmt:
-        """Bytes outside are not valid."""
+        """Guard an asynchronous copy by its number of valid bytes: bytes outside are not valid."""
         dst, src, valid = call.args
         place = _global(call)
         if place is None or not isinstance(dst, Address) or not isinstance(src, Address):
@@ -113,7 +119,7 @@ class _Guard(Known):
         return replace(cp_async(dst, src, valid, size), span=node.span)
 
     def vector(self, place: Address, count: int) -> tuple[list[Expr], bool]:
-        """Unproved conditions under which `count` elements are inside, and whether a part of them may be."""
+        """Return the unproved conditions for `count` elements to be inside, and whether only some may be."""
         buffer, last = place.buffer, place.indices[-1]
         if self.divides(count, last) and self.divides(count, buffer.shape[-1]):
             return self.missing(buffer, place.indices), False
@@ -125,18 +131,18 @@ class _Guard(Known):
         return [*self.missing(buffer, place.indices, upper=False), past], True
 
     def scattered(self, call: expr.Call, count: int) -> Stmt:
-        """A wide copy element by element, each with its guard."""
+        """Copy element by element, each with its own guard."""
         step = Var("element", dt.int32, "loop")
         dst, src = (_at(a, step) for a in call.args)
         body = Store(dst.buffer, dst.indices, Load(src.buffer, src.indices))
         return self(_each(step, count, body, call))  # type: ignore[no-any-return]
 
     def missing_in(self, call: Expr) -> list[Expr]:
-        """Conditions that keep the operands of a call inside global buffers and cannot be proved."""
+        """Return the unproved conditions that keep a call's operands inside global buffers."""
         return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
 
     def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
-        """Conditions that keep the access inside a global buffer and cannot be proved.
+        """Return the unproved conditions that keep an access inside a global buffer.
 
         Without `upper` the last index may be too large.
         """
@@ -151,7 +157,7 @@ class _Guard(Known):
 
 
 def _global(call: Call) -> Address | None:
-    """The operand in global memory."""
+    """Return the operand in global memory; None if there is none."""
     return next((a for a in call.args if isinstance(a, Address) and a.buffer.scope == "global"), None)
 
 
@@ -161,7 +167,7 @@ def _at(address: Expr, step: Var) -> Address:
 
 
 def _cleared(call: Call, count: int) -> Stmt:
-    """Zeros in the local array that a wide read would fill."""
+    """Fill the local array that a wide read would fill with zeros."""
     step = Var("element", dt.int32, "loop")
     dst = _at(call.args[0], step)
     return _each(step, count, Store(dst.buffer, dst.indices, const(0, dst.buffer.dtype)), call)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies inside one buffer whose two sides may overlap go by way of a fragment: every element is read before any write.
+"""Stage copies whose two sides may overlap in a fragment, so that every element is read before any write.
 
 Afterwards the order in which a copy moves its elements does not matter.
 """
@@ -16,13 +16,15 @@ from torch_tile.tileop.copy.op import Copy
 
 
 def part_overlaps(program: Program) -> Program:
-    """Stage the copies that may overwrite what they read. Each other copy stays the same object."""
+    """Stage the copies that may overwrite their source. Each other copy stays the same object."""
     return _Part()(program)  # type: ignore[no-any-return]
 
 
 class _Part(Rewriter):
+    """Split each overlapping copy into two."""
+
     def visit_Copy(self, op: Copy) -> Stmt:
-        """The source's elements in registers, then their way to the destination."""
+        """Copy the source into a fragment, and the fragment into the destination."""
         same = op.src.buffer is op.dst.buffer and equal(op.src.ranges, op.dst.ranges)
         if same or not may_overlap(op.src, op.dst):
             return op
@@ -35,7 +37,7 @@ class _Part(Rewriter):
 
 
 def stage_of(source: Region, op: str) -> Buffer:
-    """A fragment for a tile of constant size that may overlap where it is written to; an author error for others."""
+    """Make the fragment that stages `source`. Raises TileError if the size is not constant."""
     stage = Buffer(f"{source.buffer.name}_before", source.extents, source.buffer.dtype, "fragment")
     if stage.static_shape is None:
         why, fix = "may overlap the source, whose size is not constant", "go by way of another tensor"

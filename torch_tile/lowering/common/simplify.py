@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constant branches, empty loops and arithmetic that the ranges of the loop variables decide are worked out."""
+"""Fold constant branches, empty loops and arithmetic that the ranges of loop variables decide."""
 
 from __future__ import annotations
 

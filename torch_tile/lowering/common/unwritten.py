@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find reads of tiles that nothing can have written before, and results of T.empty that nobody gets.
+"""Find reads of tiles that no statement can have written before, and results of T.empty that are never used.
 
-Certain faults only: a write of any part of a tile, on any path, counts for the whole tile. The simulator finds the
-reads that depend on a path or on an element.
+The check reports certain faults only: a write of any part of a tile, on any path, counts for the whole tile. The
+simulator finds reads that depend on a path or on an element.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCOPES = ("fragment", "shared", "local")
 
 
 def unwritten_reads(program: Program) -> list[Diagnostic]:
-    """A diagnostic for the first read of each tile that finds nothing written, and for each lost result."""
+    """Return a diagnostic for the first read of each unwritten tile, and for each lost result."""
     found = _lost_results(program)
     for kernel in program.kernels:
         order = _Order(kernel)
@@ -32,9 +32,9 @@ def unwritten_reads(program: Program) -> list[Diagnostic]:
 
 
 class _Order(Rewriter):
-    """Goes through a kernel in the order of its statements, a loop's body once.
+    """Visit a kernel in the order of its statements, a loop's body once.
 
-    What depends on a condition is a fault only where no statement of the kernel writes the tile at all.
+    A read under a condition is a fault only if no statement of the kernel writes the tile at all.
     """
 
     def __init__(self, kernel: Kernel):
@@ -49,6 +49,7 @@ class _Order(Rewriter):
         return node
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        """Check the reads of a tile op, then count its writes."""
         reads, writes = op.accesses()
         self.children(op)
         for region in reads:
@@ -67,7 +68,7 @@ class _Order(Rewriter):
         return self.children(load)
 
     def visit_Address(self, node: Address) -> Any:
-        """The call may write there."""
+        """Count the tile as written: the call may write there."""
         self.waiting.discard(node.buffer)
         return self.children(node)
 
@@ -87,7 +88,7 @@ class _Order(Rewriter):
         return node
 
     def visit_Role(self, node: Role) -> Stmt:
-        """Roles run at the same time, whatever their order is."""
+        """Visit a role as conditional: roles run at the same time, whatever their order."""
         self._perhaps(node.body)
         return node
 
@@ -97,6 +98,7 @@ class _Order(Rewriter):
         return node
 
     def visit_Binary(self, node: Binary) -> Any:
+        """Visit both operands, the second one of `and` and `or` as conditional."""
         self(node.a)
         if node.op in LOGICAL:
             self._perhaps(node.b)
@@ -105,13 +107,14 @@ class _Order(Rewriter):
         return node
 
     def _perhaps(self, *nodes: Any) -> None:
-        """Go through what may not run."""
+        """Visit nodes that may not run."""
         self.conditional += 1
         for node in nodes:
             self(node)
         self.conditional -= 1
 
     def _read(self, buffer: Buffer, node: Node) -> None:
+        """Report a read of a tile that has no write before it."""
         if buffer not in self.waiting or (self.conditional and buffer in self.ever):
             return
         self.waiting.discard(buffer)
@@ -122,7 +125,7 @@ class _Order(Rewriter):
 
 
 def _written_somewhere(kernel: Kernel) -> IdSet[Buffer]:
-    """Tiles that a statement writes without reading them."""
+    """Return the tiles that some statement writes without reading them."""
     found: IdSet[Buffer] = IdSet()
     for node in find(kernel.body, RegisteredOp, Store, Address):
         if isinstance(node, RegisteredOp):
@@ -135,7 +138,7 @@ def _written_somewhere(kernel: Kernel) -> IdSet[Buffer]:
 
 
 def _lost_results(program: Program) -> list[Diagnostic]:
-    """Tensors of T.empty that are written, and neither returned nor read."""
+    """Report tensors of T.empty that are written, but neither returned nor read."""
     lost = IdMap((b, b.span) for b in program.workspaces if b.origin == "empty")
     for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Load, Address, Print)):
         if isinstance(node, RegisteredOp):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each tile op becomes the plain IR that its own `lower_cpu` gives."""
+"""Replace each tile op by the plain IR that its own `lower_cpu` gives."""
 
 from __future__ import annotations
 
@@ -44,29 +44,31 @@ def lower_tile_ops(program: Program) -> Program:
 
 
 class _Lower(Rewriter):
+    """Replace tile ops, and refuse operations that only GPUs have."""
+
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
-        """What names the running thread is for GPUs: a CPU runs a block as one."""
+        """Refuse a kernel that names its thread: a CPU runs a block as one thread."""
         if kernel.thread is not None:
             fix = "write T.Parallel, or choose a CUDA target"
             raise error("unsupported_on_target", kernel.span, what="T.get_thread_binding", target="cpu", fix=fix)
         return self.children(kernel)
 
     def visit_Role(self, role: Role) -> Role:
-        """A block without threads has none to give roles to."""
+        """Refuse roles: a block on a CPU has no threads to give them to."""
         fix = "choose a CUDA target, or let all threads do the same"
         raise error(
             "unsupported_on_target", role.span, what="T.ws" if role.by_hand else "T.role", target="cpu", fix=fix
         )
 
     def visit_Call(self, call: Call) -> Expr:
-        """Blocks run one after another."""
+        """Refuse access to another block's memory: blocks run one after another."""
         if call.name == "at_rank":
             fix = "choose a CUDA target from sm_90 on"
             raise error("unsupported_on_target", call.span, what="T.at_rank", target="cpu", fix=fix)
         return self.children(call)
 
     def visit_Do(self, node: Do) -> Stmt:
-        """Barriers and waits: what comes before them is done already."""
+        """Drop barriers and waits, as earlier statements are already done; refuse other calls of GPUs."""
         if not isinstance(node.call, Call):
             return node
         if lookup(node.call.name).idle:
@@ -80,7 +82,7 @@ class _Lower(Rewriter):
         return place_at(op, op.lower_cpu())
 
     def visit_Print(self, node: Print) -> Stmt:
-        """A printed region is printed element by element."""
+        """Print a region element by element."""
         region = node.value
         if not isinstance(region, Region):
             return node
@@ -94,19 +96,22 @@ class _Lower(Rewriter):
         return place_at(node, nest(squeezed(region), ()))
 
 
-# T.Parallel nests become single loops, each with the order that it needs.
+# Splitting of T.Parallel nests into single loops, each with the order that it needs.
 #
-# A loop whose iterations are independent may be a vector loop; one that carries a value (it accumulates into a place
-# that does not move with the loop variable, or reads what another iteration writes) runs in order.
+# A loop whose iterations are independent may be a vector loop. A loop that carries a value runs in order: it
+# accumulates into a place that does not move with the loop variable, or reads what another iteration writes.
 
 
 def split_parallel(program: Program) -> Program:
-    """Replace PARALLEL loops by SERIAL and VECTOR ones of one variable; only innermost loops become VECTOR."""
+    """Replace PARALLEL loops by SERIAL and VECTOR loops of one variable; only innermost ones become VECTOR."""
     return _Split()(program)  # type: ignore[no-any-return]
 
 
 class _Split(Rewriter):
+    """Split the parallel loops of a program."""
+
     def visit_For(self, loop: For) -> Stmt:
+        """Split a parallel loop into nested loops, from the innermost on."""
         if loop.kind not in (LoopKind.PARALLEL, LoopKind.VECTOR):
             return self.children(loop)
         carried = carried_vars(loop)
@@ -125,26 +130,29 @@ class _Split(Rewriter):
 
 
 def is_straight(body: Block) -> bool:
-    """Whether a loop body has no inner loop and nothing that a vector loop cannot hold."""
+    """Return whether a loop body has no inner loop and nothing that a vector loop cannot hold."""
     updates = any(call.name == "atomic" for call in find(body, Call))
     return not updates and not contains(body, For, While, Break, Continue, Do, Print, Assert)
 
 
-# Right operands that T.gemm packs anyway are packed from where they lie, not from a tile that they were copied to.
+# Right operands that T.gemm packs anyway are packed from global memory, not from a tile that stages them.
 #
-# Where a tile is only copied from global memory and multiplied by, the CPU's product reads the source instead, if the
-# block's part of it lies within its bounds; else the tile is filled as before, zeros beyond the bounds included.
+# If a tile is only copied from global memory and multiplied by, the CPU's product reads the source instead. That needs
+# the block's part of the source to be within its bounds. Otherwise the copy fills the tile, with zeros beyond them.
 
 NOTHING = Block(())
 
 
 def elide_staging(program: Program) -> Program:
-    """Let products read right operands from global memory where that gives the same."""
+    """Let products read right operands from global memory if the results are the same."""
     return _InPlace()(program)  # type: ignore[no-any-return]
 
 
 class _InPlace(Rewriter):
+    """Find staged right operands, and read them from their source."""
+
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Count the reads and writes of each buffer, then rewrite the kernel."""
         ops = list(find(kernel.body, RegisteredOp))
         accesses = [op.accesses() for op in ops]
         self.reads = Counter(r.buffer for reads, _ in accesses for r in reads)
@@ -155,6 +163,7 @@ class _InPlace(Rewriter):
         return self.children(kernel)
 
     def visit_Block(self, block: Block) -> Block:
+        """Replace the copies of a block that stage a right operand."""
         new = self.children(block)
         stmts = list(new.stmts)
         for at, one in enumerate(new.stmts):
@@ -165,7 +174,7 @@ class _InPlace(Rewriter):
         return new if all(a is b for a, b in zip(stmts, new.stmts, strict=True)) else replace(new, stmts=tuple(stmts))
 
     def may_stay(self, copy: Copy) -> bool:
-        """Whether a copy fills a tile that has no other source and one reader, from memory that stays as it is."""
+        """Return whether a copy is the only source of a tile with one reader, from memory that does not change."""
         source, tile = copy.src.buffer, copy.dst.buffer
         if source.scope != "global" or tile.scope == "global" or source.dtype != tile.dtype:
             return False
@@ -185,13 +194,13 @@ def _is_whole(region: Region) -> bool:
 
 
 def _is_matrix(source: Region, tile: Region) -> bool:
-    """Whether a source has the tile's two dimensions as its last ones."""
+    """Return whether the last two dimensions of a source are the tile's dimensions."""
     matrix = len(tile.ranges) == 2 and len(source.ranges) >= 2 and all(map(is_one, source.extents[:-2]))
     return matrix and all(map(equal, source.extents[-2:], tile.extents))
 
 
 def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
-    """The product with a tile as its right operand, if nothing before it may write to global memory."""
+    """Return the product with a tile as its right operand, if no statement before it may write global memory."""
     for one in following:
         if isinstance(one, Gemm) and one.B.buffer is tile:
             packed = one.transpose_B or tile.dtype.bits < 32
@@ -202,7 +211,7 @@ def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
 
 
 def _read_source(stmts: list[Stmt], at: int, product_at: int, copy: Copy, product: Gemm) -> None:
-    """Put the product's two forms, and the copy for one of them, into the list."""
+    """Insert the product's two forms, and the copy for one of them, into the list."""
     inside = conjunction(_bounds(copy.src))
     direct = replace(product, B=copy.src)
     stmts[at] = If(unary("not", inside), Block((copy,)), NOTHING, span=copy.span)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise loops with a guard `a * i + r < n` are split where the guard turns false, so the main part has none.
+"""Split elementwise loops with a guard `a * i + r < n` where it turns false, so that the main part has none.
 
-What remains is plain code that vectorises: a loop up to the limit with the guard known true, and one from there with
-it known false.
+Both parts are plain code that vectorises: a loop up to the limit with the guard known true, and a loop from there with
+the guard known false.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from torch_tile.ir.stmt import (
     While,
 )
 
-CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
-LARGEST_BODY = 120  # nodes
+CONDITIONS_PER_LOOP = 2  # most guards of a loop to split at; each doubles its code
+LARGEST_BODY = 120  # most nodes in the body of a loop to split
 
 
 def peel_tails(program: Program) -> Program:
@@ -51,10 +51,13 @@ def peel_tails(program: Program) -> Program:
 
 
 class _Peel(Rewriter):
+    """Split the elementwise loops of a program."""
+
     def visit_For(self, loop: For) -> Stmt:
         return self._peel(loop, CONDITIONS_PER_LOOP)
 
     def _peel(self, loop: stmt.For, budget: int) -> Stmt:
+        """Split a loop at its first guard, and its parts again while `budget` is left."""
         found = next(_guards(loop), None) if budget and _is_elementwise(loop) else None
         if found is None:
             return self.children(loop)
@@ -67,19 +70,19 @@ class _Peel(Rewriter):
 
 
 def _is_idle(one: Stmt) -> bool:
-    """Whether a statement is a loop that only names values."""
+    """Return whether a statement is a loop that only names values."""
     return isinstance(one, For) and all(isinstance(s, Let) or _is_idle(s) for s in one.body.stmts)
 
 
 def _with_body(loop: For, start: Expr, stop: Expr, body: Block) -> For:
-    """A part of the loop, with its own variable and its own local names."""
+    """Build a part of the loop, with its own variable and its own local names."""
     var = Var(loop.vars[0].name, loop.vars[0].type, "loop")
     fresh = _Rename({loop.vars[0]: var})
     return For(loop.kind, (var,), (start,), (stop,), fresh(body), span=loop.span)
 
 
 class _Rename(Rewriter):
-    """Copies a body with fresh symbols, so that every symbol is bound once in the program."""
+    """Copy a body with fresh symbols, so that every symbol is bound once in the program."""
 
     def __init__(self, names: dict[Var, Var]):
         self.names = names
@@ -88,6 +91,7 @@ class _Rename(Rewriter):
         return self.names.get(var, var)
 
     def visit_For(self, loop: For) -> For:
+        """Copy a loop with new variables."""
         fresh = tuple(Var(v.name, v.type, v.role) for v in loop.vars)
         self.names |= zip(loop.vars, fresh, strict=True)
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
@@ -103,7 +107,7 @@ class _Rename(Rewriter):
 
 
 class _Decide(Rewriter):
-    """Replaces a condition by its known truth and drops what that makes dead."""
+    """Replace a condition by its known truth, and drop code that then never runs."""
 
     def __init__(self, guard: Expr, truth: bool):
         self.guard, self.truth = guard, truth
@@ -120,6 +124,7 @@ class _Decide(Rewriter):
         return node if unchanged else select(condition, a, b)
 
     def visit_If(self, node: If) -> Stmt:
+        """Keep the branch that a decided condition takes."""
         condition = self(node.condition)
         if isinstance(condition, Const):
             return self(node.then if condition.value else node.otherwise)  # type: ignore[no-any-return]
@@ -129,6 +134,7 @@ class _Decide(Rewriter):
         return If(condition, then, otherwise, span=node.span)
 
     def visit_Block(self, block: Block) -> Block:
+        """Rewrite a block, with inner blocks merged into it and idle loops dropped."""
         new = [self(s) for s in block.stmts]
         if all(a is b for a, b in zip(new, block.stmts, strict=True)):
             return block
@@ -140,7 +146,7 @@ class _Decide(Rewriter):
 
 
 def _is_elementwise(loop: For) -> bool:
-    """A small loop of stores, alone or with further such loops inside."""
+    """Return whether a loop is small and has only stores, alone or in further such loops."""
     if loop.kind not in (LoopKind.VECTOR, LoopKind.SERIAL) or len(loop.vars) != 1 or loop.step != 1:
         return False
     for size, node in enumerate(walk(loop.body)):
@@ -150,7 +156,7 @@ def _is_elementwise(loop: For) -> bool:
 
 
 def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
-    """Conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
+    """Yield conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
     bound = {v for n in walk(loop.body) for v in _binds(n)}
     in_full = Expand({n.var: n.value for n in find(loop.body, Let)})
     for node in walk(loop.body):
@@ -166,7 +172,7 @@ def _binds(node: object) -> tuple[Var, ...]:
 
 
 def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[Var]) -> Expr | None:
-    """`n` such that the condition is `var < n`; its terms must not change within the loop."""
+    """Return `n` if the condition is `var < n` with terms that do not change within the loop; else None."""
     if not (isinstance(condition, Binary) and condition.op == "<"):
         return None
     split = affine(in_full(condition.a), var)
@@ -181,7 +187,7 @@ def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[Var]) -> Expr 
 
 
 def affine(expr: Expr, var: Var) -> tuple[int, Expr] | None:
-    """`expr` as `scale * var + rest` with `rest` free of `var`; None if it is not of that form."""
+    """Write `expr` as `scale * var + rest` with `rest` free of `var`; return None if it is not of that form."""
     if expr is var:
         return 1, const(0, var.type)
     if var not in symbols(expr):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps WGMMAs in flight across other work by delaying their waits.
+"""Keep WGMMAs in flight across other work by delaying their waits.
 
-A loop that only multiplies waits for the products of its last iteration, not for those of this one; the stages that
-they read are released an iteration later. A loop of products, arithmetic on their results, and products again
-(attention) is turned by half an iteration: the first products of the next iteration and the second ones of this run
-beside its arithmetic. What arithmetic touches of the second products' operands comes after these (FlashAttention-3,
-arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). Few first
-iterations that take a branch which no later turn takes run before such a loop, one by one.
+A loop that only multiplies waits for the products of the previous iteration, not for those of the current one. It
+releases the stages that they read one iteration later.
+
+A loop of products, arithmetic on their results, and products again (attention) is shifted by half an iteration. The
+first products of the next iteration and the second products of this one then run beside the arithmetic of this one.
+Arithmetic that touches operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608,
+section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). If the first few iterations take a
+branch that no later iteration takes, they run before such a loop, one by one.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
 
 ZERO = const(0, int32)
-MOST_LEADING = 4  # turns that a loop is not turned for
-LAST_BARRIER = 15  # with a number, of a block
-MOST_PENDING = 7  # groups that a wait can leave in flight
+MOST_LEADING = 4  # most iterations that run in front of a shifted loop
+LAST_BARRIER = 15  # highest number of a block's named barriers
+MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 
 def async_wgmma(program: Program, build: Build) -> Program:
@@ -52,6 +54,8 @@ def async_wgmma(program: Program, build: Build) -> Program:
 
 
 class _Async(Rewriter):
+    """Delay the waits for products in the roles of a program; one method tries each form of loop."""
+
     def __init__(self, build: Build):
         self.build = build
         self.products: IdSet[Gemm] = IdSet()
@@ -61,12 +65,12 @@ class _Async(Rewriter):
         self.known = Ranges()
 
     def visit_Let(self, let: Let) -> Let:
-        """What follows knows the name."""
+        """Record the range of a name for the statements that follow."""
         self.known = self.known.define(let.var, let.value)
         return let
 
     def visit_Role(self, role: Role) -> Role:
-        """Loops of a role whose order is the compiler's."""
+        """Rewrite the loops of a role that the compiler made; leave roles of the author alone."""
         if role.by_hand:
             return role
         survey = Survey(self.build, self.thread, role.count)
@@ -76,11 +80,11 @@ class _Async(Rewriter):
         return self.children(role)
 
     def visit_Fill(self, op: Fill) -> Stmt:
-        """Integer zeros are in registers before products add to them; the assembler would move them in between."""
+        """Pin integer zeros in registers before products add to them, or the assembler would move them in between."""
         return Block((op, WgmmaResults(op.dst, span=op.span))) if op.dst.buffer in self.sums else op
 
     def visit_For(self, loop: st.For) -> Stmt:
-        """A loop with products in its body, inner ones first."""
+        """Rewrite a loop that has products in its body, after the loops inside it."""
         new: st.For = self.children(loop)
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
         if not counts or not any(s in self.products for s in new.body.stmts):
@@ -89,12 +93,13 @@ class _Async(Rewriter):
         return new if made is None else made
 
     def _remark(self, op: Stmt, text: str) -> None:
+        """Report a decision about a product to the author."""
         self.build.remark(op.span, "T.gemm", text)
 
-    # Only products.
+    # Loops of products only.
 
     def _deferred(self, loop: st.For) -> Stmt | None:
-        """One iteration stays in flight; None if the loop does something else, too."""
+        """Keep the products of one iteration in flight; return None if the loop does anything but multiply."""
         stmts = loop.body.stmts
         products = [s for s in stmts if s in self.products]
         waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
@@ -121,11 +126,12 @@ class _Async(Rewriter):
         self._remark(products[0], "an iteration of products stays in flight beside the next")
         return _if_any((main, *end), stop)
 
-    # Products behind each other.
+    # Loops of consecutive products.
 
     def _queued(self, loop: st.For) -> Stmt | None:
-        """Products are in flight together, and beside what stands between them and does not touch what they use; None
-        if there are no such.
+        """Keep consecutive products in flight together, and beside statements that touch none of their tiles.
+
+        Return None if the loop has no such products.
         """
         body: list[Stmt] = []
         row: list[Stmt] = []
@@ -140,7 +146,7 @@ class _Async(Rewriter):
         return replace(loop, body=Block(tuple(body))) if len(body) != len(loop.body.stmts) else None
 
     def _is_apart(self, one: Stmt, row: Sequence[Stmt]) -> bool:
-        """Whether a statement neither touches what the products among `row` leave nor changes what they read."""
+        """Return whether a statement neither touches results of the products in `row` nor changes their operands."""
         if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or contains(one, st.Do):
             return False
         reads, writes = uses(one)
@@ -150,7 +156,7 @@ class _Async(Rewriter):
         return not left & IdSet(r.buffer for r in reads) and not (left | read) & IdSet(writes)
 
     def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
-        """Products one behind the other: each tile is released when those that read it are done."""
+        """Start consecutive products together, and release each tile once the products that read it are done."""
         left = sum(one in self.products for one in row)
         started, arrivals = _apart(row)
         after = [sum(s in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
@@ -168,10 +174,10 @@ class _Async(Rewriter):
         self._remark(next(s for s in row if s in self.products), "beside what follows")
         return [*_started(started), *ends, *_results(row)]
 
-    # Products, arithmetic, products.
+    # Loops of products, arithmetic and products.
 
     def _skewed(self, loop: st.For) -> Stmt | None:
-        """The loop turned by half an iteration; None if it is not made so."""
+        """Shift a loop by half an iteration; return None if its body has no such form."""
         parts = self._parts(loop)
         if parts is None:
             return None
@@ -212,7 +218,10 @@ class _Async(Rewriter):
         return Block((*parts.allocs, whole))
 
     def _ping_pong(self, loop: st.For) -> tuple[list[Stmt], list[Stmt], Callable[[Stmt], list[Stmt]]]:
-        """What stands before and after products that warpgroups start in turns, and the loop with what it needs."""
+        """Return the statements before and after products that warpgroups start in turns, and a function.
+
+        The function puts the set-up and the end of the turns around the loop.
+        """
         count = self.role.count // WARPGROUP
         if not loop.ping_pong or count < 2:
             return [], [], lambda main: [main]
@@ -223,8 +232,8 @@ class _Async(Rewriter):
         return [take], [give], lambda main: [open_, main, close]
 
     def _parts(self, loop: st.For) -> _Parts | None:
-        """The loop's body in its parts; None if it has others."""
-        if contains(loop.body, ArriveLast):  # what is written before it stays before it
+        """Split a loop's body into its parts; return None if the body has other parts."""
+        if contains(loop.body, ArriveLast):  # writes in front of T.arrive_last stay in front of it
             return None
         allocs = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
         stmts = [s for s in loop.body.stmts if not isinstance(s, Alloc)]
@@ -237,7 +246,7 @@ class _Async(Rewriter):
         busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
         if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
             return None
-        start = max(n for n in places if n < busy[0]) + 1  # of what lets the first products' tiles go
+        start = max(n for n in places if n < busy[0]) + 1  # the start of the release of the first products' tiles
         begin = start + next(
             (n for n, q in enumerate(quiet[start:]) if not q or calls(stmts[start + n], "mbarrier_wait"))
         )
@@ -258,8 +267,10 @@ class _Async(Rewriter):
 
 @dataclass(frozen=True)
 class _Parts:
-    """A loop's body: `first` products with their waits, `release` of their tiles, arithmetic `between`, `second`
-    products with theirs, and what releases the `last` tiles.
+    """The parts of a loop's body, in their order.
+
+    `first` are products with their waits, and `release` releases their tiles. `between` is arithmetic. `second` are
+    products with their waits, and `last` releases their tiles.
     """
 
     allocs: tuple[Stmt, ...]
@@ -271,11 +282,11 @@ class _Parts:
 
 
 def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
-    """What runs in front of a turned loop: its first iterations one by one, but for the second products of the last of
-    them.
+    """Build the statements in front of a shifted loop: its first iterations, without the last one's second products.
 
-    It is one iteration, or the few that take branches which no later iteration takes, as those of a causal mask do if
-    the last keys come first. Also their number, and these branches (by identity).
+    Usually that is one iteration. It is a few if they take branches that no later iteration takes. The branches of a
+    causal mask are such if the last keys come first. Also return the number of iterations, and these branches (by
+    identity).
     """
     k, between = loop.vars[0], IdSet(parts.between)
     ends: IdMap[Stmt, Expr] = IdMap()
@@ -301,14 +312,15 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
 
 
 def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """Products, and what releases tiles between them."""
+    """Separate products from the statements between them that release tiles."""
     return tuple(s for s in stmts if not _lets_go(s)), tuple(s for s in stmts if _lets_go(s))
 
 
 def _keeps(parts: _Parts) -> bool:
-    """Whether the first products of an iteration can run before the second ones of the iteration before, of which they
-    may not write what those read. Tiles that both read need three stages: a turned loop keeps those of two iterations,
-    and of two stages none would be filled meanwhile.
+    """Return whether the first products of an iteration can run before the second products of the previous one.
+
+    The first products may not write what the second ones read. Tiles that both read need three stages: a shifted loop
+    keeps the tiles of two iterations, and with two stages none could be filled meanwhile.
     """
     first = [s for s in parts.first if isinstance(s, Gemm)]
     second = [s for s in parts.second if isinstance(s, Gemm)]
@@ -321,7 +333,7 @@ def _keeps(parts: _Parts) -> bool:
 
 
 def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
-    """Whether tiles of an iteration can come while those of the iteration before are kept."""
+    """Return whether the tiles have enough stages to load one iteration while the previous one is kept."""
     stages = [b.shape[0] for s in waits for b in _barriers(s)]
     return all(isinstance(n, Const) and n.value >= least for n in stages)
 
@@ -331,18 +343,19 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 
 def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
-    """The tiles (by identity) that arithmetic waits for, or releases: those that the barriers guard.
+    """Return the tiles (by identity) that the arithmetic waits for (`came`) or releases, by what its barriers guard.
 
-    One that is waited for here and released behind the second products would be waited for before it is free.
+    A tile may not be waited for here and released behind the second products: the wait would come before the release.
     """
     found = (s for s in between if (calls(s, "mbarrier_wait") if came else _lets_go(s)))
     return IdSet(b.guards for s in found for b in _barriers(s))
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
-    """The arithmetic that can run beside the second products of the iteration before, and what has to wait for them.
+    """Split the arithmetic: what can run beside the previous iteration's second products, and what must wait for them.
 
-    Tiles that the arithmetic reads itself are waited for as they come, and released after all that stands before that.
+    A tile that the arithmetic reads itself is waited for as it comes. It is released after the arithmetic in front of
+    its release.
     """
     second = [s for s in parts.second if isinstance(s, Gemm)]
     touched = IdSet(r.buffer for op in second for r in (op.A, op.B, op.C))
@@ -366,8 +379,9 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
 
 
 def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
-    """Statements around a loop, if it has an iteration: else sums from before would meet those in flight before the
-    wait.
+    """Run the statements around a loop only if the loop has an iteration.
+
+    Otherwise sums from before would meet products that are in flight before the wait.
     """
     ran = simplify(binary("<", ZERO, stop))
     made = Block(tuple(stmts))
@@ -375,17 +389,17 @@ def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
 
 
 def _sync(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Products that are waited for at once."""
+    """Yield the statements with products that are waited for at once."""
     return (replace(s, wg_wait=0) if isinstance(s, Gemm) else s for s in stmts)
 
 
 def _started(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Products that nobody waits for yet."""
+    """Yield the statements with products that no wait follows yet."""
     return (replace(s, wg_wait=-1) if isinstance(s, Gemm) else s for s in stmts)
 
 
 def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
-    """What the products among some statements leave is used only from here on."""
+    """Return markers after which the program may use the results of the products in `stmts`."""
     fragments = IdMap((s.C.buffer, s.C) for s in stmts if isinstance(s, Gemm))
     return [WgmmaResults(region, span=region.span) for region in fragments.values()]
 
@@ -395,14 +409,14 @@ def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stm
 
 
 def _lets_go(one: Stmt) -> bool:
-    """Whether a statement is the arrival of warps at an mbarrier."""
+    """Return whether a statement is the arrival of warps at an mbarrier."""
     if isinstance(one, If):
         return len(one.then.stmts) == 1 and not one.otherwise.stmts and calls(one.then.stmts[0], "mbarrier_arrive")
     return calls(one, "warp_arrive")
 
 
 def _earlier(arrival: Stmt, k: Var, iteration: Expr) -> Stmt:
-    """The arrival of the iteration before `iteration`, whose stage is counted without negative numbers."""
+    """Return the arrival of the iteration before `iteration`; its stage is computed without negative numbers."""
     (barrier,) = _barriers(arrival)
     stages = barrier.shape[0]
     new: Stmt = Instance(IdMap([(k, simplify(iteration + stages - 1))]), IdMap(), fresh=False)(arrival)
@@ -411,15 +425,15 @@ def _earlier(arrival: Stmt, k: Var, iteration: Expr) -> Stmt:
 
 # Removes ping-pong scheduling where a barrier between the products would deadlock it.
 #
-# One that waits at a barrier for the others, while they wait for their turn, would wait for ever. Where a barrier has
-# come to lie between `turn_take` and `turn_pass`, for what threads write to a tile that a product reads, the turns
-# go: they order time only, never values. A loop that asks for turns and has none is reported with the reason.
+# A warpgroup that waits at a barrier for warpgroups that wait for their turn would wait for ever. insert_barriers may
+# put a barrier between `turn_take` and `turn_pass`, for writes to a tile that a product reads. Then this pass removes
+# the turns: they order time only, never values. It reports each loop that asks for turns and has none, with the reason.
 
 OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products, arithmetic, and products again"
 
 
 def resolve_ping_pong(program: Program, build: Build) -> Program:
-    """Drop the turns of warpgroups that meet within one, and report what became of all."""
+    """Remove the turns of warpgroups that meet at a barrier inside a turn, and report all turns."""
     asked = {n.span: OTHERWISE for n in find(program, For) if n.ping_pong}
     if not asked:
         return program
@@ -440,7 +454,7 @@ def resolve_ping_pong(program: Program, build: Build) -> Program:
 
 
 def _ping_pong(program: Program) -> Iterator[tuple[list[Do], bool]]:
-    """The calls of each kind of turns, from `turn_open` to `turn_close`, and whether threads meet within one."""
+    """Yield the calls of each group of turns, `turn_open` to `turn_close`, and whether threads meet inside a turn."""
     calls: list[Do] = []
     inside = conflicts = False
     for node in find(program, Do):
@@ -456,11 +470,11 @@ def _ping_pong(program: Program) -> Iterator[tuple[list[Do], bool]]:
 
 
 class _Drop(Rewriter):
-    """Drops statements."""
+    """Remove the given statements."""
 
     def __init__(self, dropped: IdSet[Do]):
         self.dropped = dropped
 
     def visit_Do(self, node: Do) -> Stmt:
-        """Nothing, or what it was."""
+        """Replace a dropped statement by an empty block."""
         return Block(()) if node in self.dropped else node

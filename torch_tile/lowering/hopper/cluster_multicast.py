@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bulk loads the blocks of a cluster share: each loads a part of the tile, which comes to all of them.
+"""Decide which bulk loads the blocks of a cluster share: each block loads a part of the tile and sends it to all.
 
-They share one along the axes of the cluster on whose place in it nothing of the load depends: where it reads, whether,
-and how often. Then they make it in the same turns. This is decided where loads are found, before specialize_warps takes
-them apart: there each load is still one statement below all that decides on it, and how many arrivals release a stage
-follows. What is not shared stays each block's own, and the schedule report says why.
+Blocks share a load along an axis of the cluster if the load does not depend on the block's place along that axis. This
+covers where it reads, whether it is made, and how often. The blocks then make the load in the same iterations. The
+decision comes before specialize_warps takes loads apart. There each load is still one statement below all that decides
+on it, and the number of arrivals that release a stage follows. Each block makes its other loads itself, and the
+schedule report says why.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ ONE = const(1, int32)
 
 @dataclass(frozen=True)
 class Sharers:
-    """The blocks that get what one of them loads. Each set of axes spans a part of the cluster around a block; these
-    are the blocks of all parts, `count` of them, `blocks` their bits, by rank.
+    """The blocks that receive what one of them loads.
+
+    Each set of axes spans a part of the cluster around a block. The sharers are the blocks of all parts: `count` of
+    them, with `blocks` as their bits, by rank.
     """
 
     kernel: Kernel
@@ -41,34 +44,35 @@ class Sharers:
 
     @property
     def count(self) -> int:
-        """How many blocks there are, with this one."""
+        """The number of blocks, this one included."""
         return len({place for axes in self.axes for place in _around(self.kernel, axes)})
 
     @property
     def blocks(self) -> Expr:
-        """One bit for each block of the cluster."""
+        """A bit mask of the blocks, one bit for each block of the cluster."""
         masks = (self._mask(axes) for axes in sorted(self.axes))
         return functools.reduce(lambda a, b: binary("|", a, b), masks)
 
     @property
     def number(self) -> Expr:
-        """Which one of the blocks along the axes this is."""
+        """The index of this block among the blocks along the axes."""
         (axes,) = self.axes
         return self._sum(axes, [self.kernel.cluster[a] for a in axes])
 
     def include(self, rank: Expr) -> Expr:
-        """Whether the block of a rank is one of them."""
+        """Return the condition that the block of rank `rank` is one of the sharers."""
         blocks = self.blocks
         if isinstance(blocks, Const) and blocks.value == (1 << self.count) - 1:
             return binary("<", rank, const(self.count, int32))
         return binary("!=", binary("&", binary(">>", blocks, rank), ONE), const(0, int32))
 
     def joined(self, other: Sharers) -> Sharers:
-        """Both; a part that lies in another is none of its own."""
+        """Return the union of two sets of sharers; a part that lies inside another is dropped."""
         axes = self.axes | other.axes
         return Sharers(self.kernel, frozenset(a for a in axes if not any(set(a) < set(b) for b in axes)))
 
     def _mask(self, axes: tuple[int, ...]) -> Expr:
+        """Compute the bit mask of the blocks that `axes` span around this block."""
         cluster = self.kernel.cluster
         steps = (1, cluster[0], cluster[0] * cluster[1])
         pattern = sum(
@@ -81,6 +85,7 @@ class Sharers:
         return binary("<<", const(pattern, int32), simplify(first))
 
     def _sum(self, axes: Sequence[int], sizes: Sequence[int]) -> Expr:
+        """Compute this block's row-major index along `axes`."""
         found, step = self._rank(axes[0]), 1
         for axis, size in zip(axes[1:], sizes, strict=False):
             step *= size
@@ -92,7 +97,7 @@ class Sharers:
 
 
 def multicast_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> IdMap[Copy, Sharers]:
-    """Who shares each load (by identity); loads that are each block's own are missing."""
+    """Map each shared load (by identity) to the blocks that share it; loads of one block alone are missing."""
     found: IdMap[Copy, Sharers] = IdMap()
     axes = [n for n, size in enumerate(kernel.cluster) if size > 1]
     if not axes:
@@ -115,7 +120,7 @@ def multicast_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) 
 
 
 def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) -> str:
-    """What of a copy depends on a block's place in its cluster along an axis; "" if nothing does."""
+    """Say what of a copy depends on a block's place along an axis of its cluster; return "" if nothing does."""
     block, size, extent = kernel.blocks[axis], kernel.cluster[axis], kernel.grid[axis]
     if isinstance(extent, Const) and int(extent.value) % size:
         return f"{extent.value} blocks are no clusters of {size}"
@@ -131,7 +136,7 @@ def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) 
 
 
 def _largest(copy: Copy, free: Sequence[int], kernel: Kernel) -> tuple[Sharers | None, str]:
-    """Most blocks along some of the axes that can load a part of the tile each, and why not more."""
+    """Choose the axes with the most blocks that can each load a part of the tile, and say why not more."""
     why = ""
     for axes in _subsets(free, kernel):
         among = Sharers(kernel, frozenset((axes,)))
@@ -148,5 +153,5 @@ def _subsets(axes: Sequence[int], kernel: Kernel) -> list[tuple[int, ...]]:
 
 
 def _around(kernel: Kernel, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The places of a cluster that differ from its first one along these axes only."""
+    """Yield the places of a cluster that differ from its first place along `axes` only."""
     yield from product(*(range(size if n in axes else 1) for n, size in enumerate(kernel.cluster)))

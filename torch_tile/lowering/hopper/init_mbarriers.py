@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread makes the mbarriers of a kernel before anybody meets at them, and asks for its tensor maps.
+"""Let one thread initialise a kernel's mbarriers before any thread uses them, and prefetch its tensor maps.
 
-Runs once their places are known; the block's barrier after it orders it before all that follows, or that of the cluster
-where its blocks reach each other's mbarriers. Maps come from memory while the mbarriers are made, so that the first
-bulk copies need not wait for them.
+The pass runs once buffers have their addresses. A barrier of the block after the initialisation orders it before all
+that follows. It is the barrier of the cluster where blocks reach each other's mbarriers. The maps come from memory
+while the thread initialises the mbarriers, so that the first bulk copies need not wait for them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
 
 
 def init_mbarriers(program: Program) -> Program:
-    """Each mbarrier waits for its arrivals from its allocation on; programs without mbarriers stay as they are."""
+    """Initialise each mbarrier behind its allocation; programs without mbarriers stay as they are."""
     kernels = tuple(map(_initialised, program.kernels))
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
     return program if same else replace(program, kernels=kernels)
 
 
 def _initialised(kernel: Kernel) -> Kernel:
+    """Insert the initialisation behind the last allocation of an mbarrier, unless the kernel has one."""
     stmts = kernel.body.stmts
     made = [n for n, s in enumerate(stmts) if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
     done = any(n.name == "mbarrier_init" for n in find(kernel.body, Call))
@@ -43,7 +44,7 @@ def _initialised(kernel: Kernel) -> Kernel:
 
 
 def _prefetches(kernel: Kernel) -> Iterator[Stmt]:
-    """One for each map; maps that say the same are one."""
+    """Yield one prefetch for each different tensor map of a kernel."""
     found: list[TensorMap] = []
     for node in find(kernel.body, TensorMap):
         if not any(equal(node, known) for known in found):
@@ -52,7 +53,7 @@ def _prefetches(kernel: Kernel) -> Iterator[Stmt]:
 
 
 def _of(buffer: Buffer) -> Iterator[Stmt]:
-    """The making of each mbarrier of an array."""
+    """Yield the initialisation of each mbarrier in an array."""
     shape = buffer.static_shape
     assert shape is not None, f"`{buffer.name}` has a dynamic size"
     for place in product(*map(range, shape)):

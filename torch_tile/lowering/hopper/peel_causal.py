@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops of products whose last iterations do something more, as causal masks do, are cut in two.
+"""Cut loops of products in two where their last iterations do more work, as those of a causal mask do.
 
-An `if` whose condition holds from some iteration on, which can be computed before the loop, is gone from the iterations
-before it: what stands around it is then one piece of code, whose instructions the assembler can interleave. It is worth
-another copy of the loop only where products are in flight beside it.
+The condition of an `if` may hold from some iteration on, which can be computed before the loop. The iterations before
+it then lose the `if`. The statements around it become one piece of code, whose instructions the assembler can
+interleave. This is worth another copy of the loop only where products are in flight beside the `if`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from torch_tile.tileop.gemm.op import Gemm
 
 
 def peel_causal(program: Program, build: Build) -> Program:
-    """Cut loops of roles where a branch begins; values do not change."""
+    """Cut loops of roles at the iteration where a branch begins; values do not change."""
     return _Peel()(program) if build.target.has_wgmma else program
 
 
 class _Peel(Rewriter):
-    inside = False  # of a role
+    """Cut the loops of roles that the compiler made."""
+
+    inside = False  # whether the visitor is in a role that the compiler made
 
     def visit_Role(self, role: st.Role) -> st.Role:
-        """Loops of a role that is the compiler's."""
+        """Visit the loops of a role that the compiler made, not of a role of the author."""
         self.inside = not role.by_hand
         new = self.children(role)
         self.inside = False
         return new
 
     def visit_For(self, loop: st.For) -> Stmt:
-        """A loop around products that are in flight beside what it does."""
+        """Cut a loop at the first branch that runs beside products in flight."""
         new: st.For = self.children(loop)
         if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1:
             return new
@@ -50,7 +52,7 @@ class _Peel(Rewriter):
 
 
 def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
-    """The places in a loop's body where products are in flight, those of the iteration before included."""
+    """Return the places in a loop's body where products are in flight, those of the previous iteration included."""
     in_flight = False
     found: list[int] = []
     for n, one in [*enumerate(stmts)] * 2:
@@ -64,7 +66,7 @@ def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
 
 
 def _cut(loop: st.For, place: int, first: Expr) -> Block:
-    """The loop without its branch up to iteration `first`, and with it from there on."""
+    """Split a loop: without its branch up to iteration `first`, and with the branch's body from there on."""
     start, stop = loop.starts[0], loop.stops[0]
     middle = Var(f"{loop.vars[0].name}_more", int32, "let")
     stmts = loop.body.stmts

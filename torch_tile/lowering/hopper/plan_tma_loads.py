@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which copies of a kernel a warp of its own can make by the tensor memory accelerator, and what they are awaited for.
+"""Choose the copies that a producer warp can make by the tensor memory accelerator, and group them for waiting.
 
-A tile that is filled by bulk copies only, in the body of one loop (or of the kernel) where all its readers are too, is
-passed iteration by iteration: the producer fills it, the others read it and release it. Tiles that are first read by
-the same statement are one group.
+A tile qualifies if only bulk copies fill it, in the body of one loop (or of the kernel). That body also has all its
+readers. The roles pass such a tile on in each iteration: the producer fills it, and the consumers read and release it.
+Tiles that the same statement reads first form one group.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Body:
 
     @property
     def repeats(self) -> bool:
-        """Whether it may run more than once."""
+        """Whether the body may run more than once."""
         return self.loop is not None
 
     @property
     def loops(self) -> list[For]:
-        """The loops around, outermost first."""
+        """The loops around the body and its own, outermost first."""
         above = [] if self.outer is None else self.outer.loops
         return above if self.loop is None else [*above, self.loop]
 
@@ -73,7 +73,7 @@ class Body:
 class Group:
     """Tiles of one body that are passed together: from statement `first` of the body to statement `last`.
 
-    `stages` iterations of them may be in flight at a time.
+    The tiles of `stages` iterations may be in flight at a time.
     """
 
     body: Body
@@ -84,26 +84,26 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Of its barriers."""
+        """The prefix for the names of the group's barriers."""
         return "_".join(t.name for t in self.tiles)
 
 
 @dataclass
 class Loads:
-    """`groups` that a warp of its own can load, and `why_not` for each pipelined copy that it cannot."""
+    """The `groups` that producer warps can load, and `why_not` with the reason for each pipelined copy they cannot."""
 
     groups: list[Group]
     why_not: list[tuple[Stmt, str]]
 
     @property
     def copies(self) -> IdSet[Copy]:
-        """The statements that are its work."""
+        """The copies that the producer warps make."""
         tiles = IdMap((t, g.body) for g in self.groups for t in g.tiles)
         return IdSet(c for g in self.groups for c in g.body.loads if c.dst.buffer in tiles)
 
 
 class Survey(Known):
-    """Each copy and product with the threads and facts of its place."""
+    """Record each copy and product with the threads and facts of its place."""
 
     def __init__(self, build: Build, thread: Var, count: int):
         super().__init__()
@@ -112,24 +112,24 @@ class Survey(Known):
         self.products: list[Gemm] = []
 
     def here(self) -> ThreadContext:
-        """The threads at this point."""
+        """Return the threads and facts of the current statement."""
         known = dict(self.names)
         return ThreadContext(self.build, self.running, self.count, self.ranges, known, asynchronous=True)
 
     def visit_Copy(self, op: Copy) -> Copy:
-        """Copies of every kind."""
+        """Record the context of a copy of any kind."""
         self.contexts[op] = self.here()
         return op
 
     def visit_Gemm(self, op: Gemm) -> Gemm:
-        """Products that can go by wgmma."""
+        """Record a product that wgmma can compute."""
         if wgmma.refuses(op, self.here()) is None:
             self.products.append(op)
         return op
 
 
 def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
-    """The loads of a kernel, or why it keeps all its threads together."""
+    """Plan the loads that producer warps make, or say why the kernel keeps all its threads together."""
     if not survey.products:
         return "no product goes by wgmma"
     last = IdSet(n for one in meetings(kernel) for n in walk(one))
@@ -159,16 +159,16 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
 
 
 def meetings(kernel: Kernel) -> list[Stmt]:
-    """Where the blocks of a cluster meet once all is loaded: statements of the kernel itself."""
+    """Return the statements of the kernel itself at which the blocks of a cluster meet after the last load."""
     body = kernel.body.stmts
     loading = [n for n, one in enumerate(body) if any(map(is_load, walk(one)))]
     return [one for one in body[max(loading, default=0) :] if calls(one, "cluster_arrive", "cluster_wait")]
 
 
 def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
-    """Fewer stages where there is no room for all of them beside the largest of the other tiles.
+    """Reduce the stages until all groups fit into shared memory beside the largest other tile.
 
-    Copiers fill stages as long as the kernel runs, so that no other tile can have their place.
+    Producer warps fill stages as long as the kernel runs, so no other tile can reuse their memory.
     """
     mine = IdSet(t for g in groups for t in g.tiles)
     allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
@@ -181,12 +181,12 @@ def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
 
 
 def _bytes(tile: Buffer) -> int:
-    """Of shared memory."""
+    """Return the bytes of shared memory that a tile takes."""
     return math.prod(tile.static_shape or ()) * tile.dtype.itemsize
 
 
 def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
-    """A body and those inside, outer ones first."""
+    """Yield a body and the bodies of the loops inside it, outer ones first; record the loads of each."""
     inner: list[Body] = []
     for one in _own(body.block):
         if isinstance(one, Copy) and is_load(one):
@@ -199,7 +199,7 @@ def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
 
 
 def _own(block: Block) -> Iterator[Stmt]:
-    """Statements outside inner loops, also under conditions."""
+    """Yield the statements of a block outside inner loops, including those under conditions."""
     for one in block.stmts:
         yield one
         if isinstance(one, If):
@@ -210,7 +210,7 @@ def _own(block: Block) -> Iterator[Stmt]:
 def _why_not(
     copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: IdSet[Buffer], survey: Survey
 ) -> str:  # fmt: skip
-    """Why a copy is not made ahead by another warp; "" if it can be."""
+    """Say why a producer warp cannot make a copy ahead of time; return "" if it can."""
     tile = copy.dst.buffer
     if copy.disable_tma:
         return "its author does not want it"
@@ -243,10 +243,10 @@ def _why_not(
 
 
 def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
-    """Whether what the threads write to a tile is read by a product later on in the body that fills it, or in the
-    branch of it in which all that happens.
+    """Return whether a later product of the body reads what threads write to a tile.
 
-    A fence before that product also orders the writes before the copies of a later iteration.
+    If all of this happens in one branch of the body, the product is in that branch. A fence before the product also
+    orders the writes before the copies of a later iteration.
     """
     touching = [s for s in block.stmts if mentions(s, tile) and not _fills(s, tile) and not isinstance(s, Alloc)]
     if not touching:
@@ -258,20 +258,22 @@ def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
 
 
 def _touched(stmt: Stmt) -> Iterator[Buffer]:
+    """Yield the buffers that a statement reads or writes."""
     reads, writes = uses(stmt)
     yield from (r.buffer for r in reads)
     yield from writes
 
 
 def _needed(copy: Copy, body: Body) -> Iterator[Node]:
-    """Everything that decides whether, how often and from where a copy reads."""
+    """Yield all nodes that decide whether, how often and from where a copy reads."""
     for expr, _ in decisive(copy, body):
         yield from walk(expr)
 
 
 def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
-    """The expressions that decide on a copy, and what: "where it reads", "whether it is made", "how often it is made";
-    "" for values of names in them.
+    """Yield the expressions that decide on a copy, each with what it decides.
+
+    That is "where it reads", "whether it is made" or "how often it is made", and "" for values of names in them.
     """
     wanted = IdSet(find(copy.src, Var))
     for region in (copy.src, copy.dst):
@@ -295,7 +297,7 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
 
 
 def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
-    """Tiles by the first statement that needs them."""
+    """Group the tiles of a body by the first statement that needs them."""
     by_first: dict[int, list[Buffer]] = {}
     for tile in tiles:
         by_first.setdefault(_users(body, tile)[0], []).append(tile)
@@ -304,7 +306,7 @@ def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
 
 
 def _users(body: Body, tile: Buffer) -> list[int]:
-    """The statements of a body that read a tile, or write to it what copies do not bring."""
+    """Return the statements of a body that read a tile, or that write it other than by a copy into it."""
     found = []
     for n, one in enumerate(body.block.stmts):
         if not mentions(one, tile):
@@ -318,31 +320,34 @@ def _users(body: Body, tile: Buffer) -> list[int]:
 
 
 def _heads(one: For | While | If) -> tuple[Expr, ...]:
+    """Return the bounds of a loop, or the condition of a loop or branch."""
     return (*one.starts, *one.stops) if isinstance(one, For) else (one.condition,)
 
 
 def _fills(stmt: Stmt, tile: Buffer) -> bool:
+    """Return whether a statement is a copy into a tile."""
     return isinstance(stmt, Copy) and stmt.dst.buffer is tile
 
 
 def is_leaf(stmt: Stmt) -> bool:
-    """Whether a statement holds no others, or is a nest of its own."""
+    """Return whether a statement contains no other statement, or is a parallel nest."""
     if isinstance(stmt, For):
         return stmt.kind is LoopKind.PARALLEL
     return not isinstance(stmt, Block | If | While | Role)
 
 
 def _is_barrier(node: Node) -> bool:
-    # That the next kernel may begin concerns no thread of this one.
+    """Return whether a call orders threads by hand, apart from letting the next kernel begin."""
+    # A call that lets the next kernel begin orders no thread of this kernel.
     found = intrinsic_of(node) if isinstance(node, Call) else None
     return found is not None and found.by_hand and (found.sync, found.scope) != (Sync.ARRIVE, Scope.GRID)
 
 
 def is_load(node: Node) -> bool:
-    """Whether it is a T.copy from global to shared memory."""
+    """Return whether a node is a T.copy from global to shared memory."""
     return type(node) is Copy and (node.src.buffer.scope, node.dst.buffer.scope) == ("global", "shared")
 
 
 def is_zero(e: Expr) -> bool:
-    """Whether it is the literal 0."""
+    """Return whether an expression is the literal 0."""
     return isinstance(e, Const) and e.value == 0

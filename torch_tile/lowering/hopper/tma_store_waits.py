@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk stores are waited for where their tile is written next, not where they are started.
+"""Move the wait for a bulk store from its start to the next write of its tile.
 
-In straight code, and around a loop, the next statement that touches the tile of a store is known; as many groups as
-are committed between the two may be in flight there. What is stored and when a tile is free do not change: the wait
-names the tile, so that insert_barriers puts a barrier between it and the writers. In kernels with T.arrive_last, by
-which blocks tell others that results are there, stores to a tensor that the kernel touches elsewhere, too, are waited
-for at once and as a whole.
+In straight code, and around a loop, the pass knows the next statement that touches a store's tile. As many groups may
+be in flight there as are committed between the two. Stored values, and when a tile is free, do not change: the wait
+names the tile, so that insert_barriers puts a barrier between the wait and the writers. By T.arrive_last a block tells
+other blocks that its results are there. In kernels with T.arrive_last, a store to a tensor that the kernel also touches
+elsewhere is waited for at once and completely.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ ZERO = const(0, int32)
 
 
 def sink_store_waits(program: Program) -> Program:
-    """Move waits of bulk stores to the next use of their tiles; values do not change."""
+    """Move the waits of bulk stores to the next use of their tiles; values do not change."""
     return _Defer()(program)  # type: ignore[no-any-return]
 
 
 def _completed(kernel: Kernel) -> Kernel:
-    """With complete waits for the stores whose results other blocks may read, or write over."""
+    """Make the kernel wait completely for stores whose results other blocks may read or overwrite."""
     if not any(call.name == "arrive_last" for call in find(kernel.body, Call)):
         return kernel
     touched = Counter(n.buffer for n in find(kernel.body, Load, Store, Address, TensorMap))
-    alone = IdSet[Buffer]()  # tensors that one block of statements stores to, and nothing else touches
+    alone = IdSet[Buffer]()  # tensors that only the stores of one IR block touch
     for block in find(kernel.body, Block):
         stored = Counter(n.buffer for one in block.stmts if isinstance(one, Do) for n in find(one, TensorMap))
         alone |= {n for n, count in stored.items() if count == touched[n]}
@@ -59,13 +59,13 @@ def _completed(kernel: Kernel) -> Kernel:
 
 
 class _Complete(Rewriter):
-    """Stores are waited for until their results are there, but for those to tensors (by identity) of nobody else."""
+    """Wait until the results of stores are in memory, except for stores to the tensors `alone` (by identity)."""
 
     def __init__(self, alone: IdSet[Buffer]):
         self.alone = alone
 
     def visit_Block(self, block: Block) -> Block:
-        """Stores, and after them their wait."""
+        """Make the waits of a block complete if it stores to a tensor that the kernel touches elsewhere."""
         new: Block = self.children(block)
         stores = [one for one in block.stmts if calls(one, "tma_store")]
         if all(n.buffer in self.alone for one in stores for n in find(one, TensorMap)):
@@ -76,7 +76,10 @@ class _Complete(Rewriter):
 
 @dataclass
 class _Started:
-    """Statement `place` of a block: threads for which `condition` holds start stores of `tiles` and wait for them."""
+    """Stores that begin at statement `place` of a block, in the threads for which `condition` holds.
+
+    The threads store `tiles`, and wait for these stores.
+    """
 
     place: int
     condition: Expr
@@ -84,19 +87,19 @@ class _Started:
 
 
 class _Defer(Rewriter):
-    """Blocks from the inside out; a body of a loop is followed by itself."""
+    """Move waits in blocks, inner blocks first; the body of a loop is followed by itself."""
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
-        """What other blocks wait for is not deferred."""
+        """Complete the stores that other blocks wait for, then move the remaining waits."""
         return self.children(_completed(kernel))
 
     def visit_Block(self, block: Block) -> Block:
-        """Straight code."""
+        """Move the waits of straight code."""
         new: Block = self.children(block)
         return _deferred(new, iterations=False)[0]
 
     def visit_For(self, loop: For) -> Stmt:
-        """A loop whose body is run again."""
+        """Move the waits of a loop's body, also into its next iteration."""
         if loop.kind is not LoopKind.SERIAL or contains(loop.body, Break, Continue):
             new: For = self.children(loop)
             return new
@@ -109,12 +112,12 @@ class _Defer(Rewriter):
 
 
 def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:
-    """A block with waits as late as can be, and the waits that its last iteration leaves."""
+    """Move the waits of a block as late as possible; also return the waits that its last iteration leaves."""
     stmts = block.stmts
-    waits: dict[int, list[_Started]] = {}  # before which statement
+    waits: dict[int, list[_Started]] = {}  # by the statement that they precede
     left: list[_Started] = []
     moved = set()
-    own = IdSet(n.buffer for n in find(block, Alloc))  # gone where an iteration ends
+    own = IdSet(n.buffer for n in find(block, Alloc))  # buffers that end with an iteration
     for one in _starts(stmts):
         again = iterations and not any(t in own for t in one.tiles)
         later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
@@ -135,6 +138,7 @@ def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:
 
 
 def _starts(stmts: Sequence[Stmt]) -> Iterator[_Started]:
+    """Yield the bulk stores of a block, each with the tiles that it reads."""
     for place, one in enumerate(stmts):
         if isinstance(one, If) and _is_start(one):
             calls = [s.call for s in one.then.stmts if isinstance(s, Do) and isinstance(s.call, Call)]
@@ -143,7 +147,7 @@ def _starts(stmts: Sequence[Stmt]) -> Iterator[_Started]:
 
 
 def _is_start(one: Stmt) -> bool:
-    """Whether a statement is stores by some threads, all that they do, with a wait for them at the end."""
+    """Return whether a statement is a branch that only makes bulk stores, commits them and waits for them."""
     if not isinstance(one, If) or one.otherwise.stmts:
         return False
     if len(one.then.stmts) < 3:
@@ -155,17 +159,18 @@ def _is_start(one: Stmt) -> bool:
 
 
 def _ends(node: object, how: Sync) -> bool:
-    """Whether a call closes groups of bulk stores, or waits for them."""
+    """Return whether a call commits (`how` is COMMIT) or waits for (DRAIN) groups of bulk stores."""
     found = intrinsic_of(node)
     return found is not None and (found.engine, found.sync) == (Engine.BULK, how)
 
 
 def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
+    """Return whether a statement touches one of the tiles."""
     return IdSet(tiles).meets(one)
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:
-    """How many groups the same threads certainly commit between the last of these stores and statement `to`."""
+    """Count the groups that the same threads certainly commit between the last of these stores and statement `to`."""
 
     def between(one: _Started) -> int:
         way = range(one.place + 1, to) if to > one.place else (*range(one.place + 1, len(stmts)), *range(to))
@@ -175,13 +180,14 @@ def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:
 
 
 def _commits(one: Stmt, condition: Expr) -> bool:
+    """Return whether a statement commits a group in the threads for which `condition` holds."""
     if not isinstance(one, If) or not equal(one.condition, condition):
         return False
     return any(isinstance(s, Do) and _ends(s, Sync.COMMIT) for s in one.then.stmts)
 
 
 def _alike(group: Sequence[_Started]) -> list[list[_Started]]:
-    """Stores by the conditions of their threads."""
+    """Group stores that start under the same condition."""
     found: list[list[_Started]] = []
     for one in group:
         mine = next((g for g in found if equal(g[0].condition, one.condition)), None)
@@ -193,11 +199,13 @@ def _alike(group: Sequence[_Started]) -> list[list[_Started]]:
 
 
 def _wait(group: Sequence[_Started], pending: int, at: Stmt) -> Stmt:
+    """Build the wait for a group of stores that leaves `pending` groups in flight."""
     tiles = IdMap((t, t) for one in group for t in one.tiles).values()
     wait = bulk_wait(pending, True, [Address(t, (ZERO,) * t.rank) for t in tiles])
     return If(group[0].condition, Block((replace(wait, span=at.span),)), Block(()), span=at.span)
 
 
 def _without_wait(one: Stmt) -> Stmt:
+    """Remove the wait at the end of a branch that starts stores."""
     assert isinstance(one, If)
     return replace(one, then=Block(one.then.stmts[:-1], span=one.then.span))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelined products on Hopper: a warp of its own copies tiles ahead, the threads of the kernel multiply.
+"""Give pipelined products on Hopper producer warps: they copy tiles ahead, and the kernel's threads multiply.
 
-The kernel gets warps more, and two roles. Iteration after iteration a producer warp waits until a stage of a group of
-tiles is empty and starts the copies that fill it; the others wait until it is full, read it and release it. Groups have
-warps of their own, so that none waits for the stages of another. Turns are
-counted in closed form, from the loop's variable; a loop that is run again goes on counting. Where blocks of a cluster
-share loads (multicast_loads), a stage is empty when the readers of all of them release it, and no block ends before the
-others. Afterwards no pipelined loop of such a kernel is left; other kernels stay as they are.
+The kernel gets more warps and two roles. In each iteration a producer warp waits until a stage of a group of tiles is
+empty, and starts the copies that fill it. The consumers wait until the stage is full, read it and release it. Groups
+have producer warps of their own, so that no group waits for the stages of another. Iterations are counted in closed
+form, from the loop's variable; a loop that runs again goes on counting. Blocks of a cluster may share loads
+(multicast_loads). A stage is then empty when the readers of all these blocks release it, and no block ends before the
+other blocks. Afterwards no pipelined loop of such a kernel is left; other kernels stay as they are.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 
-FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # of a thread
-REGISTERS_UNDER_CONDITIONS = 40  # of threads that copy in loops in loops, and have to find out whether
+FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
+REGISTERS_UNDER_CONDITIONS = 40  # registers of a thread that copies in nested loops under conditions
 MOST_COPIERS = 4  # warps
 NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
 
 
 def specialize_warps(program: Program, build: Build) -> Program:
-    """Give kernels whose products go by wgmma a warp that copies; values do not change."""
+    """Give producer warps to kernels whose products run as wgmma; values do not change."""
     if not build.target.has_wgmma:
         for kernel in program.kernels:
             _each_its_own(kernel, f"{build.target} has no roles of warps", build)
@@ -83,6 +83,7 @@ def specialize_warps(program: Program, build: Build) -> Program:
 
 
 def _split(kernel: Kernel, build: Build) -> Kernel:
+    """Split one kernel into roles, or report why it keeps all its threads together."""
     count = math.prod(kernel.threads)
     pipelined = [n for n in find(kernel.body, For) if n.kind is LoopKind.PIPELINED and n.stages]
     if not pipelined or count % WARPGROUP:
@@ -110,17 +111,17 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
 
 
 def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
-    """Say why blocks of a cluster share no loads."""
+    """Report why the blocks of a cluster share no loads."""
     if kernel.cluster != NO_CLUSTER:
         build.remark(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
 
 
 def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[int, int]]:
-    """How many threads are added for `warps` that copy beside `count` that multiply, and the registers of each of both,
-    `few` for those that copy.
+    """Compute how many producer threads join `count` consumers, and the registers of each consumer and producer.
 
-    One warpgroup that has the multiprocessor to itself has registers enough. Others get those that one more, which has
-    the producer warps, does not need.
+    `warps` is the number of producer warps, and `few` the registers of a producer thread. One warpgroup that has the
+    multiprocessor to itself has enough registers. Otherwise consumers also get the registers that the warpgroup of the
+    producer warps does not need.
     """
     groups = count // WARPGROUP
     if groups == blocks == 1:
@@ -130,12 +131,13 @@ def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[i
 
 
 class _FromZero(Rewriter):
-    """Loops that load tiles count their turns from 0, up to a number or a name.
+    """Rewrite loops that load tiles to count their iterations from 0, up to a number or a name.
 
-    What is asked of a name before the loop the assembler need not ask again in it.
+    With a name as the end, the assembler need not compute the end again inside the loop.
     """
 
     def visit_For(self, loop: For) -> Stmt:
+        """Rewrite the range of a loop that loads tiles."""
         new: For = self.children(loop)
         if loop.kind is LoopKind.PARALLEL or not any(map(is_load, find(loop.body, Copy))):
             return new
@@ -154,7 +156,7 @@ class _FromZero(Rewriter):
 
 
 class _Roles:
-    """One kernel, its loads the work of one more warp."""
+    """Split one kernel into consumers and the producer warps that make its loads."""
 
     def __init__(self, kernel: Kernel, loads: Loads, survey: Survey, thread: Var, build: Build):
         self.source, self.groups, self.copies = kernel, loads.groups, loads.copies
@@ -177,26 +179,27 @@ class _Roles:
             self.read.update(reads_of(leaf))
 
     def kernel(self) -> Kernel:
-        """The kernel with its roles."""
+        """Build the kernel with its roles."""
         allocs = [Alloc(tile) for tile in self.tiles.values()]
         allocs += [Alloc(b) for b in (*self.full.values(), *self.empty.values())]
         versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        copying = Block((*self._producers(place), *meetings(self.source)))  # at which all threads of a cluster count
+        # The barriers of a cluster count all its threads, the producer warps included.
+        copying = Block((*self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers
         roles = Role(0, self.count, rest, theirs), Role(self.count, self.producers, copying, few)
         self._report()
-        # While others may send to a block or release its tiles, it must not end. What is in flight comes before this
-        # arrival, as it is not a relaxed one.
+        # A block must not end while other blocks may send to it or release its tiles. This arrival is not a relaxed
+        # one, so what is in flight completes before it.
         end = (cluster_arrive(), cluster_wait()) if self.sharers else ()
         body = Block((*allocs, *shared, *roles, *end))
         return replace(self.source, threads=(self.count + self.producers,), thread=self.thread, body=body)
 
     def _asks(self) -> bool:
-        """Whether loads of a loop that has another inside are made under a condition."""
+        """Return whether a loop with another loop inside makes loads under a condition."""
         around = [b for g in self.groups if (b := g.body.outer) is not None and b.loop is not None]
         return any(
             isinstance(s, If) and any(c in self.copies for c in find(s, Copy)) for b in around for s in b.block.stmts
@@ -205,31 +208,32 @@ class _Roles:
     # Clusters.
 
     def _sharers(self, group: Group) -> Sharers | None:
-        """The blocks that a group's producer sends to, whose own ones send to this one."""
+        """Return the blocks that a group's producer warp sends to; the producer warps of these send to this block."""
         tiles = IdSet(group.tiles)
         mine = [self.shared[c] for c in group.body.loads if c in self.shared and c.dst.buffer in tiles]
         return functools.reduce(Sharers.joined, mine) if mine else None
 
     def _arrivals(self, group: Group) -> int:
-        """One of each warp that reads the group's tiles, of all blocks that they come to."""
+        """Count the arrivals that release a group: one of each warp that reads its tiles, in all receiving blocks."""
         sharers = self.sharers.get(group)
         return self.count // WARP * (1 if sharers is None else sharers.count)
 
-    # Turns.
+    # Counting of iterations.
 
     def _top(self) -> Body:
+        """Return the body of the kernel itself."""
         body = self.groups[0].body
         while body.outer is not None:
             body = body.outer
         return body
 
     def _counted(self) -> list[Body]:
-        """Bodies of loops that are run again, so that somebody has to remember how often they ran."""
+        """Return the bodies of loops that run again, whose earlier iterations a variable has to count."""
         bodies = IdMap((g.body, g.body) for g in self.groups)
         return [b for b in bodies.values() if len(b.loops) > 1]
 
     def iteration(self, body: Body) -> Expr:
-        """How often a body has run before."""
+        """Return the number of times that a body has run before."""
         if body.loop is None:
             return ZERO
         var = body.loop.vars[0]
@@ -237,32 +241,33 @@ class _Roles:
         return var if base is None else self._before(base, body) + var
 
     def _before(self, base: Buffer, body: Body) -> Expr:
-        """How many iterations earlier runs of a loop made, as far as stages and parities tell them apart."""
+        """Return the number of iterations in earlier runs of a loop, as far as stages and parities need it."""
         period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
         return binary("max", Load(base, ()), ZERO) % period
 
     def stage(self, group: Group) -> Expr:
-        """Which version of its tiles a turn uses."""
+        """Return the stage of a group's tiles that the current iteration uses."""
         return simplify(self.iteration(group.body) % group.stages)
 
     def parity(self, group: Group, ahead: int) -> Expr:
-        """The parity of the phase that a turn waits for; of the one before with `ahead` 1."""
+        """Return the parity of the phase that an iteration waits for; with `ahead` 1, of the phase before."""
         return simplify((self.iteration(group.body) // group.stages + ahead) % 2)
 
     def _bases(self) -> list[Stmt]:
+        """Allocate the variables that count the iterations of earlier runs."""
         return [Alloc(base, ZERO) for base in self.bases.values()]
 
     def counts(self, body: Body | None) -> list[Stmt]:
-        """After a loop that is run again: its iterations are added."""
+        """Return the statement behind a loop that adds its iterations, if the loop runs again."""
         if body is None or (base := self.bases.get(body)) is None or body.loop is None:
             return []
         trips = binary("max", body.loop.stops[0], ZERO)
         return [Store(base, (), self._before(base, body) + trips)]
 
-    # What the threads of the kernel do.
+    # Code of the consumers.
 
     def _read(self, block: Block, body: Body) -> Iterator[Stmt]:
-        """A body without its loads, with waits before readers and arrivals after them."""
+        """Yield a body without its loads, with waits before readers and arrivals after them."""
         mine = [g for g in self.groups if g.body.block is block]
         for n, one in enumerate(block.stmts):
             for group in mine:
@@ -274,7 +279,10 @@ class _Roles:
                     yield self._release(group, body)
 
     def _release(self, group: Group, body: Body) -> Stmt:
-        """A warp releases an iteration's tiles. What only products have read, it has read when they are waited for."""
+        """Build the arrival by which a warp releases the tiles of an iteration.
+
+        A tile that only products read is free once these products are waited for.
+        """
         where = self.barrier(self.empty, group)
         tiles = IdSet(group.tiles)
         products = IdSet(self.survey.products)
@@ -289,6 +297,7 @@ class _Roles:
         return If(sharers.include(lane), Block((mbarrier_arrive(where, lane),)), Block(()))
 
     def _reader(self, one: Stmt, body: Body) -> Iterator[Stmt]:
+        """Yield what the consumers run of a statement: no loads, and bulk stores where these fit."""
         if one in self.copies:
             return
         if isinstance(one, Alloc) and one.buffer in self.tiles:
@@ -307,6 +316,7 @@ class _Roles:
             yield one
 
     def _is_store(self, copy: Copy) -> bool:
+        """Return whether a copy becomes a bulk store; report a reason that the author should know."""
         if (copy.src.buffer.scope, copy.dst.buffer.scope) != ("shared", "global") or copy.disable_tma:
             return False
         if copy.dst.buffer in self.read:
@@ -315,10 +325,10 @@ class _Roles:
             return False
         return tma.refuses(copy, self.survey.contexts[copy]) is None
 
-    # What the producer warps do.
+    # Code of the producer warps.
 
     def _producers(self, place: Instance) -> Iterator[Stmt]:
-        """Each warp's loads."""
+        """Yield the loads of each producer warp."""
         for warp in range(self.warps):
             loads = _Copier(self, warp)
             stmts = Block((*self._bases(), *loads.block(self.source.body, self._top())))
@@ -330,14 +340,15 @@ class _Roles:
                 yield If(binary("==", self.thread // WARP, const(number, int32)), made, Block(()))
 
     def barrier(self, of: IdMap[Group, Buffer], group: Group) -> Address:
-        """The one of its barriers that a group's turn uses."""
+        """Return the mbarrier of a group for the stage of the current iteration."""
         return Address(of[group], (self.stage(group),))
 
     def body_of(self, loop: For) -> Body | None:
-        """The body of a loop that has loads."""
+        """Return the body of a loop that has loads; None for other loops."""
         return next((g.body for g in self.groups if g.body.loop is loop), None)
 
     def _report(self) -> None:
+        """Report the stages of each group to the author."""
         for group in self.groups:
             names = ", ".join(t.name for t in group.tiles)
             span = group.body.loop.span if group.body.loop is not None else None
@@ -348,7 +359,7 @@ class _Roles:
 
 
 class _Copier:
-    """The loads of one warp of a kernel's producer warps."""
+    """Build the loads of one producer warp."""
 
     def __init__(self, roles: _Roles, warp: int):
         self.roles, self.by = roles, warp * WARP
@@ -357,7 +368,7 @@ class _Copier:
         self.copies = IdSet(c for g in self.groups for c in g.body.loads if c.dst.buffer in tiles)
 
     def block(self, block: Block, body: Body) -> Iterator[Stmt]:
-        """The loads of a body with what they depend on, in stages that are empty."""
+        """Yield the loads of a body and what they depend on, with waits for empty stages and arrivals."""
         mine = [g for g in self.groups if g.body.block is block]
         places = IdMap((g, [n for n, s in enumerate(block.stmts) if self._loads(s, g)]) for g in mine)
         for n, one in enumerate(block.stmts):
@@ -375,7 +386,7 @@ class _Copier:
                     )
 
     def stmt(self, one: Stmt, body: Body) -> Iterator[Stmt]:
-        """What of a statement the loads need."""
+        """Yield the parts of a statement that the loads need."""
         if isinstance(one, Let):
             yield one
         elif isinstance(one, Copy) and one in self.copies:
@@ -401,17 +412,19 @@ class _Copier:
             yield from self.roles.counts(inner)
 
     def _loads(self, one: Stmt, group: Group) -> bool:
+        """Return whether a statement loads tiles of a group."""
         tiles = IdSet(group.tiles)
         return any(n in self.copies and n.dst.buffer in tiles for n in find(one, Copy))
 
 
 def _plain(loop: For) -> For:
+    """Turn a pipelined loop into a serial one."""
     if loop.kind is not LoopKind.PIPELINED:
         return loop
     return replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
 
 
 def _barriers(group: Group, what: str, arrivals: int) -> Buffer:
-    """One for each stage of a group's tiles: each says that its stage is `what`, "full" or "empty"."""
+    """Make the mbarriers of a group, one for each stage; each tells that its stage is `what`, "full" or "empty"."""
     shape = (const(group.stages, int32),)
     return Buffer(f"{group.name}_{what}", shape, dt.uint64, "barrier", arrivals=arrivals, guards=group.tiles[0])

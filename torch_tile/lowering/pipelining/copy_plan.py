@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which copies of a pipelined loop may run ahead of their iteration, and why the others may not.
+"""Decide which copies of a pipelined loop may run ahead of their iteration, and why the others may not.
 
-A copy from global to shared memory may, if it and what its addresses need can be computed before the iterations in
-between have run, and if the tile that it fills holds nothing that an earlier iteration left there.
+A copy from global to shared memory may run ahead under two conditions. The copy and the values that its addresses need
+can be computed before the iterations in between have run. The tile that it fills holds no values of an earlier
+iteration.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from torch_tile.tileop.copy.op import Copy
 
 @dataclass(frozen=True)
 class Branch:
-    """Inside the then-branch of `node` if `holds`, else inside the other one."""
+    """The then-branch of `node` if `holds`, else its other branch."""
 
     node: If
     holds: bool
 
     @property
     def condition(self) -> Expr:
-        """What is true there."""
+        """The condition that holds in the branch."""
         return self.node.condition if self.holds else unary("not", self.node.condition)
 
 
@@ -39,20 +40,20 @@ Path = tuple[Let | Branch, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A statement (or the condition of an `if`) of a loop body outside inner loops, with what it stands under."""
+    """A statement (or the condition of an `if`) of a loop body outside inner loops, with names and branches around."""
 
     node: Node
     path: Path
 
     def excludes(self, other: Leaf) -> bool:
-        """Whether the two stand in different branches of one `if`."""
+        """Return whether the two leaves stand in different branches of one `if`."""
         mine = IdMap((b.node, b.holds) for b in self.path if isinstance(b, Branch))
         return any(isinstance(b, Branch) and mine.get(b.node, b.holds) != b.holds for b in other.path)
 
 
 @dataclass(frozen=True)
 class Move:
-    """A statement that may run ahead. `path` is what it needs of the names and conditions around it."""
+    """A statement that may run ahead. `path` has the names and conditions around it that it needs."""
 
     stmt: Stmt
     path: Path
@@ -60,20 +61,23 @@ class Move:
 
 @dataclass(frozen=True)
 class Filling:
-    """What a statement that loads a tile does: which box it fills, from which buffers, and whether it converts."""
+    """What a statement that loads a tile does: the region that it fills, and the buffers that it reads."""
 
     region: Region
     sources: tuple[Buffer, ...]
 
     @property
     def converts(self) -> str:
-        """The conversion on the way; "" if there is none."""
+        """The reason that the load converts its elements; "" if it does not."""
         types = [str(b.dtype) for b in (self.sources[0], self.region.buffer)]
         return "" if types[0] == types[1] else f"it converts {types[0]} to {types[1]} on its way"
 
 
 def filling(node: Node) -> Filling | None:
-    """How a statement fills a shared tile from global memory: T.copy, or a T.Parallel loop that only does that."""
+    """Describe how a statement fills a shared tile from global memory; None if it does not only do that.
+
+    Such a statement is a T.copy, or a T.Parallel loop that only loads the tile.
+    """
     if type(node) is Copy and (node.src.buffer.scope, node.dst.buffer.scope) == ("global", "shared"):
         return Filling(node.dst, (node.src.buffer,))
     found = gather_of(node) if isinstance(node, For) else None
@@ -85,7 +89,7 @@ def filling(node: Node) -> Filling | None:
 
 
 def filled(stmt: Stmt) -> Buffer:
-    """The tile that a statement fills."""
+    """Return the tile that a statement fills."""
     found = filling(stmt)
     assert found is not None
     return found.region.buffer
@@ -93,7 +97,7 @@ def filled(stmt: Stmt) -> Buffer:
 
 @dataclass(frozen=True)
 class Plan:
-    """`groups` of copies that are waited for together, in the order of their first use; why others stay behind."""
+    """The `groups` of copies that are waited for together, by their first use, and the reasons of refused copies."""
 
     groups: tuple[tuple[Move, ...], ...]
     refused: tuple[tuple[Stmt, str], ...]
@@ -105,7 +109,7 @@ class Plan:
 
 
 def plan_copies(loop: For) -> Plan:
-    """What of `loop`'s body can run ahead."""
+    """Plan the copies of `loop`'s body that can run ahead."""
     found = list(leaves(loop.body))
     facts = Facts(found)
     reasons: IdMap[Buffer, str] = IdMap()  # by destination: tiles are staged as a whole
@@ -122,7 +126,7 @@ def plan_copies(loop: For) -> Plan:
 
 
 def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
-    """Statements of a body in order; those of an `if` after its condition, an inner loop as one."""
+    """Yield the statements of a body in order: those of an `if` after its condition, an inner loop as one leaf."""
     for one in block.stmts:
         if isinstance(one, If):
             yield Leaf(one.condition, path)
@@ -135,7 +139,7 @@ def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
 
 
 def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
-    """Regions that `node` reads (an element as a region without ranges), and buffers that it writes."""
+    """Return the regions that `node` reads (an element as a region without ranges), and the buffers that it writes."""
     reads: list[Region] = []
     writes: list[Buffer] = []
     for n in find(node, RegisteredOp, Load, Store, Call, Region):
@@ -152,29 +156,30 @@ def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
             reads += [Region(b, ()) for b in named]
             writes += named
         elif isinstance(n, Region) and not isinstance(node, RegisteredOp):
-            reads.append(n)  # of T.print; operands of tile ops inside count as read, which is on the safe side
+            reads.append(n)  # regions of T.print; operands of tile ops inside count as read, which is safe
     return reads, writes
 
 
 def reads_of(node: Node) -> IdSet[Buffer]:
-    """The buffers that `node` reads."""
+    """Return the buffers that `node` reads."""
     return IdSet(r.buffer for r in uses(node)[0])
 
 
 def _inner_copies(node: Node) -> Iterator[Node]:
+    """Yield the copies inside an inner loop that could fill a tile."""
     if isinstance(node, Stmt) and not isinstance(node, RegisteredOp) and filling(node) is None:
         yield from (n for n in find(node, Copy) if filling(n))
 
 
 class Facts:
-    """What the loop changes, and what names stand for."""
+    """The buffers that the loop writes, and the names in its body."""
 
     def __init__(self, found: Sequence[Leaf]):
         self.written = IdMap((b, b) for leaf in found for b in uses(leaf.node)[1])
         self.lets = [leaf.node for leaf in found if isinstance(leaf.node, Let)]
 
     def why_names_change(self) -> str:
-        """Why the names of the body cannot be told for another iteration; "" if they can."""
+        """Say why the names of the body cannot be computed for another iteration; return "" if they can."""
         for let in self.lets:
             for node in find(let.value, Load):
                 if node.buffer in self.written:
@@ -182,7 +187,7 @@ class Facts:
         return ""
 
     def why_not(self, leaf: Leaf, how: Filling) -> str:
-        """Why a copy cannot run before earlier iterations have ended; "" if it can."""
+        """Say why a copy cannot run before earlier iterations have ended; return "" if it can."""
         if how.converts:
             return how.converts
         for src in how.sources:
@@ -196,7 +201,7 @@ class Facts:
         return ""
 
     def needed(self, leaf: Leaf) -> Path:
-        """The conditions around a statement, and the names that they and it use."""
+        """Return the conditions around a statement, and the names that they and the statement use."""
         wanted = _names(leaf.node)
         kept: list[Let | Branch] = []
         for item in reversed(leaf.path):
@@ -210,7 +215,7 @@ class Facts:
         return tuple(reversed(kept))
 
     def move(self, leaf: Leaf) -> Move:
-        """A statement that may run ahead, with what it needs."""
+        """Return a statement that may run ahead, with the names and conditions that it needs."""
         assert isinstance(leaf.node, Stmt)
         return Move(leaf.node, self.needed(leaf))
 
@@ -220,7 +225,7 @@ def _names(node: Node) -> IdSet[Var]:
 
 
 def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
-    """Why a tile cannot have a version for each iteration; "" if it can."""
+    """Say why a tile cannot have a version for each iteration; return "" if it can."""
     if first_access(body.stmts, tile) == "read":
         return f"`{tile.name}` holds values of an earlier iteration"
     earlier: list[Leaf] = []
@@ -242,7 +247,7 @@ def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
 
 
 def first_access(stmts: Iterable[Stmt], tile: Buffer, boxes: list[Region] | None = None) -> str:
-    """What happens first to the content that `tile` has before `stmts`: "read" (perhaps), "written" over, or "none"."""
+    """Return how `stmts` first access the old content of `tile`: "read" (perhaps), "written" over, or "none"."""
     boxes = [] if boxes is None else boxes
     for one in stmts:
         if isinstance(one, If):
@@ -268,7 +273,7 @@ def first_access(stmts: Iterable[Stmt], tile: Buffer, boxes: list[Region] | None
 
 
 def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
-    """Whether the boxes, disjoint if there are several, fill the tile."""
+    """Return whether the boxes fill the tile; several boxes count only if they are disjoint."""
     if any(same_extents(b.extents, tile.shape) for b in boxes):
         return True
     shape, volume, seen = tile.static_shape, 0, list[Region]()
@@ -288,13 +293,13 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
 
 
 def _apart(a: Region, b: Region) -> bool:
-    """Whether two boxes of a tile certainly have no element in common."""
+    """Return whether two boxes of a tile certainly have no element in common."""
     sides = zip(_sides(a), _sides(b), strict=True)
     return any(x is not None and y is not None and (x[1] <= y[0] or y[1] <= x[0]) for x, y in sides)
 
 
 def _sides(box: Region) -> list[tuple[int, int] | None]:
-    """First and last index plus one in each dimension where both are literals."""
+    """Return the first index and the end of each dimension where both are literals, else None."""
     return [
         (int(r.start.value), int(r.start.value) + int(r.extent.value))
         if isinstance(r.start, Const) and isinstance(r.extent, Const)
@@ -304,7 +309,10 @@ def _sides(box: Region) -> list[tuple[int, int] | None]:
 
 
 def _grouped(copies: Sequence[tuple[Leaf, Buffer]], found: Sequence[Leaf]) -> list[list[Leaf]]:
-    """Copies by the place where their tile is first read; neighbouring places share a group, and so one wait."""
+    """Group copies by the place where their tile is first read.
+
+    Neighbouring places share a group, and so one wait.
+    """
     moved = IdSet(leaf.node for leaf, _ in copies)
     rest = [leaf.node for leaf in found if leaf.node not in moved and not isinstance(leaf.node, Let)]
     readers = [reads_of(node) for node in rest]

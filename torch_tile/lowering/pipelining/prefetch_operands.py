@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelined products load the operands of their next step along K while they multiply those of this one.
+"""Load the operands of a pipelined product's next step along K while the product of the current step runs.
 
-A loop made by pipeline_loops that waits, starts copies and multiplies, is cut into the steps of the instruction. The
-operands of each step are fragments, of which there are two sets in turn. The first step of the next iteration is loaded
-before the last products of this one: the wait for its tiles, and the barrier, no longer leave the tensor cores idle.
-An author may write the same by hand, as copies from slices of shared tiles to fragments.
+The pass takes loops made by pipeline_loops that wait, start copies and multiply. It cuts them into the steps of the
+instruction. The operands of each step are fragments, and two sets of fragments alternate. The first step of the next
+iteration is loaded before the last products of the current one. The wait for its tiles and the barrier then no longer
+leave the tensor cores idle. An author may write the same by hand, as copies from slices of shared tiles to fragments.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def prefetch_operands(program: Program, build: Build) -> Program:
 
 
 class _Overlap(Rewriter):
+    """Rewrite the loops of pipelined products, if registers can hold two sets of their operands."""
+
     def __init__(self, build: Build):
         self.build = build
 
@@ -60,7 +62,7 @@ class _Overlap(Rewriter):
         return self.children(kernel)
 
     def visit_Role(self, role: Role) -> Role:
-        """Its threads among themselves, which may multiply by wgmma."""
+        """Visit a role with its own threads, which may multiply by wgmma."""
         outer = self.ctx
         self.ctx = role_context(role, self.build, outer.thread, outer.ranges, {})
         new: Role = self.children(role)
@@ -68,6 +70,7 @@ class _Overlap(Rewriter):
         return new
 
     def visit_For(self, loop: For) -> Stmt:
+        """Rewrite a loop of products if its steps and registers allow it, and report the decision."""
         new: For = self.children(loop)
         parts = _parts(new)
         if parts is None:
@@ -90,7 +93,7 @@ class _Overlap(Rewriter):
 
 
 def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
-    """The wait, the start of copies and the products of a loop that consists of them, else None."""
+    """Split a loop into its wait, the start of copies and its products; return None if it has other parts."""
     stmts = loop.body.stmts
     count = len(stmts)
     while count and isinstance(stmts[count - 1], Gemm):
@@ -107,14 +110,14 @@ def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
 
 
 def _only_starts(one: Stmt) -> bool:
-    """Whether a statement only starts copies or closes their group."""
+    """Return whether a statement only starts copies or closes their group."""
     if isinstance(one, If):
         return all(map(_only_starts, (*one.then.stmts, *one.otherwise.stmts)))
     return isinstance(one, AsyncCopy | AsyncLoop | Let) or calls(one, "cp_async_commit")
 
 
 def _steps(op: Gemm, ctx: ThreadContext) -> int:
-    """Into how many steps along K a product can be cut; 0 if its operands do not come by ldmatrix."""
+    """Count the steps along K into which a product can be cut; 0 if ldmatrix does not load its operands."""
     implementation, _ = op.implementation(ctx)
     types = mma.operand_types(op, ctx)
     sizes = mma.problem(op)
@@ -129,7 +132,7 @@ def _steps(op: Gemm, ctx: ThreadContext) -> int:
 
 @dataclass(frozen=True)
 class _Operand:
-    """A tile in shared memory, its dimension along K, the size of a step, and two fragments for the steps in turn."""
+    """A tile in shared memory, its dimension along K, the size of a step, and two alternating fragments."""
 
     region: Region
     along: int
@@ -137,7 +140,7 @@ class _Operand:
     fragments: tuple[Buffer, Buffer]
 
     def load(self, step: int, iteration: Instance) -> Stmt:
-        """The copy of a step into its fragment."""
+        """Build the copy of a step into its fragment."""
         region = iteration(self.region)
         ranges = [replace(r, start=simplify(r.start)) for r in region.ranges]
         old = ranges[self.along]
@@ -145,13 +148,13 @@ class _Operand:
         return Copy(replace(region, ranges=tuple(ranges)), self.part(step), span=region.span)
 
     def part(self, step: int) -> Region:
-        """The fragment of a step."""
+        """Return the fragment of a step."""
         fragment = self.fragments[step % 2]
         return Region(fragment, tuple(Range(const(0, int32), size) for size in fragment.shape))
 
 
 class _Overlapped:
-    """A loop of `wait`, `starts` and `products`, whose products are cut into `count` steps."""
+    """Rewrite a loop of `wait`, `starts` and `products`, with the products cut into `count` steps."""
 
     def __init__(self, loop: For, wait: Stmt, starts: tuple[Stmt, ...], products: tuple[Gemm, ...], count: int):
         self.loop, self.wait, self.starts, self.products, self.count = loop, wait, starts, products, count
@@ -162,6 +165,7 @@ class _Overlapped:
                     self.operands[key] = self._operand(region, along)
 
     def _operand(self, region: Region, along: int) -> _Operand:
+        """Make the two fragments of an operand."""
         shape = list(region.extents[-2:])
         whole = shape[along]
         assert isinstance(whole, Const)
@@ -172,7 +176,7 @@ class _Overlapped:
         return _Operand(region, along, size, (first, second))
 
     def registers(self, ctx: ThreadContext) -> int:
-        """4-byte registers of each thread for all sums and operands."""
+        """Count the 4-byte registers of each thread for all accumulators and operands."""
         total, seen = 0, set[Hashable]()
         for op in self.products:
             sums, *steps = mma.registers(op, ctx)
@@ -183,7 +187,7 @@ class _Overlapped:
         return total
 
     def stmts(self) -> Iterator[Stmt]:
-        """The fragments, the first step, and the loop."""
+        """Yield the fragments, the loads of the first step, and the loop."""
         for operand in self.operands.values():
             yield from (Alloc(fragment, span=self.loop.span) for fragment in operand.fragments)
         yield self.wait
@@ -191,6 +195,7 @@ class _Overlapped:
         yield replace(self.loop, body=Block(tuple(self._body())))
 
     def _body(self) -> Iterator[Stmt]:
+        """Yield the loop's body: in each step, the loads of the next step and then the products."""
         yield from self.starts
         same = Instance(IdMap(), IdMap(), fresh=False)
         for step in range(self.count):
@@ -202,19 +207,20 @@ class _Overlapped:
             yield from (self._product(op, step) for op in self.products)
 
     def _first(self, at: Expr) -> Stmt:
-        """Load the first step of an iteration, if the loop has it."""
+        """Load the first step of an iteration, if the loop has that iteration."""
         iteration = Instance(IdMap([(self.loop.vars[0], at)]), IdMap(), fresh=False)
         loads = Block(tuple(operand.load(0, iteration) for operand in self.operands.values()))
         has_it = simplify(at < self.loop.stops[0])
         return loads if is_literal(has_it, True) else If(has_it, loads, Block(()), span=self.loop.span)
 
     def _product(self, op: Gemm, step: int) -> Stmt:
+        """Build the product of one step."""
         a, b = (self.operands[key].part(step) for key, _, _ in _sources(op))
         return replace(op, A=a, B=b)
 
 
 def _sources(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
-    """A and B with their dimensions along K. Products that read the same in the same layout have equal keys."""
+    """Yield A and B with their dimensions along K; products that read the same in the same layout have equal keys."""
     split = op.policy, structure(op.C.extents)
     for name, region, along in (("A", op.A, -2 if op.transpose_A else -1), ("B", op.B, -1 if op.transpose_B else -2)):
         yield (name, along, region.buffer, structure((*region.starts, *region.extents)), split), region, along

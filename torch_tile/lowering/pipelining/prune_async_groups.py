@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes commits and waits of groups that contain no asynchronous copy.
+"""Remove commits and waits of groups that contain no asynchronous copy.
 
-Copies that cp.async cannot make become ordinary ones in bind_threads, after their groups were counted. Walks all ways
-through a kernel with the groups committed last: a commit that no copy can precede goes, waits count the others only,
-and a wait goes at which no copy can be in flight. If ways to a wait would have it count differently, only waits go.
+Copies that cp.async cannot make become ordinary ones in bind_threads, after their groups were counted. The pass follows
+all ways through a kernel with the groups committed last. It removes a commit that no copy can precede, and waits then
+count the other groups only. It removes a wait at which no copy can be in flight. If a wait would count differently on
+different ways, the pass removes waits only.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from torch_tile.ir.simplify import simplify_stmt
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import trips
 
-DROPPED, LANDED, FLYING = range(3)  # what becomes of a group, as far as a way tells
-MOST_WAYS, MOST_TRIPS = 256, 32  # that are looked at one by one
+DROPPED, LANDED, FLYING = range(3)  # the state of a group on one way
+MOST_WAYS, MOST_TRIPS = 256, 32  # most ways, and most iterations of a loop, to follow one by one
 
 Way = tuple[bool, tuple[int, ...]]  # whether copies started since the last commit; the groups before, oldest first
 
 
 def prune_async_groups(program: Program) -> Program:
-    """Drop what orders no copy; what is copied when does not change."""
+    """Remove commits and waits that order no copy; the copies and their times do not change."""
     kernels = tuple(_dropped(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
     return program if same else simplify_stmt(replace(program, kernels=kernels))
 
 
 def _dropped(kernel: st.Kernel) -> st.Kernel:
+    """Remove useless commits and waits from one kernel; return the same kernel if it has none."""
     waits = [_pending(n) for n in find(kernel, Call) if _counted(n) is Sync.DRAIN]
     if not waits or contains(kernel, Break, Continue):
         return kernel
@@ -52,21 +54,21 @@ def _pending(wait: Call) -> int:
 
 
 class _Groups:
-    """What is known of each commit and wait, by identity of its call. `commits` are those that stay, if known."""
+    """Facts about each commit and wait, by identity of its call. `commits` are those that stay, if known."""
 
     def __init__(self, most: int, commits: IdSet[Call] | None):
         self.most, self.commits = most, commits
-        self.needed: IdSet[Call] = IdSet()  # commits of copies, and waits for some
+        self.needed: IdSet[Call] = IdSet()  # commits of copies, and waits for copies
         self.lost = False  # whether there were too many ways
         self.counts: IdMap[Call, set[int]] = IdMap()  # how many groups that stay a wait leaves in flight
 
     def kernel(self, kernel: st.Kernel) -> bool:
-        """Follow all ways through a kernel; whether they are few enough."""
+        """Follow all ways through a kernel; return whether they are few enough."""
         self.block(kernel.body, {(False, (DROPPED,) * (self.most + 1))})
         return not self.lost
 
     def block(self, block: Block, ways: set[Way]) -> set[Way]:
-        """All ways after a block, given those before it. Threads of one role have not gone the way of another."""
+        """Return all ways after a block, given those before it; threads of one role have not run another role."""
         before = ways
         for one in block.stmts:
             if isinstance(one, Role):
@@ -78,7 +80,7 @@ class _Groups:
         return ways
 
     def stmt(self, one: Stmt, ways: set[Way]) -> set[Way]:
-        """All ways after a statement."""
+        """Return all ways after a statement."""
         if isinstance(one, Block):
             return self.block(one, ways)
         if isinstance(one, If):
@@ -94,7 +96,7 @@ class _Groups:
         return {step(call, *way) for way in ways}
 
     def loop(self, loop: For | While, ways: set[Way]) -> set[Way]:
-        """As often as it runs; if that is not known, until nothing new comes."""
+        """Follow a loop as often as it runs; if that is not known, until no new way comes."""
         count = trips(loop) if isinstance(loop, For) else None
         if count is not None and count <= MOST_TRIPS:
             for _ in range(count):
@@ -107,7 +109,7 @@ class _Groups:
         return ways
 
     def commit(self, call: Call, is_open: bool, groups: tuple[int, ...]) -> Way:
-        """A group is closed. The oldest entry stands for all groups that every wait is for."""
+        """Close a group. The oldest entry stands for all groups that every wait covers."""
         if is_open:
             self.needed.add(call)
         stays = is_open if self.commits is None else call in self.commits
@@ -116,7 +118,7 @@ class _Groups:
         return False, (oldest, *groups[2:], new) if self.most else (max(oldest, new),)
 
     def wait(self, call: Call, is_open: bool, groups: tuple[int, ...]) -> Way:
-        """All but the youngest groups land."""
+        """Complete all but the youngest groups."""
         first = len(groups) - _pending(call)
         old, young = groups[:first], groups[first:]
         if FLYING in old:
@@ -125,7 +127,7 @@ class _Groups:
         return is_open, (*(min(g, LANDED) for g in old), *young)
 
     def agree(self) -> bool:
-        """Whether commits can go: each wait that stays counts alike on all ways."""
+        """Return whether commits can go: each wait that stays counts the same on all ways."""
         return all(len(count) == 1 for wait, count in self.counts.items() if wait in self.needed)
 
 
@@ -138,16 +140,18 @@ def _is_copy(call: Call) -> bool:
 
 
 def _counted(call: Call) -> Sync | None:
-    """Whether a call closes groups of copies or waits for some."""
+    """Return COMMIT or DRAIN if a call closes groups of copies or waits for some; else None."""
     return lookup(call.name).sync if _is_copy(call) else None
 
 
 class _Drop(Rewriter):
+    """Remove commits and waits that `found` does not need."""
+
     def __init__(self, found: _Groups):
         self.found, self.agree = found, found.agree()
 
     def visit_Do(self, node: Do) -> Stmt:
-        """A commit or wait, if it is needed."""
+        """Remove a commit or wait that is not needed, and adjust the count of a wait that stays."""
         call = node.call
         if not isinstance(call, Call) or _counted(call) is None:
             return node

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a pipelined loop runs how far ahead, and in which order within a step.
+"""Decide which part of a pipelined loop runs how many iterations ahead, and in which order within a step.
 
 The usual schedule has all copies `num_stages - 1` iterations ahead. With one stage there is one version of each tile:
-its next content is asked for as soon as the last reader of this one is done. With `stage` given, a statement of stage s
-runs
-`max(stage) - s` iterations ahead of the last ones, and `order` is its place in the step; stage -1 is a copy, as far
+its next copy starts as soon as the last reader of the current content is done. With `stage` given, a statement of stage
+s runs `max(stage) - s` iterations ahead of the last ones. `order` is its place in the step. Stage -1 is a copy, as far
 ahead as `num_stages` allows. A schedule by hand that would change results is refused.
 """
 
@@ -33,13 +32,13 @@ class Item:
 
     @property
     def tiles(self) -> list[Buffer]:
-        """What a group fills."""
+        """The tiles that a group fills."""
         return [filled(m.stmt) for m in self.moves] if self.is_group else []
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The parts of a step in their order, versions of each tile, and what goes before the loop."""
+    """The parts of a step in their order, the versions of each tile, and the statements before the loop."""
 
     items: tuple[Item, ...]
     versions: IdMap[Buffer, int]
@@ -47,12 +46,12 @@ class Schedule:
 
     @property
     def staged(self) -> list[Buffer]:
-        """Tiles with versions, in the order of their copies."""
+        """The tiles with versions, in the order of their copies."""
         return list(IdMap((tile, tile) for item in self.items for tile in item.tiles).values())
 
 
 def usual_schedule(body: Block, plan: Plan, stages: int) -> Schedule:
-    """All copies `stages - 1` ahead and first, then the rest in the author's order."""
+    """Schedule all copies first and `stages - 1` iterations ahead, then the rest in the author's order."""
     rest = without(body, IdSet(m.stmt for m in plan.moves))
     copies = tuple(Item(stages - 1, group, True) for group in plan.groups)
     items = (*copies, *(Item(0, (Move(s, ()),)) for s in rest.stmts))
@@ -60,14 +59,14 @@ def usual_schedule(body: Block, plan: Plan, stages: int) -> Schedule:
 
 
 def single_schedule(body: Block, plan: Plan) -> Schedule | None:
-    """One version of each tile, whose copy starts right after its last reader; None if it would be waited for at once.
+    """Schedule one version of each tile, whose copy starts right after its last reader.
 
-    A copy after the last statement is moved over the end of the step: it starts its own iteration, while statements
-    before its first reader run.
+    Return None if every copy would be waited for at once. A copy after the last statement moves over the end of the
+    step. There it starts its own iteration, while statements before its first reader run.
     """
     rest = without(body, IdSet(m.stmt for m in plan.moves)).stmts
     touched = [IdSet((*(r.buffer for r in reads), *writes)) for reads, writes in map(uses, rest)]
-    starts: dict[int, list[Move]] = {}  # by the number of statements before the copies
+    starts: dict[int, list[Move]] = {}  # copies by the number of statements before them
     gained = False
     for move in plan.moves:
         readers = [n for n, used in enumerate(touched) if filled(move.stmt) in used]
@@ -83,7 +82,7 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
 
 
 def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
-    """The schedule that `order` and `stage` of a loop say; why it cannot be if it cannot."""
+    """Return the schedule that `order` and `stage` of a loop give, or the reason that it is not possible."""
     stmts = [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
     if contains(loop.body, ArriveLast):
         return "T.arrive_last orders all that other blocks read and write"
@@ -115,6 +114,7 @@ def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
 
 
 def _names_before(body: Block, stmt: Stmt) -> tuple[Let, ...]:
+    """Return the names that a body binds before a statement."""
     found = []
     for one in body.stmts:
         if one is stmt:
@@ -125,7 +125,7 @@ def _names_before(body: Block, stmt: Stmt) -> tuple[Let, ...]:
 
 
 def _grouped(items: Sequence[Item]) -> list[Item]:
-    """Neighbouring copies that run equally far ahead share a group."""
+    """Group neighbouring copies that run equally far ahead."""
     made: list[Item] = []
     for (is_group, ahead), found in groupby(items, key=lambda item: (item.is_group, item.ahead)):
         if is_group:
@@ -136,7 +136,10 @@ def _grouped(items: Sequence[Item]) -> list[Item]:
 
 
 def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
-    """One for each iteration between the copy into a tile and its last use; none for that of a use right before it."""
+    """Count the versions of each tile: one for each iteration between the copy into it and its last use.
+
+    A use right before the copy needs no version for its iteration.
+    """
     filled = IdMap((tile, (item.ahead, n)) for n, item in enumerate(items) for tile in item.tiles)
     count = IdMap((tile, 1) for tile in filled)
     for n, item in enumerate(items):
@@ -150,11 +153,11 @@ def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
 
 
 def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: IdMap[Buffer, int]) -> str:
-    """What the schedule would do in the wrong order; "" if nothing.
+    """Say which access the schedule would make in the wrong order; return "" if there is none.
 
-    Iteration m of a statement that runs `ahead` at place p of a step runs at time (m - ahead, p). Of two accesses to
-    one buffer, one of them a write, the later one must stay later, in one iteration as across iterations; iterations
-    that use different versions of a tile do not meet.
+    Iteration m of a statement that runs `ahead` at place p of a step runs at time (m - ahead, p). Take two accesses to
+    one buffer, one of them a write. The later one must stay later, within an iteration and across iterations.
+    Iterations that use different versions of a tile do not conflict.
     """
     touched = [(*uses(stmt), ahead, place) for stmt, ahead, place in timed]
     for i, (reads, writes, ahead, place) in enumerate(touched):
@@ -171,7 +174,7 @@ def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: IdMap[Buffer, in
 
 
 def without(body: Block, gone: IdSet[Stmt]) -> Block:
-    """A body without some statements, and without branches and names that then serve nothing."""
+    """Remove some statements from a body, and the branches and names that then serve no purpose."""
     new: Block = _Without(gone)(body)
     while True:
         used = IdSet(find(new, Var))
@@ -182,6 +185,8 @@ def without(body: Block, gone: IdSet[Stmt]) -> Block:
 
 
 class _Without(Rewriter):
+    """Remove the statements in `gone`, and branches that become empty."""
+
     def __init__(self, gone: IdSet[Stmt]):
         self.gone = gone
 

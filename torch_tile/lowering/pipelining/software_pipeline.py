@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.Pipelined made explicit: copies run `num_stages - 1` iterations ahead, into versions of their tiles.
+"""Make T.Pipelined explicit: copies run `num_stages - 1` iterations ahead, into versions of their tiles.
 
 A loop over k with S stages keeps S versions of each tile that it loads; iteration k uses version k % S. The copies for
-the first S - 1 iterations start before the loop, those for iteration k + S - 1 in iteration k, right after the wait for
-its own data: what that version held was last read in iteration k - 1, so the barrier that makes the data visible also
-frees it. One stage keeps one version, filled again after its last reader. Every step commits every group, even an empty
-one, so that waits count groups known here. No PIPELINED loop is left.
+the first S - 1 iterations start before the loop. Those for iteration k + S - 1 start in iteration k, right after the
+wait for its own data. The content of that version was last read in iteration k - 1, so the barrier that makes the data
+visible also frees the version. One stage keeps one version, filled again after its last reader. Every step commits
+every group, even an empty one, so that waits count groups known here. No PIPELINED loop is left.
 """
 
 from __future__ import annotations
@@ -63,12 +63,15 @@ def pipeline_loops(program: Program, build: Build) -> Program:
 
 
 class _Pipeline(Rewriter):
+    """Replace the pipelined loops of a program, inner ones first."""
+
     def __init__(self, build: Build):
         self.build = build
         self.later: list[tuple[Stmt, ...]] = []  # what runs after the current statement, innermost first
         self.replaced: IdSet[Buffer] = IdSet()
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Rewrite a kernel, and drop tiles that versions replaced and that nothing uses."""
         new = self.children(kernel)
         if new is kernel:
             return kernel
@@ -77,6 +80,7 @@ class _Pipeline(Rewriter):
         return _Drop(IdSet(self.replaced - used))(new)  # type: ignore[no-any-return]
 
     def visit_Block(self, block: Block) -> Block:
+        """Rewrite the statements of a block, with the later ones at hand to find reads of tiles."""
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
             self.later.insert(0, block.stmts[n + 1 :])
@@ -86,7 +90,7 @@ class _Pipeline(Rewriter):
         return block if same else Block(tuple(new), span=block.span)
 
     def _pipelined(self, loop: For) -> Stmt:
-        """A pipelined loop whose inner loops are plain."""
+        """Replace one pipelined loop, whose inner loops are plain."""
         name = f"T.Pipelined(num_stages={loop.stages})"
         plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
         if not loop.stages and max(loop.stage, default=0) < 1:
@@ -104,7 +108,7 @@ class _Pipeline(Rewriter):
         return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
 
     def _schedule(self, loop: For, name: str) -> Schedule | None:
-        """What runs when, with its report; None for a plain loop."""
+        """Choose the schedule of a loop and report it; return None for a plain loop."""
         plan = plan_copies(loop)
         for copy, why in plan.refused:
             kind = "T.copy" if isinstance(copy, Copy) else "T.Parallel"
@@ -128,7 +132,7 @@ class _Pipeline(Rewriter):
         return usual
 
     def _is_read_later(self, tile: Buffer) -> bool:
-        """Whether what the loop leaves in a tile may be read after it."""
+        """Return whether a statement after the loop may read the last content of a tile."""
         for stmts in self.later:
             found = first_access(stmts, tile)
             if found != "none":
@@ -144,7 +148,7 @@ class _Pipeline(Rewriter):
 
 
 class _Drop(Rewriter):
-    """Removes allocations of buffers that nothing uses any more."""
+    """Remove allocations of unused buffers."""
 
     def __init__(self, dead: IdSet[Buffer]):
         self.dead = dead
@@ -154,6 +158,7 @@ class _Drop(Rewriter):
 
 
 def _described(schedule: Schedule) -> str:
+    """Describe a schedule for the report."""
     groups = [item for item in schedule.items if item.is_group]
     parts = [f"{len(g.moves)} {'copy' if len(g.moves) == 1 else 'copies'} {g.ahead} ahead" for g in groups]
     versions = [f"{schedule.versions[b]} versions of {b.name}" for b in schedule.staged]
@@ -162,10 +167,10 @@ def _described(schedule: Schedule) -> str:
 
 
 class _Stages:
-    """One loop with parts of its body ahead of others.
+    """Build one loop with parts of its body ahead of others.
 
-    Groups of copies are numbered by their commits: in the step of iteration k, group g of iteration k + a that runs
-    `ahead` is number `(a - ahead) * groups + g`, relative to the step's first commit.
+    Groups of copies are numbered by their commits, relative to the first commit of a step. Take group g of iteration k
+    + a, which runs `ahead`. In the step of iteration k it has the number `(a - ahead) * groups + g`.
     """
 
     def __init__(self, loop: For, schedule: Schedule):
@@ -178,11 +183,11 @@ class _Stages:
         self.group_of = IdMap((tile, g) for g, item in enumerate(groups) for tile in item.tiles)
 
     def allocs(self) -> list[Stmt]:
-        """Memory for all versions, and for what the parts of a step hand to each other."""
+        """Allocate all versions, and the buffers that the parts of a step pass to each other."""
         return [*(Alloc(tile, span=self.source.span) for tile in self.tiles.values()), *self.before]
 
     def prologue(self) -> Stmt:
-        """What must have run of the first iterations when the loop begins."""
+        """Build the parts of the first iterations that must run before the loop."""
         start = self.source.starts[0]
         if not self.depth:
             return Block(())
@@ -194,7 +199,7 @@ class _Stages:
         return For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
 
     def _early(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
-        """Step number `iteration` before the loop: every part that begins by then; what does not still commits."""
+        """Yield step number `iteration` before the loop: every part that has begun; other groups commit only."""
         arrivals = _Arrivals()
         for item in self.items:
             if item.ahead:
@@ -205,10 +210,11 @@ class _Stages:
                 yield cp_async_commit()  # so that waits count the same groups in each step
 
     def loop(self) -> For:
-        """The steady state."""
+        """Build the loop's steady state."""
         return replace(self.source, body=Block(tuple(self._step())))
 
     def _step(self) -> Iterator[Stmt]:
+        """Yield the parts of one step, with waits before readers and before copies into freed versions."""
         k, arrivals = self.source.vars[0], _Arrivals()
         for n, item in enumerate(self.items):
             if item.is_group and not (n and self.items[n - 1].is_group):
@@ -218,21 +224,21 @@ class _Stages:
             if item.is_group:
                 yield from arrivals.need(self._overwritten(item))
             yield from self._part(item, simplify(k + item.ahead), [], arrivals)
-        # Where a branch waits that is not taken, versions must not be filled again before they are.
+        # If the branch with a wait is not taken, versions must not be filled again before their copies land.
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
 
     def _overwritten(self, group: Item) -> int | None:
-        """The number of the group whose versions it fills again, if that is one of this iteration; None if not."""
+        """Return the number of this iteration's group whose versions `group` fills again; None without one."""
         if min(self.versions[tile] for tile in group.tiles) > group.ahead:
             return None
         return self.group_of[group.tiles[0]] - group.ahead * len(self.groups)
 
     def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
-        """One part of a step for `iteration`, if the loop has it."""
+        """Yield one part of a step for `iteration`, if the loop has that iteration."""
         guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
         named_again = any(m.path for m in item.moves)
         instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
-        # Names of plain arithmetic are replaced by it, so that alignment can be proved from the text of an address.
+        # Names of plain arithmetic are replaced by their values, so that an address shows its alignment.
         kept: IdSet[Var] = IdSet()
         for let in IdMap((let, let) for m in item.moves for let in m.path if isinstance(let, Let)).values():
             if contains(let.value, Load, Call) or kept.meets(let.value):
@@ -248,26 +254,26 @@ class _Stages:
         ]
         body = _nested(named)
         made: Block = instance(Block(tuple(body)))
-        # Indices of an iteration known here are worked out, so that a reader sees numbers.
+        # Indices of an iteration known here are simplified, so that a reader sees numbers.
         yield from _under(guards, simplify_stmt(made) if isinstance(iteration, Const) else made, self.source)
         if item.is_group:
             yield cp_async_commit()
             arrivals.committed += 1
 
     def _needs(self, item: Item) -> Iterator[int]:
-        """Numbers of the groups that an item reads, in order."""
+        """Yield the numbers of the groups that an item reads, in order."""
         if not item.is_group:
             for move in item.moves:
                 for leaf in leaves(Block((move.stmt,))):
                     yield from self._numbers(leaf.node, item.ahead)
 
     def _numbers(self, node: Node, ahead: int) -> list[int]:
-        """Numbers of the groups that bring what `node` reads when it runs `ahead`."""
+        """Return the numbers of the groups that bring the tiles that `node` reads when it runs `ahead`."""
         groups = {self.group_of[t] for t in reads_of(node) if t in self.group_of}
         return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
 
     def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
-        """`stmt` with waits before what reads groups that may not have arrived."""
+        """Return `stmt` with waits before statements that read groups which may not have arrived."""
         if not isinstance(stmt, If):
             return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
         before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))
@@ -280,7 +286,7 @@ class _Stages:
         return Block((*before, If(stmt.condition, then, otherwise, span=stmt.span)))
 
     def last_versions(self, tiles: Sequence[Buffer]) -> Iterator[Stmt]:
-        """Tiles that are read after the loop get what its last iteration left in its version."""
+        """Copy the last iteration's version back into tiles that are read after the loop."""
         start, stop = self.source.starts[0], self.source.stops[0]
         if tiles:
             moves = []
@@ -291,23 +297,27 @@ class _Stages:
             yield If(start < stop, Block(tuple(moves)), Block(()), span=self.source.span)
 
     def _instance(self, iteration: Expr, fresh: bool) -> Instance:
+        """Return the rewriter for one iteration, with its version of each tile."""
         versions = IdMap((b, (tile, simplify(iteration % self.versions[b]))) for b, tile in self.tiles.items())
         k = self.source.vars[0]
         return Instance(IdMap([] if iteration is k else [(k, iteration)]), versions, fresh)
 
 
 class _Arrivals:
-    """Which groups are there at a point of a step: those numbered below `arrived`; `committed` in this step so far."""
+    """The groups that have arrived at a point of a step: those numbered below `arrived`.
+
+    `committed` counts the groups committed in this step so far.
+    """
 
     def __init__(self, committed: int = 0, arrived: int = -(10**9)):
         self.committed, self.arrived = committed, arrived
 
     def copy(self) -> _Arrivals:
-        """The same, to go another way."""
+        """Return a copy, for another branch."""
         return _Arrivals(self.committed, self.arrived)
 
     def need(self, number: int | None) -> list[Stmt]:
-        """The wait for a group, if there must be one."""
+        """Return the wait for a group, if it may not have arrived."""
         if number is None or number < self.arrived:
             return []
         self.arrived = number + 1
@@ -315,7 +325,7 @@ class _Arrivals:
 
 
 def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
-    """Statements under their names and conditions; neighbours share what they have in common."""
+    """Nest statements under their names and conditions; neighbours share their common ones."""
     made: list[Stmt] = []
     for head, group in groupby(parts, key=lambda part: part[0][0] if part[0] else None):
         found = list(group)
@@ -331,7 +341,7 @@ def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
 
 
 def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
-    """`stmt` under conditions; without, its statements."""
+    """Put `stmt` under conditions; return its statements if there are none."""
     block = stmt if isinstance(stmt, Block) else Block((stmt,))
     guards = [g for g in map(simplify, guards) if not is_literal(g, True)]
     if not guards or not block.stmts:
@@ -342,7 +352,7 @@ def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
 
 
 def _started(stmt: Stmt) -> Stmt:
-    """The same copy or loop, not waited for."""
+    """Turn a copy or loop into its asynchronous form, which is not waited for."""
     if isinstance(stmt, For):
         return AsyncLoop(stmt, span=stmt.span)
     assert isinstance(stmt, Copy)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses of a block's threads to memory that they share, and whether two of them must be ordered.
+"""Collect the accesses of a block's threads to shared and global memory, and decide which pairs need an order.
 
-Where indices are functions of the thread and of loops with known bounds they are computed for all threads; the rest is
-compared symbolically. What is not shown to be harmless is a hazard.
+If indices are functions of the thread and of loops with known bounds, NumPy computes them for all threads. Other
+indices are compared symbolically. A pair that is not shown to be harmless is a hazard.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from torch_tile.ir.stmt import For, If, Store
 from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
 from torch_tile.lowering.threads.allocate_shared import shared_size
 
-LARGEST = 1 << 20  # elements that are looked at one by one
+LARGEST = 1 << 20  # most elements that are compared one by one
 
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """`count` elements from `indices` on, for every thread and every iteration of `loops` where all `conditions` hold.
+    """An access to `count` elements from `indices` on, by every thread in every iteration of `loops`.
 
-    A `count` of -1 stands for any of the buffer. A `collective` access is made by a warp together, so that no thread of
-    it can be singled out. `origin` is the node that makes it, `age` how many iterations ago, if in a loop around.
+    It happens where all `conditions` hold. A `count` of -1 stands for any elements of the buffer. A warp makes a
+    `collective` access together, so that it belongs to no single thread. `origin` is the node that makes the access.
+    `age` says how many iterations ago that was, in a loop around.
     """
 
     buffer: Buffer
@@ -52,35 +53,38 @@ class Access:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes memory."""
+        """Whether the access changes memory."""
         return "w" in self.kind
 
     @cached_property
     def landed(self) -> Access:
-        """An asynchronous copy or product, waited for."""
+        """The access once a wait has completed it: no longer asynchronous."""
         return replace(self, asynchronous=False)
 
     @cached_property
     def key(self) -> Hashable:
-        """The same for accesses of one node to the same places."""
+        """A key that accesses of one node to the same places share."""
         return self.origin, self.buffer, self.kind, structure(self.indices), self.loops
 
     @cached_property
     def symbols(self) -> frozenset[Var | Buffer]:
-        """What indices and conditions use, without the variables of its own loops."""
+        """The variables and buffers in indices and conditions, without the variables of the access's own loops."""
         used = NONE.union(*map(symbols, (*self.indices, *self.conditions)))
         return used.difference(*(loop.vars for loop in self.loops))
 
 
 class Collector:
-    """Finds accesses. `names` holds what names stand for; those of loaded values stay names."""
+    """Find the accesses of statements.
+
+    `names` maps names to their values; names of loaded values stay names. Only buffers in `relevant` count.
+    """
 
     def __init__(self, names: Mapping[Var, Expr], relevant: Set[Buffer]):
         self.expand = Substitute(names)
-        self.relevant = relevant  # buffers that matter
+        self.relevant = relevant  # only accesses to these buffers count
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
-        """Accesses of a statement or expression and all below it."""
+        """Yield the accesses of a statement or expression and of all nodes below it."""
         if self.relevant.isdisjoint(symbols(node)):
             return
         if isinstance(node, For):
@@ -97,7 +101,7 @@ class Collector:
             condition = self.expand(node.condition)
             for value, holds in ((node.a, condition), (node.b, Unary("not", condition))):
                 for access in self.of(value, loops, (*conditions, holds)):
-                    # Loads of global memory may be made before it is known which value is taken (vectorize).
+                    # Loads of global memory may run before the condition is known (vectorize).
                     everywhere = access.buffer.scope == "global"
                     yield replace(access, conditions=conditions) if everywhere else access
         else:
@@ -111,6 +115,7 @@ class Collector:
                 yield from self._called(node, loops, conditions)
 
     def _called(self, call: Call, loops: tuple[For, ...], conditions: tuple[Expr, ...]) -> Iterator[Access]:
+        """Yield the accesses that an intrinsic declares as its effects."""
         intrinsic = lookup(call.name)
         warp = intrinsic.convergent == "warp"
         for effect in intrinsic.effects(call):
@@ -125,14 +130,16 @@ class Collector:
         self, place: Load | Store | Address, origin: Node, kind: str, loops: tuple[For, ...],
         conditions: tuple[Expr, ...],
     ) -> Iterator[Access]:  # fmt: skip
+        """Yield the access to a place, if its buffer is relevant."""
         if place.buffer in self.relevant:
             indices = tuple(self.expand(i) for i in place.indices)
             yield Access(place.buffer, indices, kind, origin, loops=loops, conditions=conditions)
 
 
 class Hazards:
-    """Which accesses of `threads` threads of a block, from thread `first` on, need a barrier between them; answers are
-    remembered.
+    """Decide which accesses of `threads` threads of a block, from thread `first` on, need a barrier between them.
+
+    It caches its answers.
     """
 
     def __init__(self, threads: int, first: int = 0):
@@ -140,10 +147,10 @@ class Hazards:
         self.pairs: dict[tuple[Access, Access], bool] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
-        self.simplify = Simplifier(Ranges())  # one for all, since indices share much
+        self.simplify = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
-        """Whether `b` by one thread may touch what `a` by another touched, and one of the two writes."""
+        """Return whether a thread's `b` may touch what another thread's `a` touched, where one of the two writes."""
         pair = a, b
         found = self.pairs.get(pair)
         if found is None:
@@ -151,6 +158,7 @@ class Hazards:
         return found
 
     def _between(self, a: Access, b: Access) -> bool:
+        """Decide about a pair of accesses without the cache of pairs."""
         if not (a.writes or b.writes) or (a.atomic and b.atomic):
             return False
         if a.buffer is not b.buffer:
@@ -161,6 +169,7 @@ class Hazards:
         return self.known[key]
 
     def _meet(self, a: Access, b: Access) -> bool:
+        """Return whether two accesses to one buffer may touch the same element in different threads."""
         x, y = self._table(a), self._table(b)
         if x is None or y is None:
             if a.count < 0 or b.count < 0:
@@ -188,7 +197,7 @@ class Hazards:
         return self.tables[access.key]
 
     def _differ(self, p: Expr, q: Expr) -> bool:
-        """Whether two values, each the same for all threads, certainly differ."""
+        """Return whether two values, each the same for all threads, certainly differ."""
         p, q = self.simplify(p), self.simplify(q)
         difference = self.simplify(p - q)
         if isinstance(difference, Const):
@@ -202,21 +211,24 @@ class Hazards:
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:
-    """Whether two different buffers share bytes."""
+    """Return whether two different buffers share bytes."""
     if a.scope != "shared" or b.scope != "shared" or a.offset is None or b.offset is None:
         return False
     return a.offset < b.offset + shared_size(b) and b.offset < a.offset + shared_size(a)
 
 
 def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
-    """Whether `e` is the same for all threads and all iterations of `loops`."""
+    """Return whether `e` is the same for all threads and all iterations of `loops`."""
     turning = {v for loop in loops for v in loop.vars}
     return turning.isdisjoint(symbols(e)) and not is_unsure(e)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """An index as `rest` (the same for all threads) plus `values` (one per thread and turn); `alone`: without these."""
+    """An index as a sum: `rest` is the same for all threads, and `values` has one value per thread and iteration.
+
+    `alone` says that all values are 0.
+    """
 
     rest: Expr
     values: Any
@@ -232,14 +244,14 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Table:
-    """All places of an access: a side per dimension (None: unknown), and the thread at each."""
+    """All places of an access: a side per dimension (None: unknown), and the thread at each place."""
 
     sides: tuple[_Side | None, ...]
     thread: Any
     count: int
 
     def conflicts(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
-        """Whether different threads (any, if `collective`) touch an element of both."""
+        """Return whether different threads (any threads, if `collective`) touch an element of both accesses."""
         import numpy as np
 
         unit = self._unit(other, shifts)
@@ -252,7 +264,7 @@ class _Table:
         spans = [s - at for s, at in zip(size, low, strict=True)]
         if math.prod(spans) > 4 * LARGEST:
             return True
-        # By place: one of the threads that touch it, and whether others do.
+        # For each place: one of the threads that touch it, and whether other threads do.
         owner, several = np.full((2, math.prod(spans)), -1, np.int32), np.zeros((2, math.prod(spans)), bool)
         for n, (table, sides) in enumerate(((self, mine), (other, theirs))):
             key = np.zeros_like(sides[0]) if sides else np.zeros(table.thread.size, np.int64)
@@ -267,7 +279,10 @@ class _Table:
         return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
 
     def _unit(self, other: _Table, shifts: Sequence[int | None]) -> int:
-        """How many elements of the last dimension count as one: runs of both begin and end at its multiples."""
+        """Return how many elements of the last dimension can count as one.
+
+        The runs of both accesses begin and end at multiples of this number.
+        """
         if not shifts or shifts[-1] is None:
             return 1
         mine, theirs = self.sides[-1], other.sides[-1]
@@ -275,7 +290,7 @@ class _Table:
         return math.gcd(self.count, other.count, mine.step, theirs.step, shifts[-1])
 
     def _keys(self, shifts: Sequence[int | None], unit: int) -> list[Any]:
-        """The indices of the known dimensions, every `unit` of a run on its own."""
+        """Return the indices of the known dimensions, with an entry for each unit of a run."""
         import numpy as np
 
         run = self.count // unit if shifts and shifts[-1] is not None else 1
@@ -293,7 +308,7 @@ class _Table:
 
 
 def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _Table | None:
-    """The places of an access; None if there are too many, or nothing but its buffer is known."""
+    """Compute the places of an access; return None if there are too many, or if only its buffer is known."""
     import numpy as np
 
     if access.count < 0:
@@ -301,7 +316,8 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
     extents = [trips(loop) for loop in access.loops]
     if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
-    thread, *iterations = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
+    # Each of these arrays varies along one axis only.
+    thread, *iterations = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]
     thread = thread + first
     values: dict[Var, Any] = {}
     for loop, iteration in zip(access.loops, iterations, strict=True):
@@ -317,7 +333,7 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
 
 
 def trips(loop: For) -> int | None:
-    """How often a loop of one variable runs; None if that is not known."""
+    """Return how often a loop of one variable runs; None if that is not known."""
     start, stop = loop.starts[0], loop.stops[0]
     if len(loop.vars) != 1 or not isinstance(start, Const) or not isinstance(stop, Const):
         return None
@@ -325,6 +341,7 @@ def trips(loop: For) -> int | None:
 
 
 def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
+    """Split an index into its part that all threads share and its value in each active thread."""
     parts = _split(index, numbers)
     if parts is None:
         return None
@@ -336,7 +353,10 @@ def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
 
 
 def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
-    """`e` as a sum of what is the same for all threads and what can be computed for each; None if it is neither."""
+    """Split `e` into a sum of a part that all threads share and a part that NumPy can compute for each thread.
+
+    Return None if there is no such sum.
+    """
     zero = const(0, int32)
     if numbers.knows(e):
         return zero, e

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel says about its names and memory, as far as it matters for the order of its threads."""
+"""Collect the facts about a kernel's names and memory that decide on the order of its threads."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from torch_tile.lowering.sync.accesses import Access, Collector, overlap
 
 
 def is_ordered(intrinsic: Intrinsic) -> bool:
-    """Whether it orders all that threads of a block did before, or work that they count alike."""
+    """Return whether an intrinsic orders all earlier accesses of a block, or work that threads count in groups."""
     return intrinsic.meets or intrinsic.is_grouped
 
 
 def by_engine(node: object) -> bool:
-    """Whether a call's accesses are an engine's, past the proxy of threads, or are ordered with them."""
+    """Return whether an engine makes a call's accesses, outside the proxy of the threads."""
     found = intrinsic_of(node)
     return found is not None and found.engine is not None and found.engine.is_proxy
 
 
 def _fills(call: Call) -> bool:
-    """Whether a bulk copy writes shared memory."""
+    """Return whether a bulk copy writes shared memory."""
     found = lookup(call.name)
     return starts(call, Engine.BULK) and any("w" in e.kind for e in found.effects(call))
 
 
 def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
-    """The tiles that only bulk copies write: mbarriers order who touches them."""
+    """Return the tiles that only bulk copies write: mbarriers order the threads that touch them."""
     filled, written = set[Buffer](), set[Buffer]()
     for node in find(kernel, Store, Call):
         if isinstance(node, Store):
@@ -52,9 +52,9 @@ def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
 
 
 def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
-    """Shared buffers that bulk copies of the kernel may fill when threads have used them already.
+    """Return the shared buffers that bulk copies may fill after threads have used them.
 
-    None where the compiler has made the roles, whose arrivals are fences, too.
+    Return none if the compiler made the roles: the arrivals of these are fences, too.
     """
     loads = [n for n in find(kernel, Call) if _fills(n)]
     if not loads or any(not n.by_hand for n in find(kernel, Role)):
@@ -66,19 +66,21 @@ def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
         tile = call.args[0]
         assert isinstance(tile, Address)
         (often if call in inside or tile.buffer in filled else filled).add(tile.buffer)
-    for buffer in {n.buffer: None for n in find(kernel, Load, Store, Address)}:  # what lay there before is used earlier
+    # Threads have used the buffers that held the same bytes before.
+    for buffer in {n.buffer: None for n in find(kernel, Load, Store, Address)}:
         if any(overlap(buffer, other) for other in filled | often if other is not buffer):
             often.add(buffer)
     return frozenset(often)
 
 
 def _is_numbered(call: Call) -> bool:
+    """Return whether a call names a barrier by its number."""
     found = lookup(call.name)
     return found.scope is Scope.GROUP and found.sync is not Sync.TURN
 
 
 class BarrierGroups:
-    """The numbers of the barriers at which a kernel's roles wait for themselves: a set of warps has one."""
+    """Assign numbers to the barriers at which the warps of a role wait for each other, one for each set of warps."""
 
     def __init__(self, kernel: st.Kernel):
         self.kernel = kernel
@@ -86,7 +88,7 @@ class BarrierGroups:
 
     @cached_property
     def free(self) -> list[int]:
-        """Numbers that the author does not use."""
+        """The barrier numbers that the author does not use."""
         calls = list(find(self.kernel, Call))
         taken = {option(call) for call in calls if _is_numbered(call)}
         iterations = (call for call in calls if call.name == "turn_take")
@@ -94,7 +96,7 @@ class BarrierGroups:
         return [n for n in range(1, 16) if n not in taken]
 
     def number(self, role: Role) -> int:
-        """One of the free ones. Raises TileError if there is none left."""
+        """Return the barrier number of a role. Raises TileError if no free number is left."""
         at = self.found.setdefault((role.first, role.count), len(self.found))
         if at >= len(self.free):
             why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
@@ -103,7 +105,7 @@ class BarrierGroups:
 
 
 class Facts(Divergence):
-    """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
+    """Facts about a kernel: values of names, which of them differ between threads, and which memory matters."""
 
     def __init__(self, kernel: st.Kernel, handed_over: frozenset[Buffer] = frozenset()):
         super().__init__(kernel)
@@ -113,9 +115,9 @@ class Facts(Divergence):
         relevant -= handed_over
         calls = [n for n in find(kernel, Call) if by_engine(n) and lookup(n.name).starts and not _fills(n)]
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
-        # What wgmma and bulk copies read, past the proxy through which threads write.
+        # Memory that wgmma and bulk copies read, outside the proxy through which threads write.
         self.read_by_engines = {a.buffer for a in addresses if a.buffer.scope == "shared"}
-        self.refilled = frozenset[Buffer]()  # memory that bulk copies fill again, if it is fences that hand it over
+        self.refilled = frozenset[Buffer]()  # memory that bulk copies fill again, if fences hand it over
         self.lets = list(find(kernel, Let))
         names: dict[Var, Expr] = {}
         expand = Substitute(names)
@@ -130,7 +132,7 @@ class Facts(Divergence):
         self.stand_ins: dict[Stmt, Mapping[Var, Expr]] = {}
 
     def orders(self, one: Stmt) -> bool:
-        """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
+        """Return whether a statement has a barrier, a commit of or wait for copies, or an exit from an iteration."""
         if one not in self.memory:
             call = one.call if isinstance(one, Do) else None
             found = intrinsic_of(call)
@@ -140,11 +142,11 @@ class Facts(Divergence):
         return self.memory[one]
 
     def is_behind(self, access: Access) -> bool:
-        """Whether threads write, past the proxy of engines, memory that engines read."""
+        """Return whether threads write, outside the engines' proxy, memory that engines read."""
         return access.writes and not by_engine(access.origin) and access.buffer in self.read_by_engines
 
     def uses_refilled(self, one: Stmt) -> bool:
-        """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
+        """Return whether threads touch, outside the engines' proxy, memory that bulk copies fill again."""
         if self.refilled.isdisjoint(symbols(one)):
             return False
         engines = {a for n in find(one, Call) if by_engine(n) for a in n.args}
@@ -152,7 +154,7 @@ class Facts(Divergence):
         return any(n.buffer in self.refilled for n in touched)
 
     def forgotten(self, loop: For | While) -> Mapping[Var, Expr]:
-        """Stand-ins for the variables of a loop, of which nothing is known."""
+        """Return stand-ins for the variables of a loop, whose values are unknown."""
         if loop in self.stand_ins:
             return self.stand_ins[loop]
         inner = [v for n in find(loop, For) for v in n.vars]

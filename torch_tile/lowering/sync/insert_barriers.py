@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fewest barriers that order every hazard between the threads of a block.
+"""Insert the fewest barriers that order every hazard between the threads of a block.
 
-Walks the statements in order with the accesses since the last barrier; a barrier comes right before the first statement
-that meets one of them, which in straight code is the best that can be done. Loops are walked until what one iteration
-leaves for the next no longer changes, and from several starting points. Asynchronous copies count as writes from the
-wait that completes them on, products as reads when they start and when they are waited for. A barrier never stands
-where only some threads come by. Afterwards every hazard is ordered.
+The pass walks the statements in order, with the accesses since the last barrier. A barrier goes right before the first
+statement that meets one of them, which is optimal in straight code. The pass walks a loop until what one iteration
+leaves for the next no longer changes, from several starting points. Asynchronous copies count as writes from the wait
+that completes them. Products count as reads when they start and when they are waited for. A barrier never stands where
+only some threads pass. Afterwards every hazard is ordered.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torch_tile.lowering.sync.accesses import Access, Hazards, trips
 from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is_ordered, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
-PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
-DIVERGENT_PASSES = 2  # over one that only some threads run, before its accesses count as being anywhere
+PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
+DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count as being anywhere
 STARTS = 16  # points of a loop body from which placing is tried
 
 
@@ -46,6 +46,7 @@ def insert_barriers(program: Program, build: Build) -> Program:
 
 
 def _synchronised(kernel: st.Kernel) -> st.Kernel:
+    """Insert the barriers of one kernel; return the same kernel if it lacks none."""
     threads = 1
     for extent in kernel.threads:
         threads *= extent
@@ -59,11 +60,11 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
 
 
 class Walk:
-    """Finds the places of barriers in one kernel, or role.
+    """Find the places of barriers in one kernel or role.
 
-    `fences` are places before barriers where what threads wrote is shown to wgmma and bulk copies, `shown` those before
-    `arrivals` at what others wait for, by which authors hand tiles over. `others` are the barriers that are not the
-    block's, `own` those of the roles in which an author calls for one.
+    `fences` are places before barriers, where a fence shows the threads' writes to wgmma and bulk copies. `shown` are
+    such places before arrivals by which authors hand tiles over. `others` maps places to barriers that are not the
+    block's. `own` maps roles in which an author calls for a barrier to the barrier of the role.
     """
 
     def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None):
@@ -75,33 +76,39 @@ class Walk:
         self.others: dict[Place, Do] = {}
         self.own: dict[Role, Do] = {}
         self.shown: set[Place] = set()
-        self.hands_over = False  # whether authors order the threads, so that what they arrive at hands tiles over
+        self.hands_over = False  # whether authors order the threads, so that their arrivals hand tiles over
         self.arriving = False  # the statement before arrives at the cluster's barrier
         self.barrier_groups = BarrierGroups(kernel)
         self.after_roles = False
         self.collected: dict[Stmt, list[Access]] = {}
         self.forced: set[Place] = set()
-        self.depth = 0  # of loops
+        self.depth = 0  # number of loops around
         self.branches = 0
         self.divergent = False
-        self.showing = False  # within a branch before which all threads have shown what they did
-        self.conditions: tuple[Expr, ...] = ()  # of the branches around
-        self.exits: list[list[State]] = []  # of the loops around, at their breaks
-        self.iterations: list[list[State]] = []  # and where they continue
-        self.heads: list[list[Access]] = []  # and what their conditions read before each further iteration
+        self.showing = False  # whether a fence of all threads stands before a branch around
+        self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
+        self.exits: list[list[State]] = []  # states of the loops around, at their breaks
+        self.iterations: list[list[State]] = []  # states of the loops around, where they continue
+        self.heads: list[list[Access]] = []  # reads of their conditions before each further iteration
         self.trying = False
-        self.last: list[Place] = []  # of the barriers that the loop walked last has inside
+        self.last: list[Place] = []  # places of the barriers inside the loop walked last
         self.leaves: dict[Stmt, bool] = {}
         self.failing: dict[tuple[For, Expr], bool] = {}
         self.shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
     def by_hand(self, refilled: frozenset[Buffer]) -> None:
-        """Authors order the threads: what they arrive at, or meet at, passes what engines read or fill again."""
+        """Treat the threads as ordered by the author.
+
+        The calls at which they arrive or meet hand over memory that engines read or fill again.
+        """
         self.facts.refilled, self.hands_over = refilled, True
         self.facts.ordered = lambda found: is_ordered(found) or found.hands_over
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
-        """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
+        """Return the places of a block's barriers with their cost, and update `state` to hold after the block.
+
+        A place costs more in loops, and less in branches.
+        """
         places: dict[Place, float] = {}
         self.arriving = False
         for n, one in enumerate(block.stmts):
@@ -115,24 +122,26 @@ class Walk:
         return places
 
     def _barrier(self, place: Place, state: State, places: dict[Place, float]) -> None:
+        """Place a barrier, with its cost."""
         places[place] = 100.0**self.depth / 2**self.branches
         self._clear(place, state)
 
     def _clear(self, place: Place, state: State) -> None:
-        """At a barrier, all is ordered; for engines what threads did needs a fence besides."""
+        """Clear the accesses at a barrier; if engines have yet to see what threads did, place a fence there."""
         if state.is_hidden:
             self.fences.add(place)
         state.since.clear()
         state.used = state.wrote = False
 
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
+        """Update the state by one statement, with a barrier before it if it needs one."""
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
         if isinstance(one, Role):
             self._role(one, place, state, places)
         elif call is not None and _is_for_all(call, self.threads):
             self._clear(place, state)
         elif syncs(call, Sync.WAIT, Scope.CLUSTER) and self.arriving and not state.is_hidden:
-            self._clear(place, state)  # a barrier of all blocks
+            self._clear(place, state)  # the barrier of the cluster
         elif call is not None and self.hands_over and lookup(call.name).hands_over:
             self._show(place, state)
         elif syncs(call, Sync.PROXY_FENCE):
@@ -151,7 +160,7 @@ class Walk:
             if isinstance(one, Continue):
                 self._meet(self.heads[-1], one, place, state, places)
             (self.exits if isinstance(one, Break) else self.iterations)[-1].append(state.copy())
-            state.become(State(state.most))  # nobody goes on here
+            state.become(State(state.most))  # no thread goes on here
         elif not self._accesses(one) and not self.facts.orders(one):
             state.used |= self.facts.uses_refilled(one)
         elif isinstance(one, If):
@@ -166,13 +175,13 @@ class Walk:
             state.used |= self.facts.uses_refilled(one)
 
     def _show(self, place: Place, state: State) -> None:
-        """Before an arrival, to those who wait for it."""
+        """Place a fence before an arrival, for the threads that wait for it."""
         if state.is_hidden and not self.showing:
             self.shown.add(place)
             state.used = state.wrote = False
 
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
-        """A barrier before `one` if what it does meets what was done."""
+        """Place a barrier before `one` if its accesses conflict with earlier ones."""
         clash = self._clash(new, state)
         if clash is None and not (self.after_roles and new):
             return
@@ -183,16 +192,19 @@ class Walk:
             raise error("divergent_hazard", one.span or clash.origin.span, buffer=clash.buffer.name)
 
     def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
-        """Its threads among themselves; what was before is seen by all roles, mbarriers order them among each other."""
+        """Place the barriers among the threads of a role.
+
+        All roles see the accesses before them, and mbarriers order the roles among each other.
+        """
         if state.since:
             self._barrier(place, state, places)
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
-        inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
+        inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
         end = State(most_pending(role.body))
         found = inner.block(role.body, end)
-        state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # to be shown at the next barrier
+        state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # the next barrier needs a fence
         conflicts = any(map(is_barrier, find(role.body, Do)))
         if found or conflicts:
             wait = warp_barrier() if role.count == 32 else named_barrier(self.barrier_groups.number(role), role.count)
@@ -204,34 +216,40 @@ class Walk:
         self.after_roles = True
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
+        """Return the first new access that conflicts with an earlier one; None if there is none."""
         found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
         return next(found, None)
 
     def _accesses(self, one: Stmt) -> list[Access]:
+        """Return the accesses of a statement, from the cache if they are known."""
         if one not in self.collected:
             self.collected[one] = list(self.facts.collector.of(one, (), self.conditions))
         return self.collected[one]
 
     def _is_leaf(self, loop: For | While) -> bool:
-        """Whether a loop needs nothing inside: its iterations do not meet each other, and it waits for nothing."""
+        """Return whether a loop needs no barrier inside: its accesses do not conflict, and it waits for nothing."""
         if isinstance(loop, While) or self.facts.orders(loop):
             return False
         if loop not in self.leaves:
             found = self._accesses(loop)
-            # Threads that repeat one store write the same.
+            # Threads that repeat one store write the same value.
             pairs = ((a, b) for n, a in enumerate(found) for b in found[n + 1 :] if a.origin is not b.origin)
             self.leaves[loop] = not any(self.hazards.between(a, b) for a, b in pairs)
         return self.leaves[loop]
 
     def _if(self, one: If, place: Place, state: State, places: dict[Place, float]) -> None:
-        """What the branches meet of what was before is ordered in front of them, so that it counts on both ways."""
+        """Place barriers in a branch.
+
+        Conflicts of the branches with earlier accesses are ordered before the `if`, so that the order holds on both
+        ways.
+        """
         self._meet(self._accesses(one), one, place, state, places)
         for access in self.facts.collector.of(one.condition):
             state.add(access)
         outer = self.divergent, self.conditions, self.showing
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
         if self.divergent and self.hands_over and any(lookup(n.name).hands_over for n in find(one, Call)):
-            self._show(place, state)  # by all threads, some of which arrive
+            self._show(place, state)  # a fence of all threads, although only some arrive
             self.showing = True
         condition = self.facts.collector.expand(one.condition)
         other = state.copy()
@@ -246,12 +264,12 @@ class Walk:
     # Loops.
 
     def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
-        """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none.
+        """Choose the cheapest barriers of a loop: one in front or none, and a first one in the body or none.
 
-        What the loop's bounds or its condition read is ordered in front of it, or threads would count differently.
+        Reads of the loop's bounds or condition are ordered in front of it. Otherwise threads would count differently.
         """
         head, parted = self._head(loop), self.facts.parts(loop)
-        # No barrier can be inside where threads part.
+        # No barrier can be inside a loop in which threads diverge.
         self._meet(self._accesses(loop) if parted else head, loop, place, state, places)
         for access in head:
             state.add(access)
@@ -266,7 +284,7 @@ class Walk:
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
             fronts.append(True)
-            self.fences |= {place} if state.is_hidden else set()  # of the barrier, if it comes to stand there
+            self.fences |= {place} if state.is_hidden else set()  # for a barrier there, if one is chosen
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()
@@ -287,7 +305,7 @@ class Walk:
         state.become(best[2])
 
     def _body(self, loop: For | While, state: State) -> tuple[dict[Place, float], State, State]:
-        """Places in a body, and what holds where an iteration ends and where the loop is left early."""
+        """Return the places in a loop's body, and the states at the end of an iteration and at early exits."""
         self.exits.append([])
         self.iterations.append([])
         self.heads.append(self._head(loop) if isinstance(loop, While) else [])
@@ -297,7 +315,7 @@ class Walk:
         return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 
     def _starts(self, loop: For | While) -> Iterator[Place | None]:
-        """A barrier to begin with: none, before a statement of the body if several are needed, or ending a branch."""
+        """Yield first barriers to try: none, before a statement of the body if it needs several, or ending a branch."""
         yield None
         if self.divergent or self.trying or not self.last:
             return
@@ -305,16 +323,16 @@ class Walk:
         for one in loop.body.stmts:
             if isinstance(one, If) and not self.facts.is_divergent(one.condition):
                 yield from (_end_of(b) for b in (one.then, one.otherwise) if self._hands_over(b))
-        # From a barrier that stands in the body already, placing is best anyway.
+        # If the body has a barrier already, placing from there is optimal anyway.
         if len(self.last) > 1 and not any(map(is_barrier, loop.body.stmts)):
             yield from ((loop.body, n) for n in self._between(loop)[:STARTS])
         self.trying = False
 
     def _between(self, loop: For | While) -> list[int]:
-        """Statements of a body before one of which a barrier stands however they are placed.
+        """Return a range of a body's statements such that every placement has a barrier before one of them.
 
-        Between two barriers that were placed as late as can be, something is to be ordered: where there are several
-        such ranges, the one with the fewest statements will do.
+        Something has to be ordered between two barriers that were placed as late as possible. Of several such ranges,
+        the one with the fewest statements is enough.
         """
         busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
         here = sorted(n for block, n in self.last if block is loop.body)
@@ -322,12 +340,12 @@ class Walk:
         return min([*ranges, busy], key=len)
 
     def _hands_over(self, branch: Block) -> bool:
-        """Whether a branch leaves something in shared memory for what follows."""
+        """Return whether a branch writes shared memory for later statements."""
         found = [a for one in branch.stmts for a in self._accesses(one)]
         return any(a.writes and not a.asynchronous and a.buffer.scope == "shared" for a in found)
 
     def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
-        """Places inside a loop entered with `entry`, and what an iteration leaves, seen from after the loop."""
+        """Return the places inside a loop entered with `entry`, and the state that it leaves behind the loop."""
         forced = self.forced
         self.forced = forced | {start} if start else forced
         self.depth += 1
@@ -341,11 +359,11 @@ class Walk:
             for access in self._head(loop) if isinstance(loop, While) else ():
                 state.add(access)
             places, ends, exits = self._body(loop, state)
-            if iteration == DIVERGENT_PASSES and self.divergent:  # threads come here or not: no barrier cuts it off
+            if iteration == DIVERGENT_PASSES and self.divergent:  # only some threads come here: no barrier is possible
                 ends = self._anywhere(loop, ends)
                 break
             before, back = back, self._next(loop, ends)
-            if iteration > PASSES:  # from here on it only grows, up to what the body can do
+            if iteration > PASSES:  # from here on the state only grows, up to all accesses of the body
                 back = before.join(back)
             if back.same(before):
                 break
@@ -356,20 +374,20 @@ class Walk:
         return places, self._left(loop, ends, exits)
 
     def _anywhere(self, loop: For | While, state: State) -> State:
-        """The state with all accesses of a loop at unknown places."""
+        """Return the state with all accesses of a loop at unknown places."""
         found = state.copy()
         for access in self._accesses(loop):
             found.since[access.key] = replace(access, count=-1)
         return found
 
     def _entered(self, loop: For | While, entry: State) -> State:
-        """What was before a loop as its first iteration sees it."""
+        """Return the state before a loop as its first iteration sees it."""
         if isinstance(loop, While):
             return entry
         return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop), self.hazards.simplify)
 
     def _skipped(self, loop: For | While, state: State) -> State:
-        """State after a loop that runs zero times: drops accesses guarded by "the loop runs"."""
+        """Return the state after a loop that runs zero times: without accesses that need the loop to run."""
         kept = state.copy()
         if isinstance(loop, For):
             known = self.hazards.simplify
@@ -378,18 +396,18 @@ class Walk:
         return kept
 
     def _left(self, loop: For | While, state: State, exits: State) -> State:
-        """What an iteration leaves, seen from after the loop: the last one has not done what is for a next one."""
+        """Return the state behind a loop, without accesses that the last iteration makes only for a next one."""
         left = state.copy()
         if isinstance(loop, For) and loop.step == 1:
             for key, access in state.since.items():
-                # Where the place changes with the iteration, no earlier one has made an access of the same key.
+                # If the place changes with the iteration, no earlier iteration made an access of the same key.
                 changes = any(loop.vars[0] in symbols(i) for i in access.indices)
                 if changes and any(self._fails_last(loop, c) for c in access.conditions):
                     del left.since[key]
         return left.join(exits).earlier(self.shifts.of(loop, leave=True))
 
     def _fails_last(self, loop: For, condition: Expr) -> bool:
-        """Whether a condition certainly fails in the last iteration."""
+        """Return whether a condition certainly fails in the last iteration."""
         key = loop, condition
         if key not in self.failing:
             last = Substitute({loop.vars[0]: loop.stops[0] - 1})(condition)
@@ -397,32 +415,33 @@ class Walk:
         return self.failing[key]
 
     def _head(self, loop: For | While) -> list[Access]:
+        """Return the accesses of a loop's bounds or condition."""
         read = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
         return [access for part in read for access in self.facts.collector.of(part)]
 
     def _next(self, loop: For | While, state: State) -> State:
-        """What an iteration leaves, as the next one sees it."""
+        """Return the state that an iteration leaves, as the next one sees it."""
         return state.earlier(self.shifts.of(loop, leave=False))
 
 
 def _end_of(block: Block) -> Place:
-    """The place behind the last statement of a block."""
+    """Return the place behind the last statement of a block."""
     return block, len(block.stmts)
 
 
 def _is_for_all(call: Call, threads: int) -> bool:
-    """Whether it is a barrier for all threads of the role, and maybe others."""
+    """Return whether a call is a barrier for at least all threads of the role."""
     found = lookup(call.name)
     return found.meets and (found.scope is Scope.BLOCK or (found.scope is Scope.GROUP and option(call, 1) >= threads))
 
 
-# Barriers and fences put into the blocks of a kernel where insert_barriers found that they belong.
+# Insertion of barriers and fences at the places that `Walk` found.
 
-Place = tuple[Block, int]  # a block, and before which of its statements
+Place = tuple[Block, int]  # a block, and the number of the statement behind the place
 
 
 class Found(Protocol):
-    """What stands where; see `insert_barriers.Walk`."""
+    """The barriers and fences to insert, by place; see `insert_barriers.Walk`."""
 
     fences: set[Place]
     shown: set[Place]
@@ -431,7 +450,7 @@ class Found(Protocol):
 
 
 def is_barrier(one: Node) -> bool:
-    """Whether a statement is the block's barrier."""
+    """Return whether a statement is a barrier of the block."""
     found = intrinsic_of(one)
     return found is not None and found.meets and found.scope is Scope.BLOCK
 
@@ -442,25 +461,25 @@ def _is_any_barrier(one: Stmt) -> bool:
 
 
 class Insert(Rewriter):
-    """Puts barriers and fences into blocks."""
+    """Insert barriers and fences into blocks."""
 
     def __init__(self, places: set[Place], found: Found):
         self.places, self.found = places, found
-        self.wait: Do | None = None  # what threads of the role around wait for
+        self.wait: Do | None = None  # the barrier of the role around
 
     def visit_Role(self, role: Role) -> Stmt:
-        """The block's barrier is for those of the role only."""
+        """Replace the author's block barriers in a role by the barrier of the role."""
         self.wait = self.found.own.get(role)
         new = self.children(role)
         self.wait = None
         return new
 
     def visit_Do(self, node: Do) -> Stmt:
-        """An author's barrier."""
+        """Replace an author's barrier by the role's."""
         return node if self.wait is None or not is_barrier(node) else replace(self.wait, span=node.span)
 
     def at(self, place: Place, one: Stmt, before: bool) -> Iterator[Stmt]:
-        """What stands there, `before` a statement or after it; fences only in front of barriers that stand there."""
+        """Yield what stands at a place, `before` a statement or after it; fences stand only in front of barriers."""
         span = one.span
         fence = place in self.found.fences and (place in self.places or (before and _is_any_barrier(one)))
         if fence or (before and place in self.found.shown):
@@ -469,7 +488,7 @@ class Insert(Rewriter):
             yield replace(self.found.others.get(place) or barrier(), span=span)
 
     def visit_Block(self, block: Block) -> Block:
-        """With what stands between its statements."""
+        """Rewrite a block with barriers and fences between its statements."""
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
             new += self.at((block, n), one, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and what is in flight."""
+"""Track the accesses that may still conflict at a point of a kernel: those since the last barrier or in flight."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, Stmt, While
 from torch_tile.lowering.sync.accesses import Access
 
-# A write of a copy or read of a product, and how many groups of its kind may have been committed after its own.
+# A write of a copy or read of a product, with the possible numbers of later committed groups of its kind.
 Flight = tuple[Access, frozenset[int]]
 
 
 @dataclass
 class State:
-    """Accesses `since` the last barrier, and copies and products `flying`; whether threads `used` memory that copy
-    engines fill again, or `wrote` memory that engines read, with no fence after it.
+    """Accesses `since` the last barrier, and copies and products in flight (`flying`).
 
-    With each of these goes how many groups were committed after its own, -1 if its own is still open; several numbers
-    where one of them holds, or where several are alike. `most` and more are not told apart: any wait is for these.
+    `used` says that threads used memory that copy engines fill again, with no fence after it. `wrote` says that they
+    wrote memory that engines read, with no fence after it. Each flight has the numbers of groups that may have been
+    committed after its own, -1 if its own is still open. It has several numbers if several flights are alike. Numbers
+    from `most` on are not told apart: any wait completes them.
     """
 
-    most: int = 0  # groups that a wait of the kernel may leave in flight
+    most: int = 0  # most groups that a wait of the kernel leaves in flight
     since: dict[Hashable, Access] = field(default_factory=dict)
     flying: dict[Hashable, Flight] = field(default_factory=dict)
     used: bool = False
@@ -39,19 +40,19 @@ class State:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether engines are yet to be shown what threads did."""
+        """Whether a fence has yet to show engines what threads did."""
         return self.used or self.wrote
 
     def copy(self) -> State:
-        """The same, to go another way."""
+        """Return a copy of the state, for another branch."""
         return State(self.most, dict(self.since), dict(self.flying), self.used, self.wrote)
 
     def become(self, other: State) -> None:
-        """Say what another one says."""
+        """Take over the contents of another state."""
         self.since, self.flying, self.used, self.wrote = other.since, other.flying, other.used, other.wrote
 
     def join(self, other: State) -> State:
-        """Where either may hold."""
+        """Return the state that holds where either of two states may hold."""
         used, wrote = self.used or other.used, self.wrote or other.wrote
         joined = State(self.most, self.since | other.since, dict(self.flying), used, wrote)
         for key in self.since.keys() & other.since.keys():
@@ -61,13 +62,13 @@ class State:
         return joined
 
     def same(self, other: State) -> bool:
-        """Whether both say the same."""
+        """Return whether two states are equal."""
         mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
         shown = self.used is other.used and self.wrote is other.wrote
         return self.since.keys() == other.since.keys() and mine == theirs and shown
 
     def earlier(self, shift: Callable[[Access], Access]) -> State:
-        """As a later iteration sees it."""
+        """Return the state as a later iteration sees it, with each access moved by `shift`."""
         new = State(self.most, used=self.used, wrote=self.wrote)
         for access in self.since.values():
             old = shift(access)
@@ -79,9 +80,9 @@ class State:
     def entering(
         self, var: Var, start: Expr, inside: Sequence[Access], simplify: Callable[[Expr], Expr] = simplify
     ) -> State:
-        """As the first iteration of a loop over `var` with the accesses `inside` sees it.
+        """Return the state as the first iteration of a loop over `var` with the accesses `inside` sees it.
 
-        What the loop counts as versions, modulo their number, is told from `var - start`, which is 0.
+        Indices that the loop takes modulo the number of versions are expressed by `var - start`, which is 0 there.
         """
         versions = _versions(inside)
         iterations = var - start
@@ -92,26 +93,26 @@ class State:
         return self.earlier(moved)
 
     def fly(self, access: Access, younger: frozenset[int]) -> None:
-        """It is in flight, besides others that are alike."""
+        """Add an access in flight, and merge it with an equal one."""
         alike, others = self.flying.get(access.key, (access, younger))
         self.flying[access.key] = _later(access, alike), younger | others
 
     def add(self, access: Access) -> None:
-        """An access happens; a product may read from now on until it is waited for."""
+        """Record an access; a product may read from now on until it is waited for."""
         if access.asynchronous:
             self.fly(access, frozenset((-1,)))
         if not access.asynchronous or not access.writes:
             self.since[access.key] = _later(access.landed, self.since.get(access.key, access.landed))
 
     def commit(self, copies: bool = True) -> None:
-        """A group of copies, or of products, is closed."""
+        """Close the current group of copies, or of products."""
         self.flying = {
             key: (access, frozenset(min(n + 1, self.most) for n in younger) if access.writes is copies else younger)
             for key, (access, younger) in self.flying.items()
         }
 
     def wait(self, pending: int, copies: bool = True) -> None:
-        """All but the `pending` youngest groups are done, for the thread that started them."""
+        """Complete all but the `pending` youngest groups, for the thread that started them."""
         for key, (access, younger) in list(self.flying.items()):
             if access.writes is not copies:
                 continue
@@ -124,13 +125,13 @@ class State:
 
 
 def most_pending(body: Block) -> int:
-    """Of the groups of copies, or of products, that waits leave in flight."""
+    """Return the largest number of groups that a wait in the body leaves in flight."""
     waits = (n.options[0] for n in find(body, Call) if lookup(n.name).sync is Sync.DRAIN and lookup(n.name).is_grouped)
     return max((int(str(n)) for n in waits), default=0)
 
 
 def _later(a: Access, b: Access) -> Access:
-    """Two accesses to the same places as one: the one less iterations ago, made if either was."""
+    """Merge two accesses to the same places: keep the younger one, under the conditions that both share."""
     if a.age > b.age:
         a, b = b, a
     if a is b or a.conditions is b.conditions:
@@ -140,7 +141,7 @@ def _later(a: Access, b: Access) -> Access:
 
 
 def _versions(accesses: Sequence[Access]) -> dict[Buffer, set[int]]:
-    """The dimensions of each buffer whose indices are all modulo their size."""
+    """Map each buffer to its dimensions whose indices are all modulo their size."""
     found: dict[Buffer, set[int]] = {}
     for access in accesses:
         pairs = enumerate(zip(access.indices, access.buffer.shape, strict=True))
@@ -150,6 +151,7 @@ def _versions(accesses: Sequence[Access]) -> dict[Buffer, set[int]]:
 
 
 def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callable[[Expr], Expr]) -> Access:
+    """Express the version indices of an access by the iteration of the loop that it enters."""
     indices = list(access.indices)
     for dim in dims:
         size = access.buffer.shape[dim]
@@ -160,31 +162,36 @@ def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callab
 
 
 def _is_forgotten(base: Expr) -> bool:
-    """Whether it counts from an unknown turn; told from the next loop too, every loop around would count it anew."""
+    """Return whether a version counts from an unknown iteration.
+
+    Such a version is not expressed by the next loop's variable: every loop around would then count it anew.
+    """
     return any(e.role == "let" for e in find(base, Var))
 
 
 def _base(index: Expr, size: Expr) -> Expr | None:
-    """What is taken modulo `size`, if `index` is such a number or a literal."""
+    """Return the operand that `index` takes modulo `size`, or the literal that `index` is; None for other indices."""
     if isinstance(index, Const):
         return index
     return index.a if isinstance(index, Binary) and index.op == "%" and equal(index.b, size) else None
 
 
-# How accesses of one iteration look from the next one, or from after the loop.
+# Shifts express the accesses of one iteration as seen from the next one, or from after the loop.
 #
-# Loops are walked many times, and each iteration moves accesses that are alike but not the same object. So answers are
-# remembered by what expressions say, not by what they are: one index is substituted and simplified once for a loop,
-# and alike accesses become one, which `Hazards` and `State` then know by identity.
+# Loops are walked many times, and each iteration moves accesses that are equal but not the same object. So the caches
+# go by the structure of expressions, not by their identity: one index is substituted and simplified once for a loop.
+# Equal accesses become one object, which `Hazards` and `State` then know by identity.
 
-ITERATIONS = 6  # after so many, an access may be of any earlier iteration
+ITERATIONS = 6  # iterations after which an access may be of any earlier iteration
 
 Shift = Callable[[Access], Access]
 
 
 class Shifts:
-    """The shifts of one kernel's loops. `forgotten` gives stand-ins for the variables of a loop of which nothing is
-    known."""
+    """Make the functions that move accesses to later iterations, for the loops of one kernel.
+
+    `forgotten` gives stand-ins for the variables of a loop whose values are unknown.
+    """
 
     def __init__(self, forgotten: Callable[[For | While], Mapping[Var, Expr]], simplify: Callable[[Expr], Expr]):
         self.forgotten, self.simplify = forgotten, simplify
@@ -192,12 +199,13 @@ class Shifts:
         self.alike: dict[Hashable, Access] = {}
 
     def of(self, loop: For | While, leave: bool) -> Shift:
-        """To the next iteration, or with `leave` to what comes after the loop."""
+        """Return the shift of accesses to the next iteration, or with `leave` to what comes after the loop."""
         if (loop, leave) not in self.known:
             self.known[loop, leave] = self._made(loop, leave)
         return self.known[loop, leave]
 
     def _made(self, loop: For | While, leave: bool) -> Shift:
+        """Build the shift for a loop."""
         forget = _Mover(self.forgotten(loop), self.simplify)
         step = forget
         if isinstance(loop, For) and not leave:
@@ -213,11 +221,11 @@ class Shifts:
         return shift
 
     def _shifted(self, access: Access, step: _Mover, forget: _Mover) -> Access:
-        """With the variables of the loop moved by `step`; after ITERATIONS, and after the loop, by `forget`."""
+        """Move an access by `step`; after ITERATIONS iterations, and after the loop, move it by `forget`."""
         if access.symbols.isdisjoint(step.values):
             return access
         move = step if access.age < ITERATIONS else forget
-        turning = tuple(v for loop in access.loops for v in loop.vars)  # in a loop inside, which has all its iterations
+        turning = tuple(v for loop in access.loops for v in loop.vars)  # of inner loops, whose iterations all count
         indices = tuple(move.index(i, turning) for i in access.indices)
         conditions = tuple(move.condition(c, turning) for c in access.conditions)
         new = replace(access, indices=indices, conditions=conditions, age=0 if step is forget else access.age + 1)
@@ -226,7 +234,7 @@ class Shifts:
 
 
 class _Mover:
-    """Replaces variables by `values`, but for those `turning`; remembers expressions by what they say."""
+    """Replace variables by `values`, except those in `turning`; cache results by the structure of expressions."""
 
     def __init__(self, values: Mapping[Var, Expr], simplify: Callable[[Expr], Expr]):
         self.values, self.simplify = values, simplify
@@ -235,14 +243,14 @@ class _Mover:
         self.conditions: dict[Hashable, Expr] = {}
 
     def index(self, e: Expr, turning: tuple[Var, ...]) -> Expr:
-        """An index, simplified."""
+        """Return an index with its variables replaced, simplified."""
         key = structure(e), turning
         if key not in self.indices:
             self.indices[key] = self.simplify(self._swap(turning)(e))
         return self.indices[key]
 
     def condition(self, e: Expr, turning: tuple[Var, ...]) -> Expr:
-        """A condition; the same object if it uses none of the variables."""
+        """Return a condition with its variables replaced; the same object if it uses none of them."""
         if self.values.keys().isdisjoint(symbols(e)):
             return e
         key = structure(e), turning
@@ -251,20 +259,21 @@ class _Mover:
         return self.conditions[key]
 
     def _swap(self, turning: tuple[Var, ...]) -> _Swap:
+        """Return the cached substitution without the variables `turning`."""
         if turning not in self.swaps:
             self.swaps[turning] = _Swap({v: e for v, e in self.values.items() if v not in set(turning)})
         return self.swaps[turning]
 
 
 class _Swap(Substitute):
-    """A substitution that walks once over what expressions share: names stand for the same objects in all of them."""
+    """Substitute variables, visiting each shared expression once: names are the same objects in all expressions."""
 
     def __init__(self, known: Mapping[Var, Expr]):
         super().__init__(known)
         self.done: dict[Any, Any] = {}
 
     def __call__(self, node: Any) -> Any:
-        """What becomes of it."""
+        """Return the node after substitution, from the cache if it is known."""
         found = self.done.get(node)
         if found is None:
             found = self.done[node] = super().__call__(node)

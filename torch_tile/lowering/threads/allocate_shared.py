@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared buffers get their offsets in the block's shared memory; those that are never alive together share bytes.
+"""Assign offsets in the block's shared memory to shared buffers; buffers that are never alive together share bytes.
 
-A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
-Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier
+A buffer is alive from its first access to its last. If it outlives an iteration of a loop, it is alive through the
+whole loop. Each buffer takes the smallest gap that it fits, larger buffers first. Memory used again may cost a barrier
 (insert_barriers decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or
-read, and tiles that copies fill for nobody: no barrier of threads says when those are done. What different roles use
-they use at the same time. What other blocks of a cluster read is alive until the cluster has met.
+read, and tiles that copies fill but nothing reads: no barrier of threads says when those are done. Different roles use
+their buffers at the same time. A buffer that other blocks of a cluster read is alive until the cluster has met.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, find
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
 
-SCOPES = ("shared", "barrier")  # whose buffers lie in shared memory
+SCOPES = ("shared", "barrier")  # scopes of buffers in shared memory
 ALIGNMENT = 128  # bytes: a row of all banks
 BARRIER_ALIGNMENT = 8  # bytes: one mbarrier
-SWIZZLED_ALIGNMENT = 1024  # eight such rows, after which every swizzle repeats
-SMALL = 1024  # bytes: up to this, memory used again saves less than the barrier that it costs
-SPARE = 4096  # bytes that may be spent on that
+SWIZZLED_ALIGNMENT = 1024  # bytes: eight such rows, after which every swizzle repeats
+SMALL = 1024  # bytes: sharing memory of smaller buffers saves less than the barrier that it costs
+SPARE = 4096  # most bytes to spend on small buffers of their own
 
 
 def allocate_shared(program: Program, build: Build) -> Program:
-    """Give every shared buffer its offset and every kernel its `shared_bytes`.
+    """Assign every shared buffer its offset and every kernel its `shared_bytes`.
 
     Raises TileError (`shared_memory`) if a block needs more than the target has.
     """
@@ -44,29 +44,29 @@ def allocate_shared(program: Program, build: Build) -> Program:
 
 @dataclass
 class Life:
-    """A buffer from its `first` to its `last` access, as positions in the kernel's text."""
+    """The live range of a buffer, from its `first` to its `last` access, as positions in the kernel's text."""
 
     buffer: Buffer
     span: Span | None
-    loops: tuple[int, ...]  # around its allocation
+    loops: tuple[int, ...]  # loops around its allocation
     first: int = -1
     last: int = -1
-    roles: frozenset[tuple[int, int]] = frozenset()  # that use it: which group of roles, and which of them
+    roles: frozenset[tuple[int, int]] = frozenset()  # roles that use it: number of their group, first thread
     alone: bool = False
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the buffer in bytes."""
         return shared_size(self.buffer)
 
     def conflicts(self, other: Life) -> bool:
-        """Whether both are alive at some point."""
+        """Return whether both buffers are alive at some point."""
         together = any(a[0] == b[0] and a != b for a in self.roles for b in other.roles)
         return self.alone or other.alone or together or (self.first <= other.last and other.first <= self.last)
 
 
 def shared_size(buffer: Buffer) -> int:
-    """Bytes that a shared buffer takes, holes of its layout included."""
+    """Return the bytes that a shared buffer takes, holes of its layout included."""
     shape = buffer.static_shape
     assert shape is not None, f"`{buffer.name}` has a dynamic size"
     elements = math.prod(shape) if buffer.layout is None else buffer.layout.extent("m")
@@ -74,6 +74,7 @@ def shared_size(buffer: Buffer) -> int:
 
 
 def _placed(kernel: Kernel, build: Build) -> Kernel:
+    """Assign offsets to the buffers of one kernel, with small buffers on their own if there is room."""
     lives = lives_of(kernel)
     if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
         return kernel
@@ -92,22 +93,24 @@ def _placed(kernel: Kernel, build: Build) -> Kernel:
 
 
 def _row(life: Life, offset: int) -> str:
+    """Format one line of the error's table of shared memory."""
     shape = "x".join(str(n) for n in life.buffer.static_shape or ())
     return f"{life.size:8} bytes at {offset:6}: {life.buffer.name} ({shape} {life.buffer.dtype})"
 
 
 def lives_of(kernel: Kernel) -> list[Life]:
-    """The shared buffers of a kernel that are used, in the order of their allocation."""
+    """Return the live ranges of a kernel's shared buffers that are used, in the order of their allocation."""
     found: IdMap[Buffer, Life] = IdMap()
-    begins, ends = list[int](), list[int]()  # of the loops, by number
+    begins, ends = list[int](), list[int]()  # first and last position of each loop, by its number
     inside: list[tuple[Life, tuple[int, ...]]] = []
     filled: IdSet[Expr] = IdSet()  # addresses that asynchronous copies fill
     used: IdSet[Buffer] = IdSet()  # buffers that something else touches
-    lent: IdMap[Buffer, Life] = IdMap()  # tiles that other blocks may be reading, as this one reads theirs
+    lent: IdMap[Buffer, Life] = IdMap()  # tiles that other blocks may be reading, as this block reads theirs
     clock = group = 0
     role: tuple[int, int] | None = None
 
     def visit(node: Node, loops: tuple[int, ...]) -> None:
+        """Advance the clock over a node and its children, and record their accesses."""
         nonlocal clock, role
         clock += 1
         if isinstance(node, Role):
@@ -133,7 +136,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
             inside.append((life, loops))
         if isinstance(node, Call) and node.name == "at_rank":
             lent.update((a.buffer, found[a.buffer]) for a in node.args if isinstance(a, Address))
-        if isinstance(node, Call) and syncs(node, Sync.WAIT, Scope.CLUSTER):  # by now others have read it
+        if isinstance(node, Call) and syncs(node, Sync.WAIT, Scope.CLUSTER):  # other blocks have read the tiles by now
             for life in lent.values():
                 life.last = clock
                 inside.append((life, loops))
@@ -146,7 +149,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
             role = None
 
     for stmt in kernel.body.stmts:
-        group += not isinstance(stmt, Role)  # those that follow each other run at the same time
+        group += not isinstance(stmt, Role)  # consecutive roles run at the same time
         visit(stmt, ())
     for life in lent.values():
         life.alone = True
@@ -157,7 +160,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
 
 
 def _offsets(lives: Sequence[Life]) -> tuple[IdMap[Buffer, int], int]:
-    """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits. And the total."""
+    """Choose an offset for each buffer, the smallest gap that fits between live buffers; also return the total."""
     placed: list[tuple[Life, int]] = []
     for life in sorted(lives, key=lambda x: -x.size):
         unit = _alignment(life.buffer)
@@ -169,7 +172,7 @@ def _offsets(lives: Sequence[Life]) -> tuple[IdMap[Buffer, int], int]:
 
 
 def _alignment(buffer: Buffer) -> int:
-    """Bytes of which the offset of a buffer is a multiple."""
+    """Return the alignment of a buffer's offset in bytes."""
     if buffer.scope == "barrier":
         return BARRIER_ALIGNMENT
     swizzled = buffer.layout is not None and buffer.layout.swizzle is not None
@@ -177,7 +180,7 @@ def _alignment(buffer: Buffer) -> int:
 
 
 def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, float]]:
-    """Free stretches from a multiple of `unit` on; the last has no end."""
+    """Yield the free ranges that start at a multiple of `unit`; the last range has no end."""
     at = 0
     for start, end in taken:
         if start > at:
@@ -187,7 +190,7 @@ def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, fl
 
 
 class _Place(Rewriter):
-    """Replaces buffers by the same with an offset."""
+    """Replace buffers by copies with an offset, and drop allocations of unused buffers."""
 
     def __init__(self, offsets: IdMap[Buffer, int]):
         self.offsets = offsets
@@ -197,11 +200,11 @@ class _Place(Rewriter):
         new = self.made_for(node.buffer)
         if new.scope in SCOPES and new.offset is None:
             return Block(())  # never used
-        node = self.children(node)  # a first value may be an element of another
+        node = self.children(node)  # an initial value may be an element of another buffer
         return node if new is node.buffer else replace(node, buffer=new)
 
     def made_for(self, buffer: Buffer) -> Buffer:
-        """`buffer` where it lies."""
+        """Return the copy of `buffer` that has its offset."""
         if buffer not in self.offsets:
             return buffer
         if buffer not in self.made:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A T.Parallel nest becomes what one thread does: loops over its own steps, fragments being its registers.
+"""Turn a T.Parallel nest into the code of one thread: loops over its own steps, with fragments in its registers.
 
-Assumes a static nest with a layout, and fragments with layouts. A fragment of which the thread would need elements that
-others hold goes through shared memory.
+Assumes a static nest with a layout, and fragments with layouts. A fragment goes through shared memory if the thread
+needs elements of it that other threads hold.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from torch_tile.tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
 Element = Load | Store
-UNROLLED = 32  # steps up to which a loop that touches no register array is unrolled
+UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
-    """The statements of one thread for a static nest; fragments that do not fit are staged around it."""
+    """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
     nest = nest_of(loop, ctx.values)
     layout = layout_of(nest, ctx)
     told_apart = _told_apart(nest, layout, ctx)
@@ -75,10 +75,10 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
 
 
 def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
-    """The fragments to stage because threads that hold copies of an element would meet in memory.
+    """Return the fragments to stage because threads that hold copies of an element would conflict in memory.
 
-    All of them run the iteration for its fragments, but one of them does its stores and updates: the others would read
-    before or after it, as it comes.
+    All these threads run the iteration for its fragments, but one thread makes its stores and updates. The other
+    threads would read memory before or after that, in no fixed order.
     """
     if nest.uniform or not any(use.stored for use in nest.fragments) or layout.canonical.owner(ctx.thread) is None:
         return []
@@ -89,7 +89,7 @@ def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
 
 
 def _remark_order(nest: Nest, ctx: ThreadContext) -> None:
-    """Tell of the variables that are not spread over threads."""
+    """Report the variables of the nest that are not spread over threads."""
     extents = dict(zip(nest.loop.vars, nest.extents, strict=True))
     met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[var] > 1]
     if met and nest.carried:
@@ -99,7 +99,7 @@ def _remark_order(nest: Nest, ctx: ThreadContext) -> None:
 
 
 def _move(source: Buffer, target: Buffer, fragment: Buffer) -> For:
-    """A whole tile between a fragment and shared memory, each thread its own part."""
+    """Build the copy of a whole tile between a fragment and shared memory; each thread copies its own part."""
     names = tuple(Var("ijklmn"[d], dt.int32, "loop") for d in range(fragment.rank))
     body = Block((Store(target, names, Load(source, names)),))
     zeros = (ZERO,) * fragment.rank
@@ -107,7 +107,7 @@ def _move(source: Buffer, target: Buffer, fragment: Buffer) -> For:
 
 
 class _Swap(Rewriter):
-    """Puts other buffers in the place of some."""
+    """Replace buffers by the tiles that stage them."""
 
     def __init__(self, tiles: Mapping[Buffer, Buffer]):
         self.tiles = tiles
@@ -117,7 +117,7 @@ class _Swap(Rewriter):
 
 
 class _Step:
-    """A register digit of the nest: a loop of `size` turns, each of which moves variable `dim` by `place`."""
+    """A register digit of the nest: a loop of `size` iterations, each moving variable `dim` by `place`."""
 
     def __init__(self, digit: Digit, dim: int, place: int, name: str):
         self.digit, self.dim, self.place = digit, dim, place
@@ -126,7 +126,7 @@ class _Step:
 
 
 class _Binder:
-    """One nest that touches only what its threads hold, and memory."""
+    """Bind one nest whose fragment elements are all held by the threads that use them."""
 
     def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
         self.nest, self.layout, self.ctx = nest, layout.canonical, ctx
@@ -144,7 +144,7 @@ class _Binder:
             raise error("unsupported_on_target", nest.loop.span, what=what, target=str(ctx.target), fix=fix)
 
     def statements(self) -> Stmt:
-        """Loops over the steps around the body, with guards where the layout is larger than the nest."""
+        """Build loops over the steps around the body, with guards where the layout is larger than the nest."""
         ranges = self.ctx.ranges
         if isinstance(self.ctx.thread, Var):
             ranges = ranges.loop(self.ctx.thread, 0, self.ctx.count)
@@ -152,7 +152,7 @@ class _Binder:
             ranges = ranges.loop(step.var, 0, step.digit.size)
         unrolled = {f for f in self.nest.inner if _indexes(f, self.nest)}
         body: Stmt = _Body(self, ranges, self.owner if self.private else None, unrolled)(self.nest.loop.body)
-        if not self.steps and _goes_on(self.nest.loop.body):  # a loop for `continue` to go on with
+        if not self.steps and _goes_on(self.nest.loop.body):  # the loop that `continue` belongs to
             once = Var("once", dt.int32)
             body = For(LoopKind.SERIAL, (once,), (ZERO,), (const(1, dt.int32),), _block(body), span=self.nest.loop.span)
         guards = self._guards()
@@ -171,7 +171,10 @@ class _Binder:
         return For(step.kind, (step.var,), (ZERO,), (size,), _block(body), span=self.nest.loop.span)
 
     def _steps(self) -> list[_Step]:
-        """The register digits, the innermost last: a vector loop if memory may be accessed in vectors along it."""
+        """Return the register digits as steps, the innermost last.
+
+        The last step is a vector loop if accesses along it may be vectors.
+        """
         found = []
         for dim, digits in enumerate(self.layout.dims):
             place = 1
@@ -198,13 +201,13 @@ class _Binder:
         return steps
 
     def _width(self, dim: int, place: int) -> int:
-        """Elements of 16 bytes, if the nest is one that can be a vector loop along a variable."""
+        """Return the elements of a 16-byte vector along `dim`; 1 if the nest cannot be a vector loop along it."""
         if place != 1 or dim in self.nest.carried or not self.nest.memory or not _is_straight(self.nest.loop.body):
             return 1
         return 16 // min(16, max(use.buffer.dtype.itemsize for use in self.nest.memory))
 
     def _values(self) -> dict[Var, Expr]:
-        """Each variable of the nest in terms of the thread and the steps."""
+        """Express each variable of the nest by the thread and the steps."""
         found = {}
         top = self.layout.extent("t")
         for dim, (var, digits) in enumerate(zip(self.nest.loop.vars, self.layout.dims, strict=True)):
@@ -225,7 +228,7 @@ class _Binder:
         return found
 
     def _guards(self) -> list[tuple[int, Expr]]:
-        """Conditions that hold inside the nest, each with the number of loops around it."""
+        """Return the conditions that keep variables inside the nest, each with the number of loops around it."""
         found = []
         for dim, (var, extent) in enumerate(zip(self.nest.loop.vars, self.nest.extents, strict=True)):
             if self.layout.shape[dim] <= extent or not self._needs_guard(dim):
@@ -241,7 +244,7 @@ class _Binder:
         return found
 
     def _needs_guard(self, dim: int) -> bool:
-        """Whether running beyond the nest along a variable could be noticed: registers of the padding are nobody's."""
+        """Return whether running beyond the nest along `dim` has an effect; padding registers belong to no element."""
         nest = self.nest
         if nest.memory or nest.effects or nest.uniform or nest.carried or _iterations_vary(nest.loop.body):
             return True
@@ -251,9 +254,9 @@ class _Binder:
         return not all(self._stays_in_padding(use, dim, beyond) for use in nest.fragments)
 
     def _stays_in_padding(self, use: Use, dim: int, beyond: range) -> bool:
-        """Whether an access of a fragment does no harm while variable `dim` is in `beyond`.
+        """Return whether an access to a fragment does no harm while variable `dim` is in `beyond`.
 
-        It must not leave the registers, nor write an element of the fragment proper.
+        The access must not leave the registers, nor write an element of the fragment proper.
         """
         layout, shape = use.buffer.layout, use.buffer.static_shape
         assert layout is not None and shape is not None
@@ -264,7 +267,7 @@ class _Binder:
         return not use.stored or any(span is not None and span[0] >= size for span, size in ends)
 
     def _span(self, index: Index | None, dim: int, beyond: range) -> tuple[int, int] | None:
-        """The least and the greatest value of an index while variable `dim` is in `beyond`; None if not known."""
+        """Return the least and greatest value of an index while variable `dim` is in `beyond`; None if not known."""
         if index is None or not isinstance(index.rest, Const | None):
             return None
         rest = 0 if index.rest is None else int(index.rest.value)
@@ -277,7 +280,7 @@ class _Binder:
 
 
 class _Body(Rewriter):
-    """The body for one thread: variables replaced, fragments become registers, stores to memory made by the owner."""
+    """Rewrite the body for one thread: variables replaced, fragments in registers, stores to memory by the owner."""
 
     def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[For]):
         self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
@@ -289,7 +292,7 @@ class _Body(Rewriter):
         return self.names.get(var, var)
 
     def visit_Let(self, let: Let) -> Stmt:
-        """Names of indices are put in place, so that later passes see how addresses move."""
+        """Replace names of indices by their values, so that later passes see how addresses move."""
         new: Let = self.children(let)
         if not let.var.dtype.is_integer:
             return new
@@ -317,7 +320,7 @@ class _Body(Rewriter):
     def visit_For(self, loop: For) -> For:
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
-        self.places = {}  # more is known now
+        self.places = {}  # the ranges have changed
         new: For = self.children(loop)
         return replace(new, kind=LoopKind.UNROLLED) if loop in self.unrolled else new
 
@@ -327,6 +330,7 @@ class _Body(Rewriter):
         return If(self.owner, Block((node,)), Block(()), span=node.span)
 
     def _register(self, node: Element) -> Expr:
+        """Return the register index of a fragment's element, from the cache if it is known."""
         layout = node.buffer.layout
         assert layout is not None
         indices = tuple(self.inline(i) for i in node.indices)
@@ -337,24 +341,24 @@ class _Body(Rewriter):
 
 
 def load_of(load: Load, ctx: ThreadContext, register: Expr) -> Load:
-    """A fragment's element in this thread's registers."""
+    """Return a load of a fragment's element from this thread's registers."""
     return Load(ctx.registers(load.buffer), (register,), span=load.span)
 
 
 def _goes_on(node: Node) -> bool:
-    """Whether a `continue` in a loop's body is the loop's own."""
+    """Return whether a loop's body has a `continue` of that loop."""
     own = (child for child in children(node) if not isinstance(child, For | While))
     return isinstance(node, Continue) or any(map(_goes_on, own))
 
 
 def _iterations_vary(body: Block) -> bool:
-    """Whether values decide how often something is done: those of the padding might never let it end."""
+    """Return whether values decide how often something runs; values of the padding might never end it."""
     bounds = [e for loop in find(body, For) for e in (*loop.starts, *loop.stops)]
     return contains(body, While) or not all(isinstance(e, Const) for e in bounds)
 
 
 def _indexes_arrays(loop: For) -> bool:
-    """Whether the variables of a nest index an array of the thread, which ends where the padding may not."""
+    """Return whether the variables of a nest index an array of the thread, which may end before the padding."""
     own = IdSet(loop.vars)
     arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
     return any(own.meets(i) for n in arrays for i in n.indices)
@@ -365,7 +369,7 @@ def _is_fragment(node: Load | Store | Address) -> bool:
 
 
 def _indexes(loop: For, nest: Nest) -> bool:
-    """Whether the variable of an inner loop chooses registers."""
+    """Return whether the variable of an inner loop selects registers."""
     number = nest.rank + next(k for k, f in enumerate(nest.inner) if f is loop)
     return any(i is not None and any(p.var == number for p in i.pieces) for use in nest.fragments for i in use.map)
 
@@ -375,7 +379,7 @@ def _is_straight(body: Block) -> bool:
 
 
 def _updates(node: Stmt | Expr) -> bool:
-    """Whether memory is updated in a value: that is done once, even where several threads run an iteration."""
+    """Return whether a value updates memory; one thread does that, even if several run the iteration."""
     return any(call.name == "atomic" for call in find(node, Call))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block's program becomes one thread's: tile ops are lowered, T.Parallel loops bound, fragments made registers.
+"""Turn the block's program into one thread's: lower tile ops, bind T.Parallel loops, put fragments into registers.
 
-Outside T.Parallel every thread runs every statement; what touches memory there is done by thread 0, unless it says
-which thread it is, or stands where only some threads come by.
+Outside T.Parallel every thread runs every statement. Thread 0 makes the accesses to memory there. There are two
+exceptions: statements that name their thread, and statements that only some threads reach.
 """
 
 from __future__ import annotations
@@ -49,30 +49,34 @@ Element = Load | Store
 
 
 def bind_threads(program: Program, build: Build) -> Program:
-    """Replace tile ops, T.Parallel loops and fragments. Afterwards the body is what one thread does (stage THREAD)."""
+    """Replace tile ops, T.Parallel loops and fragments by the code of one thread (stage THREAD)."""
     return replace(program, kernels=tuple(_bound(kernel, build) for kernel in program.kernels))
 
 
 def _bound(kernel: Kernel, build: Build) -> Kernel:
+    """Bind one kernel, with a variable for its thread."""
     if kernel.thread is None:
         kernel = replace(kernel, thread=Var("thread", dt.int32, "thread"))
     return _Bind(build, kernel)(kernel)  # type: ignore[no-any-return]
 
 
 class _Bind(Known):
+    """Rewrite a kernel into the code of one thread."""
+
     def __init__(self, build: Build, kernel: Kernel):
         super().__init__()
         assert kernel.thread is not None
         self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
-        self.of_thread = False  # it is said which thread does what: inside what an op became, or by a branch around
+        # Whether the code says which thread runs it: in a lowered op, or under a branch of some threads.
+        self.of_thread = False
         self.divergence = Divergence(kernel, arrays=True)
 
     def here(self) -> ThreadContext:
-        """The threads at this point."""
+        """Return the threads and facts of the current statement."""
         return self.ctx.at(self.ranges, dict(self.names))
 
     def visit_Role(self, role: Role) -> Stmt:
-        """The threads of a role among themselves."""
+        """Bind the body of a role to the threads of the role."""
         assert self.thread is not None
         outer = self.ctx
         self.ctx = role_context(role, outer.build, self.thread, self.ranges, {})
@@ -81,7 +85,11 @@ class _Bind(Known):
         return new
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
-        """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""
+        """Lower a tile op and bind the nests that it becomes.
+
+        If it becomes a bare store, one thread of the block makes it; other statements already say which thread runs
+        them.
+        """
         lowered = Instance(IdMap(), IdMap(), fresh=True)(place_at(op, op.lower_cuda(self.here())))
         outer, self.of_thread = self.of_thread, self.of_thread or not isinstance(lowered, Store | Do)
         new = self(lowered)
@@ -89,7 +97,7 @@ class _Bind(Known):
         return new  # type: ignore[no-any-return]
 
     def visit_For(self, loop: For) -> Stmt:
-        """A nest is bound, its ops lowered first; other loops are kept."""
+        """Bind a parallel nest after lowering the ops in it; keep other loops."""
         if loop.kind is not LoopKind.PARALLEL:
             return self._apart(self.divergence.parts(loop), super().visit_For, loop)
         lowered: For = _LowerInside(self.here())(loop)
@@ -98,31 +106,32 @@ class _Bind(Known):
         return self(_in_chunks(lowered, self.ctx.count))  # type: ignore[no-any-return]
 
     def visit_If(self, node: If) -> Stmt:
-        """In a branch that only some threads take, each of them does what it says."""
+        """Rewrite a branch; if only some threads take it, each of them runs all of its statements."""
         return self._apart(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
     def visit_While(self, loop: While) -> Stmt:
         return self._apart(self.divergence.parts(loop), self.children, loop)
 
     def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
+        """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
         outer, self.of_thread = self.of_thread, self.of_thread or divergent
         new = rewrite(node)
         self.of_thread = outer
         return new
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        """A fragment is an array of each thread."""
+        """Replace a fragment by an array of each thread."""
         if node.buffer.scope != "fragment":
             return self.children(node)
         return Alloc(self.ctx.registers(node.buffer), span=node.span)
 
     def visit_Load(self, load: Load) -> Load:
-        """An element of a fragment that all threads hold."""
+        """Replace a load of a fragment's element that all threads hold by a load of a register."""
         new: Load = self.children(load)
         return load_of(new, self.ctx, self.register(new)) if load.buffer.scope == "fragment" else new
 
     def visit_Store(self, store: Store) -> Stmt:
-        """Every thread's own copy, or memory by one thread."""
+        """Store a fragment's element in each thread's copy, and an element in memory by one thread."""
         new: Store = self.children(store)
         if store.buffer.scope == "fragment":
             return Store(self.ctx.registers(store.buffer), (self.register(new),), new.value, span=store.span)
@@ -133,7 +142,7 @@ class _Bind(Known):
         return new
 
     def _told(self, store: Stmt, variable: Buffer, update: Call) -> Stmt:
-        """A variable gets what an update found: where one thread makes that, it tells all others."""
+        """Store the old value of an update in a variable; if one thread makes the update, it tells all threads."""
         if self.by_one(store, update.args) is store:
             return store
         told = self.ctx.shared(variable.name, (1,), variable.dtype)
@@ -141,13 +150,13 @@ class _Bind(Known):
         return Block((Alloc(told), once, Store(variable, (), Load(told, (ZERO,)), span=store.span)))
 
     def visit_Do(self, node: Do) -> Stmt:
-        """An update of memory by one thread."""
+        """Let one thread make an update of memory."""
         new: Do = self.children(node)
         atomic = isinstance(new.call, Call) and new.call.name == "atomic"
         return self.by_one(new, new.call.args) if atomic and isinstance(new.call, Call) else new
 
     def visit_Print(self, node: Print) -> Stmt:
-        """By one thread, element by element; fragments go through shared memory."""
+        """Print by one thread, element by element; fragments go through shared memory."""
         region = node.value
         if not isinstance(region, Region):
             return self.by_one(self.children(node), ())
@@ -173,7 +182,7 @@ class _Bind(Known):
         return Block((*before, self.by_one(self.children(nest(squeezed(whole), ())), ())), span=node.span)
 
     def register(self, node: Element) -> Expr:
-        """Where every thread holds an element; the fragment must be replicated."""
+        """Return the register in which every thread holds an element; the fragment must be replicated."""
         layout = node.buffer.layout
         assert layout is not None
         if any(d.axis == "t" and d.size > 1 for dim in layout.dims for d in dim):
@@ -182,7 +191,7 @@ class _Bind(Known):
         return layout.offset("r", node.indices, self.ranges)
 
     def by_one(self, node: Stmt, operands: Sequence[Expr]) -> Stmt:
-        """`node` in thread 0, unless its operands say which thread they mean, or differ between threads."""
+        """Run `node` in thread 0, unless its operands name their thread or differ between threads."""
         if self.of_thread or any(self.divergence.is_divergent(o) for o in operands):
             return node
         first = binary("==", self.ctx.thread, ZERO)
@@ -190,7 +199,7 @@ class _Bind(Known):
 
 
 def _in_chunks(loop: For, count: int) -> Stmt:
-    """A nest with extents known only at run time: serial loops around one of as many points as there are threads."""
+    """Split a nest with extents known only at run time into serial loops around a nest of `count` iterations."""
     names = tuple(Var(v.name, v.type, "loop") for v in loop.vars)
     values: dict[Var, Expr] = {}
     last = len(names) - 1
@@ -213,7 +222,7 @@ def _in_chunks(loop: For, count: int) -> Stmt:
 
 
 class _LowerInside(Rewriter):
-    """Ops on single elements inside a nest."""
+    """Lower ops on single elements inside a nest."""
 
     def __init__(self, ctx: ThreadContext):
         self.ctx = ctx

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shared buffer and fragment gets a layout, every T.Parallel loop its division among the threads.
+"""Give every shared buffer and fragment a layout, and divide every T.Parallel loop among the threads.
 
-What ops require is fixed first; what follows from known layouts is propagated in program order until nothing changes;
-then the first loop that is still open is spread for coalesced access, and what follows from that is propagated again.
+First the pass fixes what ops require. It then propagates known layouts in program order until nothing changes. Then it
+spreads the first loop that is still open for coalesced access, and propagates again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def infer_layouts(program: Program, build: Build) -> Program:
 
 @dataclass
 class _Member:
-    """A tile op or T.Parallel loop, with the threads and the facts of the place where it stands."""
+    """A tile op or T.Parallel loop, with the threads and facts of its place."""
 
     node: RegisteredOp | For
     ctx: ThreadContext
     nest: Nest | None = None
 
     def asks(self, known: Layouts) -> list[Demand]:
-        """What follows from what is known."""
+        """Return the layouts that follow from the known ones."""
         if isinstance(self.node, RegisteredOp):
             return self.node.infer_layout(known, self.ctx)
         assert self.nest is not None
@@ -56,11 +56,14 @@ class _Member:
         return [] if layout is None else demands(self.nest, layout, known, self.ctx)
 
     def points(self) -> int:
-        """Number of iterations, if it is a nest: the largest are opened first, and vectors of rows follow them."""
+        """Return the number of iterations of a nest, else 0; the largest nests get their default layout first.
+
+        Vectors of rows then follow these layouts.
+        """
         return math.prod(self.nest.extents) if self.nest is not None else 0
 
     def opens(self, known: Layouts) -> list[Demand]:
-        """What a default for this member would decide."""
+        """Return the layouts that follow if this member takes its default."""
         nest = self.nest
         if nest is None or all(known.get(use.buffer) is not None for use in nest.fragments):
             return []
@@ -69,6 +72,7 @@ class _Member:
 
 
 def _laid_out(kernel: Kernel, build: Build) -> Kernel:
+    """Infer the layouts of one kernel and apply them."""
     kernel = private_vars(kernel)
     survey = _Survey(build, kernel)
     survey(kernel)
@@ -86,6 +90,7 @@ def _laid_out(kernel: Kernel, build: Build) -> Kernel:
 
 
 def _decide(demand: Demand, known: Layouts) -> bool:
+    """Set the layout of a buffer that has none yet; return whether this is new."""
     if known.get(demand.buffer) is not None:
         return False
     known.decide(demand)
@@ -93,7 +98,7 @@ def _decide(demand: Demand, known: Layouts) -> bool:
 
 
 def _require(survey: _Survey, known: Layouts) -> None:
-    """Authors' layouts, what ops cannot do without, and then what products prefer."""
+    """Set the layouts of authors, then those that ops require, then those that products prefer."""
     for buffer in survey.buffers:
         if buffer.layout is not None:
             known.decide(Demand(buffer, buffer.layout, True, "annotated", buffer.span))
@@ -116,7 +121,8 @@ def _require(survey: _Survey, known: Layouts) -> None:
 
 
 def _propagate(members: list[_Member], known: Layouts) -> None:
-    waiting = len(members)  # members to be asked until nobody has anything new to say
+    """Ask all members for layouts that follow from known ones, until none is new."""
+    waiting = len(members)  # members still to ask until no member gives a new layout
     for member in itertools.cycle(members):
         if not waiting:
             break
@@ -127,7 +133,7 @@ def _propagate(members: list[_Member], known: Layouts) -> None:
 
 
 def _fill_up(survey: _Survey, known: Layouts) -> None:
-    """What nothing asked for."""
+    """Set default layouts of the remaining buffers."""
     for buffer in survey.buffers:
         shape = buffer.static_shape
         if shape is None:
@@ -140,6 +146,7 @@ def _fill_up(survey: _Survey, known: Layouts) -> None:
 
 
 def _conflict(first: Demand, second: Demand) -> TileError:
+    """Build the error for two different required layouts of one buffer."""
     notes = [
         (first.span, f"{first.layout}   ({first.why})"),
         (second.span, f"{second.layout}   ({second.why})"),
@@ -148,7 +155,7 @@ def _conflict(first: Demand, second: Demand) -> TileError:
 
 
 class _Survey(Known):
-    """Collects tile ops and T.Parallel loops in program order, and the buffers they may use."""
+    """Collect tile ops and T.Parallel loops in program order, and the buffers that they may use."""
 
     def __init__(self, build: Build, kernel: Kernel):
         super().__init__()
@@ -162,32 +169,32 @@ class _Survey(Known):
         self.scalars: list[Buffer] = []
 
     def context(self) -> ThreadContext:
-        """The threads at this point."""
+        """Return the threads and facts of the current statement."""
         known = dict(self.names)
         if self.role is None:
             return ThreadContext(self.build, self.running, self.of_block, self.ranges, known)
         return role_context(self.role, self.build, self.running, self.ranges, known)
 
     def visit_Role(self, role: Role) -> Role:
-        """What its threads do together."""
+        """Visit a role with its own threads."""
         self.role = role
         super().visit_Role(role)
         self.role = None
         return role
 
     def count(self, buffer: Buffer) -> int:
-        """How many threads share a fragment."""
+        """Return the number of threads that share a fragment."""
         return self.counts.get(buffer, self.of_block)
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
-        """An op on whole tiles."""
+        """Record an op on whole tiles."""
         ctx, loop = self.context(), op.as_loop()
         nest = nest_of(loop, ctx.values) if loop is not None and is_static(loop) else None
         self.members.append(_Member(op, ctx, nest))
         return op
 
     def visit_For(self, loop: For) -> For:
-        """A nest, which is not looked into, or a loop."""
+        """Record a parallel nest and its tiles, or visit another loop."""
         if loop.kind is not LoopKind.PARALLEL:
             return super().visit_For(loop)  # type: ignore[return-value]
         for node in find(loop.body, Alloc):
@@ -199,7 +206,7 @@ class _Survey(Known):
         return loop
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        """A tile."""
+        """Record a tile."""
         if _is_tile(node.buffer):
             self._add(node.buffer)
         return self.children(node)
@@ -210,11 +217,11 @@ class _Survey(Known):
             self.counts[tile] = self.role.count
 
     def visit_Load(self, node: Load) -> Load:
-        """A fragment's element used by all threads."""
+        """Record a fragment whose element all threads read."""
         return self._scalar(node)  # type: ignore[return-value]
 
     def visit_Store(self, node: Store) -> Store:
-        """A fragment's element set by all threads."""
+        """Record a fragment whose element all threads set."""
         return self._scalar(node)  # type: ignore[return-value]
 
     def _scalar(self, node: Element) -> Element:
@@ -224,7 +231,7 @@ class _Survey(Known):
 
 
 class _Apply(Rewriter):
-    """Gives buffers and loops their layouts."""
+    """Write the inferred layouts into buffers and loops."""
 
     def __init__(self, known: Layouts, members: list[_Member]):
         self.known = known
@@ -232,6 +239,7 @@ class _Apply(Rewriter):
         self.made: IdMap[Buffer, Buffer] = IdMap()
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
+        """Return the buffer with its layout."""
         if not _is_tile(buffer):
             return buffer
         found = self.made.get(buffer)
@@ -245,6 +253,7 @@ class _Apply(Rewriter):
         return new if buffer is node.buffer else replace(new, buffer=buffer)
 
     def visit_For(self, loop: For) -> For:
+        """Give a parallel nest its layout."""
         member = self.members.get(loop)
         new: For = self.children(loop)
         if member is None or member.nest is None or loop.layout is not None:
@@ -257,9 +266,9 @@ def _is_tile(buffer: Buffer) -> bool:
     return buffer.scope in ("shared", "fragment")
 
 
-# A variable that each iteration of a T.Parallel nest sets before it uses it becomes a variable of the iteration.
+# A variable that each iteration of a T.Parallel nest sets before it reads it becomes a variable of the iteration.
 #
-# Such variables come from names that a kernel binds again. It is done where no later statement could tell.
+# Such variables come from names that a kernel binds again. They change only where no later statement reads the value.
 
 
 def private_vars(kernel: Kernel) -> Kernel:
@@ -276,24 +285,25 @@ def private_vars(kernel: Kernel) -> Kernel:
 
 
 class _Reads:
-    """Whether every read of a variable sees a value set outside nests, or by its own iteration."""
+    """Check whether every read of a variable sees a value set outside nests or by its own iteration."""
 
     def __init__(self, buffer: Buffer):
         self.buffer = buffer
         self.covered = True
 
     def are_covered(self, body: Block) -> bool:
-        """The answer for the whole kernel."""
+        """Return the answer for the whole kernel."""
         self._block(body.stmts, False)
         return self.covered
 
     def _block(self, stmts: Iterable[Stmt], known: bool) -> bool:
-        """Whether the value is known after the statements, given whether it is before."""
+        """Return whether the value is known after the statements, given whether it is before."""
         for one in stmts:
             known = self._statement(one, known)
         return known
 
     def _statement(self, one: Stmt, known: bool) -> bool:
+        """Return whether the value is known after one statement, and check the reads in it."""
         if isinstance(one, Alloc) and one.buffer is self.buffer:
             return one.init is not None
         if isinstance(one, Block):
@@ -317,6 +327,8 @@ class _Reads:
 
 
 class _Own(Rewriter):
+    """Replace variables in `private` by a variable of each nest."""
+
     def __init__(self, private: Set[Buffer]):
         self.private = private
         self.here: dict[Buffer, Buffer] = {}
@@ -325,10 +337,11 @@ class _Own(Rewriter):
         return self.here.get(buffer, buffer)
 
     def visit_For(self, loop: For) -> For:
+        """Give a parallel nest copies of the private variables that it sets."""
         if loop.kind is not LoopKind.PARALLEL or self.here:
             return self.children(loop)
         stored = {n.buffer: None for n in find(loop.body, Store) if n.buffer in self.private}
-        made_here = {n.buffer for n in find(loop.body, Alloc)}  # the iteration's own already
+        made_here = {n.buffer for n in find(loop.body, Alloc)}  # buffers that the iteration owns already
         self.here = {buffer: replace(buffer) for buffer in stored if buffer not in made_here}
         allocs = tuple(Alloc(b, span=loop.span) for b in self.here.values())
         new: For = self.children(loop)

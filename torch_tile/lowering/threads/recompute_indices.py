@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops that are short of registers compute their addresses anew in each iteration.
+"""Make loops that are short of registers compute their addresses anew in each iteration.
 
-The C++ compiler moves all index arithmetic that does not change out of a loop, and each result keeps a register; beside
-large accumulators it then has to spill. There, the thread's index becomes a value known only inside the iteration, and
-so do addresses of operands that many products by wgmma walk in the same way iteration after iteration: as numbers of
+The C++ compiler moves all index arithmetic that does not change out of a loop, and each result keeps a register. Beside
+large accumulators it then has to spill. In such loops the thread's index becomes a value known only inside the
+iteration. So do addresses of operands that many products by wgmma walk in the same way in each iteration: as values of
 the iteration they stay in uniform registers. Runs last, on stage FLAT; values do not change.
 """
 
@@ -19,13 +19,15 @@ from torch_tile.ir.expr import Address, Call, Const, Expr, Var, const
 from torch_tile.ir.node import Node, Rewriter, children, find, symbols
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
 
-MANY = 16  # descriptors that one loop keeps
-PLENTY = 192  # 4-byte registers of local arrays, of 255: what is left holds the addresses of a loop and its scalars
+MANY = 16  # most descriptors that a loop keeps in registers
+PLENTY = 192  # 4-byte registers of local arrays, of 255: the rest holds a loop's addresses and scalars
 
 
 def recompute_indices(program: Program) -> Program:
-    """Hide the thread's index in the loops of kernels whose arrays take more than PLENTY registers, and in loops of
-    products by wgmma the addresses that give more than MANY descriptors.
+    """Hide the thread's index, or operand addresses, from the C++ compiler in loops that lack registers.
+
+    The thread's index is hidden in kernels whose arrays take more than PLENTY registers. Addresses are hidden in loops
+    of products by wgmma with more than MANY descriptors.
     """
     kernels = tuple(_hidden(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
@@ -33,7 +35,7 @@ def recompute_indices(program: Program) -> Program:
 
 
 def registers_of(kernel: Kernel) -> int:
-    """Registers that the local arrays of a kernel fill, were all of them alive at once."""
+    """Count the 4-byte registers that the local arrays of a kernel fill if all are alive at once."""
     total = 0
     for node in find(kernel.body, Alloc):
         if node.buffer.scope == "local":
@@ -43,6 +45,7 @@ def registers_of(kernel: Kernel) -> int:
 
 
 def _hidden(kernel: Kernel) -> Kernel:
+    """Rewrite the loops of one kernel."""
     body = _HideOperands()(kernel.body)
     if kernel.thread is not None and registers_of(kernel) > PLENTY:
         body = _Hide(kernel.thread)(body)
@@ -50,15 +53,17 @@ def _hidden(kernel: Kernel) -> Kernel:
 
 
 class _Hide(Rewriter):
-    """Gives the innermost loops around products, and loops around loops of products by wgmma, a thread index of their
-    own: what the latter do between two loops of products needs many addresses, which nothing should keep meanwhile.
+    """Give loops around products a thread index of their own.
+
+    These are the innermost loops around products, and loops around loops of products by wgmma. The latter need many
+    addresses between two loops of products, and no register should keep these meanwhile.
     """
 
     def __init__(self, thread: Var):
         self.thread = thread
 
     def visit_For(self, loop: For) -> Stmt:
-        """A loop that is not unrolled."""
+        """Rewrite a loop around products that is not unrolled."""
         new = self.children(loop)
         if loop.kind is not LoopKind.SERIAL or not (_multiplies(loop.body) or _repeats_products(loop.body)):
             return new
@@ -68,7 +73,7 @@ class _Hide(Rewriter):
 
 
 def _multiplies(node: Node) -> bool:
-    """Whether products stand here, not in a loop inside that runs by itself."""
+    """Return whether products stand in `node`, outside loops that are not unrolled."""
     if isinstance(node, Call) and node.name == "mma":
         return True
     if isinstance(node, For) and node.kind is LoopKind.SERIAL:
@@ -77,16 +82,16 @@ def _multiplies(node: Node) -> bool:
 
 
 def _repeats_products(body: Block) -> bool:
-    """Whether a loop of products by wgmma stands inside."""
+    """Return whether a loop of products by wgmma stands inside."""
     inner = (n for n in find(body, For) if n.kind is LoopKind.SERIAL)
     return any(call.name == "wgmma" for loop in inner for call in find(loop.body, Call))
 
 
 class _HideOperands(Rewriter):
-    """Moves operands of products by wgmma by a zero that is known only inside the iteration."""
+    """Add a zero that is known only inside the iteration to operand addresses of wgmma."""
 
     def visit_For(self, loop: For) -> Stmt:
-        """A loop that is not unrolled; of nested ones the inner ones."""
+        """Rewrite a loop that is not unrolled, after the loops inside it."""
         new = self.children(loop)
         if loop.kind is not LoopKind.SERIAL:
             return new
@@ -98,7 +103,7 @@ class _HideOperands(Rewriter):
 
 
 class _Move(Rewriter):
-    """Adds `zero` to the addresses of operands in shared memory that are the same in all iterations of a loop."""
+    """Add `zero` to the addresses of shared-memory operands that are the same in all iterations of a loop."""
 
     def __init__(self, loop: For):
         self.zero = Var("zero", int32, "let")
@@ -108,7 +113,7 @@ class _Move(Rewriter):
         self.changing = set(changing)
 
     def visit_For(self, loop: For) -> For:
-        """Inside an unrolled loop each product is several. Loops inside have done their own."""
+        """Count the products of an unrolled loop once for each iteration; skip other loops, done before."""
         if loop.kind is not LoopKind.UNROLLED:
             return loop
         count = loop.stops[0]
@@ -118,7 +123,7 @@ class _Move(Rewriter):
         return new
 
     def visit_Call(self, call: Call) -> Expr:
-        """A product."""
+        """Rewrite the operands of a product."""
         if call.name != "wgmma":
             return call
         d, a, b, *rest = call.args
@@ -126,7 +131,7 @@ class _Move(Rewriter):
         return replace(call, args=(d, self.moved(a) if left else a, self.moved(b) if right else b, *rest))
 
     def moved(self, operand: Expr) -> Expr:
-        """An operand's address, moved if it does not change."""
+        """Return an operand's address, with the zero added if it does not change in the loop."""
         assert isinstance(operand, Address)
         if not self.changing.isdisjoint(symbols(operand)):
             return operand

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectorised loops become wide copies between memory and local arrays, and unrolled loops on those.
+"""Turn vectorised loops into wide copies between memory and local arrays, and unrolled loops on these arrays.
 
-An access is wide if neighbours in the loop are neighbours in memory and the first one is certainly aligned; others stay
-as they are. Widths are powers of two up to 16 bytes. May assume one-dimensional local arrays.
+An access is wide if neighbours in the loop are neighbours in memory and the first one is certainly aligned. Other
+accesses stay as they are. Widths are powers of two up to 16 bytes. May assume one-dimensional local arrays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def vectorize(program: Program, build: Build) -> Program:
 
 
 class _Vectorize(Known):
+    """Replace the vectorised loops of a program by wide copies and unrolled loops."""
+
     def visit_For(self, loop: For) -> Stmt:
+        """Replace a vectorised loop; it becomes a serial or unrolled loop if no access is wide."""
         if loop.kind is not LoopKind.VECTOR:
             return super().visit_For(loop)
         loop = replace(loop, kind=LoopKind.UNROLLED)
@@ -64,7 +67,7 @@ class _Vectorize(Known):
 
 
 class _Loop:
-    """One loop of `count` steps: its wide accesses are taken out of it."""
+    """Rewrite one loop of `count` steps, with its wide accesses taken out of it."""
 
     def __init__(self, known: Known, loop: For, count: int):
         self.known, self.loop, self.count = known, loop, count
@@ -72,10 +75,10 @@ class _Loop:
         self.before: list[Stmt] = []
         self.after: list[Stmt] = []
         self.loaded: list[tuple[Load, Buffer]] = []
-        self.inside: set[Var] = set()  # names that differ from step to step
+        self.inside: set[Var] = set()  # names whose value differs between steps
 
     def run(self) -> Stmt | None:
-        """What replaces the loop; None if nothing in it is wide."""
+        """Return the statements that replace the loop; None if no access is wide."""
         body = _without_index_names(self.loop.body, self.var)
         if len(body.stmts) == 1 and isinstance(body.stmts[0], If):
             return self.hoisted(body.stmts[0])
@@ -98,7 +101,7 @@ class _Loop:
         return Block((*self.before, compute, *self.after), span=self.span)
 
     def hoisted(self, node: If) -> Stmt | None:
-        """A branch that all steps take is taken once; where some may not, that is asked first."""
+        """Move a branch out of the loop, with a test in front if only some steps may take it."""
         written = {s.buffer for s in find(node, Store)}
         read = (n for n in find(node.condition, Load))
         if any(n.buffer in written for n in read):
@@ -115,12 +118,12 @@ class _Loop:
         return If(condition, Block((then,)), Block((single,)), span=node.span)
 
     def again(self, body: Block, kind: LoopKind) -> Stmt:
-        """Another loop of the same length."""
+        """Rewrite another loop of the same length."""
         loop = Instance(IdMap(), IdMap(), fresh=True)(replace(self.loop, kind=kind, body=body))
         return self.known(loop)  # type: ignore[no-any-return]
 
     def moved(self, body: Block) -> Stmt | None:
-        """A loop that only copies: straight if one end is a local array, else through one local array."""
+        """Turn a loop that only copies into wide copies, through a local array if neither end is one."""
         if len(body.stmts) != 1 or not isinstance(body.stmts[0], Store) or not isinstance(body.stmts[0].value, Load):
             return None
         store, load = body.stmts[0], body.stmts[0].value
@@ -138,7 +141,7 @@ class _Loop:
         return Block((*self.before, fetch, put), span=self.span)
 
     def statement(self, s: Stmt) -> Stmt:
-        """A statement of the loop with wide accesses on local arrays."""
+        """Rewrite a statement of the loop with its wide accesses on local arrays."""
         if isinstance(s, Let):
             return replace(s, value=self.value(s.value))
         assert isinstance(s, Store)
@@ -152,11 +155,11 @@ class _Loop:
         return Store(local, (self.var,), value, span=s.span)
 
     def value(self, expr: Expr) -> Expr:
-        """A value with wide loads replaced by elements of local arrays."""
+        """Replace the wide loads in a value by elements of local arrays."""
         return _Loads(self)(expr)  # type: ignore[no-any-return]
 
     def load(self, load: Load) -> Expr | None:
-        """The element of a local array that stands for a load, if that is wide."""
+        """Return the element of a local array that replaces a load; None if the load is not wide."""
         for known, local in self.loaded:
             if equal(known, load):
                 return Load(local, (self.var,), span=load.span)
@@ -169,23 +172,23 @@ class _Loop:
         return Load(local, (self.var,), span=load.span)
 
     def local(self, buffer: Buffer) -> Buffer:
-        """A local array for the steps of the loop, its allocation before it."""
+        """Make a local array for the steps of the loop, and allocate it before the loop."""
         local = Buffer(f"{buffer.name}_vector", (const(self.count, dt.int32),), buffer.dtype, "local", span=self.span)
         self.before.append(Alloc(local, span=self.span))
         return local
 
     def differs(self, expr: Expr) -> bool:
-        """Whether a value may not be the same in all steps."""
+        """Return whether a value may differ between steps."""
         return not symbols(expr).isdisjoint((self.var, *self.inside))
 
     def at_start(self, access: Load | Store) -> Address:
-        """Where the first step's element lies."""
+        """Return the address of the first step's element."""
         zero = Substitute({self.var: const(0, self.var.type)})
         indices = tuple(simplify(zero(i), self.known.ranges) for i in access.indices)
         return Address(access.buffer, indices, span=access.span)
 
     def copies(self, dst: Address, src: Address, width: int, span: Span | None) -> Stmt:
-        """All steps' elements, `width` at a time."""
+        """Copy the elements of all steps, `width` at a time."""
         size = width * dst.buffer.dtype.itemsize
         if width == self.count:
             return replace(vector_copy(dst, src, size), span=span)
@@ -196,7 +199,7 @@ class _Loop:
         return For(LoopKind.UNROLLED, (step,), (const(0, dt.int32),), (stop,), Block((body,)), span=span)
 
     def width(self, access: Load | Store) -> int:
-        """Elements of one access: a power of two that divides the steps and the place of the first element."""
+        """Return the elements of one access: a power of two that divides the steps and the first element's place."""
         buffer = access.buffer
         if buffer.scope == "var" or not access.indices:
             return 1
@@ -215,7 +218,7 @@ class _Loop:
         return width
 
     def is_aligned(self, start: Address, width: int) -> bool:
-        """Whether `width` elements from `start` on lie side by side at a multiple of their size."""
+        """Return whether `width` elements from `start` on are contiguous, at a multiple of their size."""
         buffer = start.buffer
         if not buffer.may_start_at(width * buffer.dtype.itemsize):
             return False
@@ -227,12 +230,13 @@ class _Loop:
 
 
 class _Loads(Rewriter):
-    """Takes wide loads out of a value, but not those on chip that a condition protects."""
+    """Replace the wide loads in a value, except on-chip loads that a condition protects."""
 
     def __init__(self, loop: _Loop):
         self.loop, self.protected = loop, False
 
     def visit_Load(self, load: Load) -> Expr:
+        """Replace a load that is wide and that no condition protects on chip."""
         new = self.children(load)
         scope = load.buffer.scope
         if new is not load or scope in ON_CHIP or (self.protected and scope != "global"):
@@ -241,6 +245,7 @@ class _Loads(Rewriter):
         return load if wide is None else wide
 
     def visit_Select(self, node: Select) -> Expr:
+        """Visit both values as protected by the condition."""
         condition = self(node.condition)
         outer, self.protected = self.protected, True
         a, b = self(node.a), self(node.b)
@@ -250,6 +255,7 @@ class _Loads(Rewriter):
         return Select(condition, a, b, span=node.span)
 
     def visit_Binary(self, node: Binary) -> Expr:
+        """Visit the second operand of `and` and `or` as protected by the first."""
         if node.op not in LOGICAL:
             return self.children(node)
         a = self(node.a)
@@ -260,7 +266,7 @@ class _Loads(Rewriter):
 
 
 class _WithoutRemainders(Rewriter):
-    """`x % c` as `x - x // c * c`: floor divisions show that they stay the same from step to step."""
+    """Rewrite `x % c` as `x - x // c * c`: floor divisions show that they stay the same in all steps."""
 
     def visit_Binary(self, node: Binary) -> Expr:
         new = self.children(node)
@@ -283,7 +289,7 @@ def _mentions(node: Node, var: Var) -> bool:
 
 
 def _without_index_names(body: Block, var: Var) -> Block:
-    """Integer names that depend on the step are replaced by their values, so that indices show it."""
+    """Replace integer names that depend on the step by their values, so that indices show the step."""
     known: dict[Var, Expr] = {}
     inline = Substitute(known)
     stmts: list[Stmt] = []
@@ -301,7 +307,10 @@ def _loads(expr: Expr) -> bool:
 
 
 def _is_ordered(body: Block) -> bool:
-    """Whether all loads may come before all stores: a stored buffer is read before, at the very same place, or not."""
+    """Return whether all loads may come before all stores.
+
+    A buffer that is stored may be read only before its store, and only at the same place.
+    """
     stores = [s for s in body.stmts if isinstance(s, Store)]
     stored = {s.buffer: s for s in stores}
     done: set[Buffer] = set()
@@ -323,15 +332,16 @@ def _same_place(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     return all(equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-# Conditions inside vectorised loops: which are the same in all steps, and when they hold in all of them.
+# Conditions inside vectorised loops: whether all steps agree on them, and when they hold in all steps.
 
 ORDER = ("<", "<=", ">", ">=")
 
 
 def in_all_steps(condition: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] | None:
-    """When `condition` holds for all `var` in [0, count), and whether it holds for none otherwise.
+    """Return the condition that `condition` holds for all `var` in [0, count).
 
-    None if that is not known: only conjunctions of comparisons that change evenly with `var` are understood.
+    Also return whether `condition` holds for no step otherwise. Return None if that is not known: only conjunctions of
+    comparisons that are linear in `var` are understood.
     """
     whole: Expr | None = None
     same = True
@@ -345,6 +355,7 @@ def in_all_steps(condition: Expr, var: Var, count: int, known: Known) -> tuple[E
 
 
 def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] | None:
+    """Return the answer of `in_all_steps` for one comparison."""
     if var not in symbols(term):
         return term, True
     if not isinstance(term, Binary) or term.op not in ORDER or contains(term, Load):
@@ -358,7 +369,7 @@ def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] |
     if not isinstance(step, Const) or not isinstance(even, Const) or even.value != 0:
         return None
     if step.value == -1 and term.op in ("<", ">") and known.divides(count, _at(gap, var, 0, known)):
-        return first, True  # the gap closes by less than the multiple that it is
+        return first, True  # the gap is a multiple of `count` and closes by less than `count`
     return (last if step.value < 0 else first), False
 
 
