@@ -134,7 +134,7 @@ def size_hint(size: Any, fallback: int = 64) -> int:
 
 
 def empty_for(value: Any) -> Any:
-    """Allocate a tensor like a fake one, with integers zero so that they are valid indices; or return a typical size."""
+    """Allocate a tensor like a fake one, integers zero so that they are valid indices; or return a typical size."""
     if not isinstance(value, torch.Tensor):
         return size_hint(value)
     sizes, strides = (tuple(map(size_hint, s)) for s in (value.shape, value.stride()))
