@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PyTorch compiler backend: which subgraphs become tile kernels, and what is said about it."""
+"""The PyTorch compiler backend: choose subgraphs, replace them by tile kernels, and report the choices."""

@@ -27,7 +27,7 @@ def tile(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor, tile kernels where they fit.
+    """Compile a Dynamo graph with Inductor, with tile kernels where they fit.
 
     Args:
         gm: the graph, owned (and changed) by this call.
@@ -53,7 +53,7 @@ tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by 
 
 
 def inductor_configs(*, mode: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Entries of Inductor's config that make it compile as the backend does, where there is no backend to name.
+    """Return Inductor config entries that make it compile as the backend does, where no backend can be named.
 
     For AOTInductor: `torch._inductor.aoti_compile_and_package(exported, inductor_configs=inductor_configs())`. What a
     package calls of ours is in it, machine code included; it needs no Python. Arguments and errors are those of `tile`.
@@ -63,7 +63,7 @@ def inductor_configs(*, mode: str | None = None, options: Mapping[str, Any] | No
 
 
 def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Settings]:
-    """Inductor's config entries and our settings, from what `torch.compile` was given."""
+    """Split the options of `torch.compile` into Inductor's config entries and our settings."""
     patches, own = compat.mode_patches(mode), {}
     known = compat.inductor_config().get_config_copy()
     for key, value in (options or {}).items():
@@ -81,7 +81,7 @@ def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[
 
 
 def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, Any]:
-    """Config entries that run our passes after the user's own of the same stage."""
+    """Return config entries that run our passes after the user's own passes of the same stage."""
     config = compat.inductor_config()
     stages: dict[str, Stage] = {
         "pre_grad_custom_pass": "pre_grad",

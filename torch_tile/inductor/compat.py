@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of torch's private side that we touch, in one place, by feature and not by version.
+"""Collect all uses of torch's private interfaces in one module, by feature and not by version.
 
-Written against torch 2.11 to 2.15. Each helper says what it hides; the rest of `inductor/` imports only these.
+Written against torch 2.11 to 2.15. Each helper names the interface that it hides; the rest of `inductor/` imports only
+these.
 """
 
 from __future__ import annotations
@@ -30,46 +31,46 @@ class ChainPass(CustomGraphPass):
         self.passes = tuple(passes)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        """Run them in order."""
+        """Run the passes in order."""
         for one in self.passes:
             one(graph)
 
     def uuid(self) -> Any:
-        """The passes' identities; None (no caching) if one of them has none, as torch treats a bare function."""
+        """Return the passes' identities; None (no caching) if one pass has none, as torch treats a bare function."""
         ids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in self.passes]
         return None if any(i is None for i in ids) else tuple(ids)
 
 
 def chain(existing: Any, ours: CustomGraphPass) -> CustomGraphPass:
-    """Our pass after whatever the user configured for the stage."""
+    """Append our pass to the passes that the user configured for the stage."""
     if existing is None:
         return ours
     return ChainPass([*(existing if isinstance(existing, list | tuple) else (existing,)), ours])
 
 
 def add_backend(entry: EntryPoint) -> None:
-    """Name a backend to Dynamo, which may have looked for all of them already."""
+    """Register a backend with Dynamo, which may have searched for all backends already."""
     from torch._dynamo.backends.registry import _BACKENDS
 
     _BACKENDS.setdefault(entry.name, entry)
 
 
 def inductor_config() -> Any:
-    """Inductor's config module."""
+    """Return Inductor's config module."""
     from torch._inductor import config
 
     return config
 
 
 def mode_patches(mode: str | None) -> dict[str, Any]:
-    """Config entries of a `torch.compile` mode."""
+    """Return the config entries of a `torch.compile` mode."""
     from torch._inductor import list_mode_options
 
     return dict(list_mode_options(mode)) if mode and mode != "default" else {}
 
 
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Callable[..., Any]:
-    """Inductor's whole pipeline."""
+    """Compile a graph by Inductor's whole pipeline."""
     from torch._inductor.compile_fx import compile_fx as inductor_compile
 
     compiled: Any = inductor_compile(gm, list(example_inputs), config_patches=patches)
@@ -77,21 +78,21 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], patches:
 
 
 def reset_cudagraphs() -> None:
-    """What Inductor's own backend does on `torch._dynamo.reset()`."""
+    """Reset CUDA graphs, as Inductor's own backend does on `torch._dynamo.reset()`."""
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
     reset_cudagraph_trees()
 
 
 Sizes = dict[Any, int]
-"""What symbols of shapes shall be taken for."""
+"""Values to assume for symbols of shapes."""
 
 _sizes: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("sizes", default=None)
 
 
 @contextlib.contextmanager
 def at_sizes(sizes: Sizes) -> Iterator[None]:
-    """`size_hint` takes symbols for these, instead of for what was traced with."""
+    """Make `size_hint` use these sizes for symbols, instead of the traced sizes."""
     token = _sizes.set(sizes)
     try:
         yield
@@ -100,7 +101,7 @@ def at_sizes(sizes: Sizes) -> Iterator[None]:
 
 
 def symbols_of(values: Iterable[Any]) -> dict[Any, tuple[int, int, int]]:
-    """The symbols in shapes of tensors and in sizes: traced value, least and most. Empty if one of them is unknown."""
+    """Return the symbols in tensor shapes and sizes: traced value, least and most. Empty if a value is unknown."""
     found: dict[Any, tuple[int, int, int]] = {}
     for value in values:
         sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
@@ -120,7 +121,7 @@ def symbols_of(values: Iterable[Any]) -> dict[Any, tuple[int, int, int]]:
 
 
 def size_hint(size: Any, fallback: int = 64) -> int:
-    """A typical value of a (possibly symbolic) size: the one traced with, where known, or that of `at_sizes`."""
+    """Return a typical value of a (possibly symbolic) size: that of `at_sizes`, else the traced value if known."""
     if isinstance(size, int):
         return size
     node = size.node
@@ -133,7 +134,7 @@ def size_hint(size: Any, fallback: int = 64) -> int:
 
 
 def empty_for(value: Any) -> Any:
-    """A tensor in memory like a fake one, integers zero, so that they are valid indices; or a typical size."""
+    """Allocate a tensor like a fake one, integers zero so that they are valid indices; or return a typical size."""
     if not isinstance(value, torch.Tensor):
         return size_hint(value)
     sizes, strides = (tuple(map(size_hint, s)) for s in (value.shape, value.stride()))
@@ -143,7 +144,7 @@ def empty_for(value: Any) -> Any:
 
 @contextlib.contextmanager
 def isolated_compile() -> Iterator[None]:
-    """Compile and run something else while a graph is being compiled: no tracing context, no fake mode, no grad."""
+    """Allow another compile or run during a compile: no tracing context, no fake mode, no grad."""
     from torch._guards import tracing
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -153,7 +154,7 @@ def isolated_compile() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_caches() -> Iterator[None]:
-    """Compile everything anew: passes do not run on a graph that comes from a cache."""
+    """Disable all compile caches, since passes do not run on a graph that comes from a cache."""
     with inductor_config().patch(force_disable_caches=True):
         yield
 
@@ -161,7 +162,7 @@ def no_caches() -> Iterator[None]:
 def compile_alone(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Inductor's whole pipeline on an ATen graph, without custom passes and CUDA graphs, called from Python."""
+    """Compile an ATen graph by Inductor's whole pipeline, without custom passes and CUDA graphs, for Python."""
     from torch._inductor.virtualized import V
 
     none = dict.fromkeys((*STAGES, *JOINT_STAGES, "post_grad_custom_post_pass"))
@@ -170,14 +171,14 @@ def compile_alone(
 
 
 def in_cpp() -> bool:
-    """Whether what is being compiled will be called from C++: with `cpp_wrapper`, and by AOTInductor."""
+    """Return whether C++ will call the compiled code: with `cpp_wrapper`, and by AOTInductor."""
     from torch._inductor.virtualized import V
 
     return bool(inductor_config().cpp_wrapper or V.aot_compilation)
 
 
 def graph_module(graph: torch.fx.Graph, parts: Mapping[str, torch.nn.Module] | None = None) -> torch.fx.GraphModule:
-    """A graph as a module with `parts` by their names, whose Python is written when it is first called."""
+    """Make a module of a graph, with the submodules `parts`. Its Python is written at the first call."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
     root = torch.nn.Module()
@@ -188,7 +189,7 @@ def graph_module(graph: torch.fx.Graph, parts: Mapping[str, torch.nn.Module] | N
 
 
 def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> None:
-    """Make `lower` what Inductor does with `op`, unless something already is."""
+    """Make `lower` Inductor's lowering of `op`, unless the op already has one."""
     from torch._inductor import lowering
 
     if op not in lowering.lowerings:
@@ -196,7 +197,7 @@ def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> N
 
 
 def decomposed(call: Callable[..., Any], inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """The operations of ATen that a call makes, decomposed as Inductor does."""
+    """Trace a call to ATen operations, decomposed as Inductor does."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -204,7 +205,10 @@ def decomposed(call: Callable[..., Any], inputs: Sequence[Any]) -> torch.fx.Grap
 
 
 def lower_inline(call: Callable[..., Any], fakes: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """Lower what `call` computes of `fakes` as part of the graph that is being lowered, `inputs` standing for them."""
+    """Lower the operations of `call` as part of the graph that is being lowered.
+
+    The call is traced on `fakes`; `inputs` are their values in the graph.
+    """
     from torch._inductor.virtualized import V
 
     with V.graph.fake_mode, torch.no_grad():
@@ -229,7 +233,7 @@ def lower_inline(call: Callable[..., Any], fakes: Sequence[Any], inputs: Sequenc
 def compile_without_codegen(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """AOTAutograd and Inductor's joint passes, then whatever `refine` returns to run the graph."""
+    """Run AOTAutograd and Inductor's joint passes; then run each graph by the callable from `refine`."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -265,9 +269,10 @@ def compile_without_codegen(
 
 
 def worker_pool(ready: bool) -> Any:
-    """Inductor's worker processes, which start at the first call; None if it has none, or none `ready` when they must.
+    """Return Inductor's worker processes, which start at the first call; else None.
 
-    It has none with one compile thread and in daemons; in newer torch without Python's lock, threads do their work.
+    None if Inductor has no workers, or if `ready` is set and they have not started. Inductor has none with one compile
+    thread and in daemons. In newer torch without Python's lock, threads do their work.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -282,19 +287,19 @@ def worker_pool(ready: bool) -> Any:
 
 
 def worker_count() -> int:
-    """How many processes the pool has."""
+    """Return the number of processes of the pool."""
     return inductor_config().compile_threads or 1
 
 
 def graph_breaks() -> int:
-    """How many graph breaks Dynamo has counted in this process (one in an inlined call counts for each caller)."""
+    """Return Dynamo's count of graph breaks in this process; a break in an inlined call counts for each caller."""
     from torch._dynamo.utils import counters
 
     return sum(counters["graph_break"].values())
 
 
 def compiled_graphs() -> int:
-    """How many graphs Dynamo has compiled in this process."""
+    """Return Dynamo's count of compiled graphs in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -302,7 +307,7 @@ def compiled_graphs() -> int:
 
 @contextlib.contextmanager
 def no_recompile_limit() -> Iterator[None]:
-    """Compile however often the same code has been compiled before, and sizes that changed since as if they had not."""
+    """Lift the limit of recompiles, and treat changed sizes as constants instead of dynamic sizes."""
     from torch._dynamo import config
 
     with config.patch(
@@ -312,7 +317,7 @@ def no_recompile_limit() -> Iterator[None]:
 
 
 def distributed_store() -> Any:
-    """What the ranks of torch.distributed keep their addresses in, if there are several; it imports nothing."""
+    """Return the store of torch.distributed if there are several ranks, else None; import nothing."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

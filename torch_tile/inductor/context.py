@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context that families work in, how they register themselves, and what they ask of the selection.
+"""Define the context that families work in, how families register, and the interface of the selection.
 
-A family is a function of a `Context`. Its decorator names the stage that runs it and its place in there; the driver
-loads the modules of a stage and asks `families` for its list. Whether a kernel beats Inductor's code is the business
-of the `Select` that the driver hands in: no family and no context imports the benchmark.
+A family is a function of a `Context`. Its decorator names the stage that runs the function, and its order there. The
+driver loads the modules of a stage and gets the list from `families`. The driver passes in a `Select`, which decides
+whether a kernel beats Inductor's code. So no family and no context imports the benchmark.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ Stage = Literal["pre_grad", "written_out", "joint", "post_grad", "settle"]
 
 
 class Select:
-    """How a context chooses between our kernel and Inductor's code. This one takes every replacement, untimed."""
+    """Choose between our kernel and Inductor's code. This base class takes every replacement, untimed."""
 
     times = False
     """Whether replacements are timed."""
 
     def refused(self, nodes: Iterable[Node]) -> str:
-        """Why tile ops among `nodes` cannot be called from where they will be; empty if they can."""
+        """Return the reason why tile ops among `nodes` cannot be called from the generated code; empty if they can."""
         return ""
 
     def of_rewrite(self, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]]) -> Outcome | None:
-        """Times of the new nodes of `pairs` (old, new) and of the old ones; None where nothing is timed."""
+        """Time the new nodes of `pairs` (old, new) against the old ones; None where nothing is timed."""
         return None
 
     def of_captured(self, node: Node, reference: Callable[..., torch.Tensor]) -> Outcome | None:
-        """Times of a captured op and of the ATen that it stands for; None where nothing is timed."""
+        """Time a captured op against its ATen; None where nothing is timed."""
         return None
 
     def of_graphs(self, new: GraphModule, old: GraphModule) -> Outcome | None:
-        """Times of two graphs of the same inputs, tile ops in `old` written out; None where nothing is timed."""
+        """Time two graphs of the same inputs, with no tile ops in `old`; None where nothing is timed."""
         return None
 
     def of_training(self, tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None) -> Outcome | None:
-        """Times of attention with its gradients, `tensors` being q, k, v and a mask; None where nothing is timed."""
+        """Time attention with its gradients; `tensors` are q, k, v and a mask. None where nothing is timed."""
         return None
 
     def of_loss(
         self, tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float
     ) -> Outcome | None:
-        """Times of a cross-entropy, with its gradient if one is wanted; None where nothing is timed.
+        """Time a cross-entropy, with its gradient if one is wanted; None where nothing is timed.
 
         tensors: logits, target and, if there are any, weights of the classes. widened: the model widens the logits to
         float32 first.
@@ -83,7 +83,7 @@ class Select:
 
 
 class Context:
-    """One graph being worked on by the families."""
+    """State of the families on one graph: settings, selection, and nodes already handled."""
 
     def __init__(self, graph: Graph, settings: Settings, stage: str, select: Select) -> None:
         self.graph = graph
@@ -93,17 +93,17 @@ class Context:
         self.handled: set[Node] = set()
         """Anchors already replaced, or already reported with a reason."""
         self.left: set[Node] = set()
-        """Captured ops that were noted to be Inductor's, of which ATen is made in the end."""
+        """Captured ops left to Inductor; `settle` replaces them by ATen."""
         self.rows: dict[Node, report.Row] = {}
         """The row of each node that was inserted."""
 
     def replace(
         self, rewrite: Rewrite, family: str, pairs: list[tuple[Node, Node]], what: str, anchor: Node, sure: str = ""
     ) -> bool:
-        """Let each new node stand for an old one, unless Inductor's code for the same subgraph is faster.
+        """Replace each old node by its new node, unless Inductor's code for the same subgraph is faster.
 
-        `pairs` are (old, new), the new ones made by `rewrite`. `sure` says why ours is faster, where that needs no
-        contest but for a thorough search. Returns whether the graph was changed.
+        `pairs` are (old, new); `rewrite` made the new nodes. `sure` gives a reason why our kernel is faster without a
+        contest; a thorough search times it anyway. Returns whether the graph was changed.
         """
         for old, new in pairs:
             if not is_tensor(new) or not same_shape(shape(old), shape(new)) or dtype(old) != dtype(new):
@@ -136,12 +136,12 @@ class Context:
         return True
 
     def captured(self, family: str, what: str, node: Node) -> None:
-        """Note a one-to-one capture; the post-grad stage reports what became of it."""
+        """Note a one-to-one capture; the post-grad stage reports its outcome."""
         self.handled.add(node)
         report.log.debug("captured %s at %s", what, place(node))
 
     def miss(self, family: str, anchor: Node, why: Miss) -> None:
-        """Record why a subgraph of a family was not replaced (the first reason counts)."""
+        """Record why a subgraph of a family was not replaced; only the first reason counts."""
         if anchor not in self.handled:
             self.note(family, report.MISSED, name_of(anchor), anchor, why.reason, [anchor], None, why)
 
@@ -156,7 +156,7 @@ class Context:
         times: Outcome | None = None,
         why: Miss | None = None,
     ) -> None:
-        """Record what became of a subgraph: `nodes` stand for it now, or would have."""
+        """Record the outcome of a subgraph; `nodes` are its replacement, or the proposed one."""
         self.handled.add(anchor)
         blamed = frames_of(why.at) if why and why.at else ()
         row = report.Row(
@@ -178,7 +178,7 @@ Family = Callable[[Context], None]
 
 @dataclass(frozen=True)
 class Registered:
-    """One family function with its place: `name` is the option that leaves it out, None if nothing does."""
+    """One family function with its stage and order. The option `name` turns it off; None if none does."""
 
     name: str | None
     stage: Stage
@@ -190,7 +190,7 @@ _registered: dict[tuple[Stage, int], Registered] = {}
 
 
 def family(name: str | None, stage: Stage, order: int) -> Callable[[Family], Family]:
-    """Register a function as a step of `stage`, run in ascending `order`; raises ValueError if the place is taken."""
+    """Register a function as a step of `stage`, run in ascending `order`. Raises ValueError if the order is taken."""
 
     def register(run: Family) -> Family:
         there = _registered.get((stage, order))
@@ -203,6 +203,6 @@ def family(name: str | None, stage: Stage, order: int) -> Callable[[Family], Fam
 
 
 def families(stage: Stage, settings: Settings) -> list[Family]:
-    """The registered steps of a stage that the user wants, in their order."""
+    """Return the registered steps of a stage that the user wants, in their order."""
     steps = sorted((r for r in _registered.values() if r.stage == stage), key=lambda r: r.order)
     return [r.run for r in steps if r.name is None or r.name in settings.families]

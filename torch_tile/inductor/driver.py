@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes given to Inductor: each runs the families of its stage (context.py) over a graph.
+"""Define the passes given to Inductor: each runs the families of its stage (context.py) over a graph.
 
-Capture (pre-grad) swaps composite calls for tile ops one to one; written_out finds attention's forward and backward in
-one graph, and joint says in both alike what only both together show; refine (post-grad, on functional ATen) matches
-structure, then puts back what is not worth a kernel. None ever raises: a family that fails is logged and its nodes are
-left to Inductor.
+Capture (pre_grad) replaces composite calls by tile ops one to one. The stage written_out finds attention's forward and
+backward in one graph. The stage joint rewrites both where only both together show how. The stage post_grad, on
+functional ATen, matches structure and then expands ops that lose. No pass raises: a family that fails is logged and its
+nodes are left to Inductor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_tile.runtime.source_digest import source_digest
 
 
 class TilePass(CustomGraphPass):
-    """A pass over one stage; its `uuid` covers our sources and settings, so Inductor's caches stay right."""
+    """Inductor pass of one stage. Its `uuid` covers our sources and settings, so Inductor's caches stay valid."""
 
     def __init__(self, stage: Stage, settings: Settings) -> None:
         self.stage = stage
@@ -40,7 +40,7 @@ class TilePass(CustomGraphPass):
             _prefetch(context)
 
     def run(self, graph: Graph) -> Context:
-        """The same; returns what they left behind."""
+        """Run the stage's families over the graph; return their context."""
         patterns.load(self.stage)
         kind = {"written_out": "joint", "post_grad": _graph_kind(graph)}.get(self.stage, self.stage)
         context = Context(graph, self.settings, kind, policy_of(self.settings))
@@ -66,12 +66,12 @@ class TilePass(CustomGraphPass):
         return context
 
     def _steps(self) -> list[Family]:
-        """The stage's families; those that judge what is captured come last, in one go with post_grad."""
+        """Return the stage's families. For post_grad, the families of `settle` follow."""
         found = families(self.stage, self.settings)
         return found + families("settle", self.settings) if self.stage == "post_grad" else found
 
     def _progress(self) -> contextlib.AbstractContextManager[None]:
-        """A bar that counts contests, on a terminal, where a thorough search was asked for."""
+        """Return a progress bar that counts contests, if the user wants a thorough search."""
         if not self.settings.thorough or self.stage != "post_grad" or self.settings.select != "fastest":
             return contextlib.nullcontext()
         from torch_tile.inductor.select.decide import shown
@@ -92,7 +92,7 @@ def _prefetch(context: Context) -> None:
 
 
 def _checkpointed(graph: Graph) -> Iterator[torch.fx.GraphModule]:
-    """The bodies of calls of torch.utils.checkpoint, which are one graph with what surrounds them only later on."""
+    """Yield the bodies of torch.utils.checkpoint calls, which join the surrounding graph only later."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
         body = getattr(graph.owning_module, str(getattr(node.args[0], "target", "")), None)
         if isinstance(body, torch.fx.GraphModule):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend without code generation: our passes on the graphs that Inductor would hand them, run by torch itself.
+"""Run the backend without code generation: our passes on the graphs that Inductor would pass them, run by torch.
 
 For `explain`, for tests, and for telling a wrong match from wrong generated code:
 `torch.compile(model, backend=torch_tile.inductor.dry_run.dry_run)`.
@@ -27,7 +27,7 @@ def dry_run(
     options: Mapping[str, Any] | None = None,
     watch: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph as `tile` does, up to and without Inductor's code generation.
+    """Compile a Dynamo graph as `tile` does, up to Inductor's code generation.
 
     The arguments are `tile`'s, and `watch`: write into the rows of the report which kernels run. The graph goes
     through the same AOTAutograd, decompositions, partitioner and joint passes; what our passes leave is run operator
@@ -51,7 +51,7 @@ def dry_run(
 
 
 class Watched(torch.fx.Interpreter):
-    """Runs a graph node by node, and writes the kernels that a row's nodes run into the row."""
+    """Run a graph node by node, and record in each row the kernels that the row's nodes run."""
 
     def __init__(self, graph: torch.fx.GraphModule, rows: Mapping[torch.fx.Node, Row]) -> None:
         super().__init__(graph)

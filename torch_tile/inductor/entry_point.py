@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make `backend="tile"` known where the package lies on PYTHONPATH and is not installed.
+"""Register `backend="tile"` where the package lies on PYTHONPATH and is not installed.
 
 An installed package names its backend in its metadata, which Dynamo reads at the first look-up. After
 `import torch_tile` this module answers for the missing metadata. It imports nothing of Dynamo.
@@ -22,22 +22,22 @@ _TEXTS = {
 
 
 class _OnPath(metadata.Distribution):
-    """The metadata of a package that is not installed."""
+    """Metadata of a package that is not installed."""
 
     def read_text(self, filename: str) -> str | None:
-        """A file of the metadata."""
+        """Return a file of the metadata."""
         return _TEXTS.get(filename)
 
     def locate_file(self, path: str | os.PathLike[str]) -> Any:
-        """No file belongs to it."""
+        """Locate no file: none belongs to the package."""
         return path
 
 
 class _Finder(metadata.DistributionFinder):
-    """Stands last, so that the metadata of an installed package counts."""
+    """Finder at the end of the list, so that the metadata of an installed package takes precedence."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        """No module is found here."""
+        """Find no module: this finder has only metadata."""
 
     def find_distributions(
         self, context: metadata.DistributionFinder.Context | None = None
@@ -47,7 +47,7 @@ class _Finder(metadata.DistributionFinder):
 
 
 def announce() -> None:
-    """Let Dynamo find the backend, whether it has looked for backends or not."""
+    """Register the backend with Dynamo, whether Dynamo has searched for backends or not."""
     sys.meta_path.append(_Finder())
     if "torch._dynamo.backends.registry" in sys.modules:
         from torch_tile.inductor import compat

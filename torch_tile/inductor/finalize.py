@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of the captured ops: kept as tile kernels, or put back as the ATen that Inductor would have seen.
+"""Keep each captured op as a tile kernel, or replace it by the ATen that Inductor would have seen.
 
-Runs last. A captured op of a family that the user left out, or one that loses against Inductor, is expanded; so is
-nothing else. Then every product, norm or attention still in the graph is reported as missed.
+Runs last. An op is expanded if the user left out its family, or if Inductor is faster; all others stay. Then every
+product, norm or attention still in the graph is reported as missed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_tile.inductor.report import rows as report
 
 @family(None, "settle", 10)
 def settle(context: Context) -> None:
-    """Decide on every captured op, report it, and expand those that stay with Inductor."""
+    """Decide on every captured op, report it, and expand the ops that stay with Inductor."""
     for node in list(context.graph.nodes):
         in_training = is_call(node, *IN_TRAINING) and node not in context.handled
         if in_training and "attention" in context.settings.families:
@@ -52,7 +52,7 @@ def settle(context: Context) -> None:
 
 
 def _settled(context: Context, node: Node) -> bool:
-    """Whether a node was made by a match. A softmax that is no attention is only reported so far."""
+    """Return whether a match made the node. A softmax outside of attention is reported but not yet settled."""
     row = context.rows.get(node)
     return node in context.handled and not (row is not None and row.status == report.MISSED)
 
@@ -86,7 +86,7 @@ ADVICE = {
 
 @family(None, "settle", 20)
 def report_missed(context: Context) -> None:
-    """Say of every subgraph of a wanted family that is still there that nothing took it."""
+    """Report as missed every remaining subgraph of a wanted family."""
     for node in context.graph.nodes:
         for name, targets in WATCHED.items():
             if name in context.settings.families and is_call(node, *targets) and node not in context.handled:

@@ -26,7 +26,7 @@ class Settings:
 
 
 def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settings:
-    """Settings from our options; raises RuntimeError (as torch.compile does for its own) on a bad value."""
+    """Parse our options into settings; raises RuntimeError (as torch.compile does for its own) on a bad value."""
     select = options.get("select", "fastest")
     if select not in SELECT:
         raise RuntimeError(f'option "select" must be one of {", ".join(map(repr, SELECT))}, got {select!r}')

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts to compile kernels before the code that calls them is generated."""
+"""Start to compile kernels before Inductor generates the code that calls them."""

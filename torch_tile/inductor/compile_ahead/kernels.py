@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile the kernels of calls without running them: for a contest all at a time, or beside the main thread.
+"""Compile the kernels of calls without running them: all at once for a contest, or beside the main thread.
 
 A call is planned on fake tensors like those of its graph, and the kernels of the plan are compiled. Threads trace the
-programs; Inductor's worker processes (workers.py) do the rest or, where there are none, the threads.
+programs. Inductor's worker processes (workers.py) compile them; without workers, the threads do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from torch_tile.kernels.common import Machine
 
 AT_ONCE = 8
-"""Kernels that are with workers at a time: a graph rarely has more, and Inductor's own need workers, too."""
+"""Most kernels at workers at once: a graph rarely has more, and Inductor's own kernels need workers, too."""
 
 
 @contextlib.contextmanager
 def compiling_kernels(graph: Graph) -> Iterator[None]:
-    """Those of a graph's calls, all at a time; at the end they are there."""
+    """Compile the kernels of a graph's calls in parallel; on exit all are compiled."""
     nodes, pool = calls(graph), workers.ready() if is_on_gpu(graph) else None
     with ThreadPoolExecutor(max(1, len(nodes)), thread_name_prefix="torch_tile contest") as threads:
         for node in nodes:
@@ -42,17 +42,17 @@ def compiling_kernels(graph: Graph) -> Iterator[None]:
 
 
 def calls(graph: Graph) -> list[Node]:
-    """The calls of tile ops in a graph."""
+    """List the calls of tile ops in a graph."""
     return [n for n in graph.nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
 
 
 def different(nodes: Iterable[Node]) -> list[Node]:
-    """One call of each form."""
+    """Keep one call of each form."""
     return list({form(n): n for n in nodes}.values())
 
 
 def form(node: Node) -> str:
-    """A call as text: its op, what its tensors are like, and its other arguments."""
+    """Return a call as text: its op, the forms of its tensors, and its other arguments."""
 
     def facts(n: Node) -> Any:
         value = val(n)
@@ -65,12 +65,12 @@ def form(node: Node) -> str:
 
 @functools.cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """The threads that prepare calls beside the main one."""
+    """Return the pool of threads that prepare calls beside the main thread."""
     return ThreadPoolExecutor(count, thread_name_prefix="torch_tile prefetch")
 
 
 def plan_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any], machine: Machine | None = None) -> LaunchPlan:
-    """The plan of a graph's call of an op of ours, on fake tensors. Sizes known at run time only are typical ones."""
+    """Plan a graph's call of one of our ops on fake tensors. Sizes known only at run time get typical values."""
     operator = operator_of(op)
     assert operator is not None
     with compat.isolated_compile(), FakeTensorMode():
@@ -82,7 +82,7 @@ def plan_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any], machine: Machi
 def prepare(
     op: Any, args: Sequence[Any], kwargs: dict[str, Any], pool: Any = None, machine: Machine | None = None
 ) -> None:
-    """Compile the kernels that a call of an op of ours launches on its tensors' machine, or on another one."""
+    """Compile the kernels that a call of one of our ops launches, for its tensors' machine or for `machine`."""
     try:
         with compat.isolated_compile(), workers.compiling_in(pool):
             plan_of(op, args, kwargs, machine).compile()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that a graph may need are compiled beside the main thread, while the graph is still being worked on.
+"""Compile kernels that a graph may need beside the main thread, while Inductor still works on the graph.
 
-The families run once over a copy of the graph, where every replacement is taken; what they make is compiled, not run
-(kernels.py). By the time a contest or the model's first call asks for a kernel, it is there or on its way.
+The families run once over a copy of the graph and take every replacement. The kernels of the result are compiled, not
+run (kernels.py). So a contest or the model's first call finds each kernel compiled, or in compilation.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ from torch_tile.runtime.cache import get_or_build, is_kept, key_of
 from torch_tile.runtime.source_digest import source_digest
 
 SLOW = (torch.ops.tile.mla_decode.default,)
-"""Kernels that take longer, three seconds, than Inductor is busy once its own passes are done. Others would only delay
-the main thread if they were begun before it is: no worker is ready so early."""
+"""Kernels that compile for about 3 s, longer than Inductor works after its own passes. An early start of other kernels
+would only delay the main thread: no worker is ready so early."""
 MOST_NODES = 256
-"""Of a graph that is traced ahead, which takes about a millisecond for each. A larger one keeps Inductor busy."""
+"""Most nodes of a graph that is traced ahead, at about 1 ms per node. A larger graph keeps Inductor busy."""
 
 
 class Rehearsal(Context):
-    """A context in which every replacement is taken and nothing is reported."""
+    """A context that takes every replacement and reports nothing."""
 
     def note(self, family: str, status: str, what: str, anchor: Node, *rest: Any) -> None:
-        """Only that the anchor is settled."""
+        """Mark the anchor as handled; record no row."""
         self.handled.add(anchor)
 
 
 def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]:
-    """Start compiling what the families would make of a graph for a GPU. Of a joint one, in which attention is ready in
-    both directions, that: the backward's kernels are called as soon as its graph is compiled. Of Dynamo's, what
-    `foresee` does. What fails now fails later, too.
+    """Start compiling the kernels that the families would use in a graph for a GPU.
+
+    For a joint graph these are the kernels of attention in both directions: the backward's kernels are called as soon
+    as its graph is compiled. For Dynamo's graph they are the kernels that `foresee` finds. An error here is only
+    logged; it occurs again in the real compile.
     """
     try:
         if stage == "pre_grad":
@@ -65,12 +67,12 @@ def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]
 
 
 def in_training(graph: Graph) -> list[Node]:
-    """The different calls of attention in both directions."""
+    """List the different calls of attention, forward and backward."""
     return kernels.different(n for n in kernels.calls(graph) if n.target in IN_TRAINING)
 
 
 def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
-    """The different calls of tile ops in a copy of the graph, once the families have been over it."""
+    """Run the families over a copy of the graph; return the different calls of tile ops in it."""
     patterns.load("post_grad")
     copy = Graph()
     copy.output(copy.graph_copy(graph, {}))
@@ -82,7 +84,7 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
 
 
 def foresee(graph: Graph, settings: Settings) -> list[Node]:
-    """The slow kernels that a rehearsal will find in a graph of Dynamo's, if that is small, new and for inference.
+    """Find the slow kernels that a rehearsal will find in Dynamo's graph, if it is small, new and for inference.
 
     The graph is traced to ATen for this, as AOTAutograd will.
     """
@@ -98,7 +100,7 @@ def foresee(graph: Graph, settings: Settings) -> list[Node]:
 
 
 def _is_known(graph: Graph, inputs: Sequence[Any]) -> bool:
-    """Whether a graph was looked at before, by any process: most likely Inductor finds all of it in its cache."""
+    """Return whether any process saw this graph before. Then Inductor most likely finds it in its cache."""
     facts = [(x.dtype, x.device, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs]
     key = key_of("foreseen", str(graph), str(facts), source_digest(), torch.__version__)
     if is_kept(key, ".txt"):

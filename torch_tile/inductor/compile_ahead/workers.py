@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inductor's worker processes compile kernels, too.
+"""Compile kernels in Inductor's worker processes.
 
-Our passes are Python: in threads they would take its lock from whoever works on the graph. So a traced program is sent
-to a worker, which leaves its text and machine code in the cache on disk, and this process goes on as if it had found
-them there. Whatever goes wrong, it finds nothing and does the work itself, where errors have their place.
+Our passes are Python: in threads they would hold Python's lock, which the main thread needs for the graph. So a traced
+program is sent to a worker. The worker writes its text and machine code to the cache on disk, where this process finds
+them. If a worker fails, this process compiles the kernel itself and reports any error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch_tile.runtime.native_launch import build_ahead
 from torch_tile.runtime.nvrtc import compile_cubin, nvrtc_version
 
 PATIENCE = 60.0
-"""Seconds until a worker is given up; a kernel takes one or two."""
+"""Seconds to wait for a worker; a kernel takes 1 to 2 s."""
 QUIET = 30.0
-"""Seconds from which on workers may be new ones: Inductor ends those that had nothing to do for twice as long."""
+"""Seconds after which workers may be new: Inductor ends workers that were idle for twice as long."""
 
 
 def ready() -> Any:
@@ -46,7 +46,7 @@ def ready() -> Any:
 def warm() -> None:
     """Start Inductor's workers, which takes seconds, and let them import the compiler before they need it.
 
-    What launches kernels is built meanwhile.
+    The launcher of kernels is built at the same time.
     """
     build_ahead()
     try:
@@ -71,7 +71,7 @@ def _import_compiler() -> None:
 
 @contextlib.contextmanager
 def compiling_in(pool: Any) -> Iterator[None]:
-    """In this thread, programs for a GPU that are not on disk go to a worker of `pool`, if that is not None."""
+    """Send GPU programs of this thread that are not on disk to a worker of `pool`; None sends nothing."""
     token = remote_compile.set(functools.partial(_send, pool))
     try:
         yield
@@ -80,7 +80,7 @@ def compiling_in(pool: Any) -> Iterator[None]:
 
 
 def _send(pool: Any, program: Program, build: Build) -> None:
-    """Have a worker compile `program`, and wait for it."""
+    """Let a worker compile `program`, and wait for the result."""
     if pool is None or build.target.kind != "cuda":
         return
     try:
@@ -90,7 +90,7 @@ def _send(pool: Any, program: Program, build: Build) -> None:
 
 
 def _compile(program: Program, target: Target, options: PassOptions, cache: str) -> None:
-    """In a worker: fill the cache that the sender uses now, which need not be what this process was started with."""
+    """Compile in a worker and fill the sender's cache, which may differ from the cache of the worker."""
     os.environ |= {"TORCH_TILE_CACHE_DIR": cache, "TORCH_TILE_DUMP": "", "TORCH_TILE_VERIFY": "0"}
     source, _ = cuda_source(program, Build(target, options))
     compile_cubin(source.text, target, options)

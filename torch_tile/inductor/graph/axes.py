@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""View algebra: what the dimensions of an operand are in terms of the tensor that it was viewed from.
+"""View algebra: describe the dimensions of an operand by the axes of the tensor under its views.
 
-A dimension is a list of axes, outermost first; an axis has a size and, once a reshape has cut it, parts. Walking
-back from an operand through reshape, permute, expand and their kin ends at a root tensor whose dimensions are lists
-of the same axes; axes that the root lacks were broadcast. So `reshape(expand(unsqueeze(k, 2)))`, the grouped heads
-of attention, and whatever `einsum` put around its `bmm` are all read by one function, exactly and for symbolic sizes.
+A dimension is a list of axes, outermost first. An axis has a size and, once a reshape has cut it, parts. The trace
+walks back from an operand through reshape, permute, expand and similar views. It ends at a root tensor whose dimensions
+are lists of the same axes; axes that the root lacks were broadcast. So one function reads `reshape(expand(unsqueeze(k,
+2)))`, the grouped heads of attention, and all views that `einsum` puts around its `bmm`. It is exact, also for symbolic
+sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REPEATING = *REPEATS, aten.repeat.default
 
 
 class Axis:
-    """A digit of an index, compared by identity. `parts` is filled when it is cut, or merged with another."""
+    """One digit of an index, compared by identity. `parts` is set when the axis is cut or merged with another."""
 
     __slots__ = ("parts", "size")
 
@@ -49,12 +50,12 @@ Group = list[Axis]
 
 
 def axes_of(sizes: Sequence[Any]) -> list[Group]:
-    """One fresh axis per dimension; dimensions of size one have none."""
+    """Make one fresh axis per dimension; dimensions of size one get none."""
     return [[] if known(size == 1) else [Axis(size)] for size in sizes]
 
 
 def leaves(group: Sequence[Axis]) -> Group:
-    """The uncut axes of a group, outermost first."""
+    """Return the uncut axes of a group, outermost first."""
     out: Group = []
     for axis in group:
         out.extend(leaves(axis.parts) if axis.parts else [axis])
@@ -62,16 +63,17 @@ def leaves(group: Sequence[Axis]) -> Group:
 
 
 def extent(group: Sequence[Axis]) -> Any:
-    """The size of a group."""
+    """Return the size of a group."""
     return product(axis.size for axis in group)
 
 
 def _cut(axis: Axis, outer: Any) -> None:
+    """Cut an axis into an outer axis of size `outer` and an inner axis of the remaining size."""
     axis.parts = (Axis(outer), Axis(quotient(axis.size, outer)))
 
 
 def regroup(axes: Sequence[Axis], sizes: Sequence[Any]) -> list[Group] | None:
-    """The same axes, row-major, grouped into dimensions of these sizes, cut where needed; None if impossible."""
+    """Group axes, in row-major order, into dimensions of these sizes; cut axes where needed. None if impossible."""
     queue = leaves(axes)
     groups: list[Group] = []
     for size in sizes:
@@ -117,7 +119,7 @@ def unify(a: Sequence[Axis], b: Sequence[Axis]) -> bool:
 
 
 def _squeezed(node: Node) -> list[int]:
-    """The dimensions of the input that a squeeze removes."""
+    """Return the dimensions of the input that a squeeze removes."""
     rank = len(shape(node.args[0]))
     if len(node.args) == 1:
         return [d for d, s in enumerate(shape(node.args[0])) if known(s == 1)]
@@ -127,7 +129,7 @@ def _squeezed(node: Node) -> list[int]:
 
 
 def _step(node: Node, groups: list[Group]) -> list[Group] | None:
-    """Dimensions of the input of a view node, given those of its output; None if it is not a view that we read."""
+    """Return the dimensions of a view's input, given those of its output; None if the node is no known view."""
     args: Any = node.args
     if is_call(node, *COPIES):
         return groups
@@ -163,7 +165,9 @@ def _step(node: Node, groups: list[Group]) -> list[Group] | None:
 
 
 def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
-    """Dimensions under a `repeat`: each is (copies, own size), row-major, and only the latter is the tensor's."""
+    """Return the dimensions under a `repeat`. An output dimension is (copies, own size), row-major; the input has the
+    latter.
+    """
     source: list[Group] = []
     for group, size in zip(groups[len(groups) - len(sizes) :], sizes, strict=True):
         cut = regroup(group, [quotient(extent(group), size), size])
@@ -174,8 +178,9 @@ def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
 
 
 def read_views(node: Node, groups: list[Group]) -> list[tuple[Node, list[Group]]]:
-    """The views of a tensor with dimensions `groups`, itself among them, that something else than a view reads, and
-    their dimensions. Views that repeat elements are none here.
+    """Find the views of a tensor, itself included, that a node other than a view reads; return their dimensions too.
+
+    `groups` are the dimensions of the tensor. Views that repeat elements count as readers.
     """
     found, pending = [], [node]
     while pending:
@@ -192,7 +197,7 @@ def read_views(node: Node, groups: list[Group]) -> list[tuple[Node, list[Group]]
 
 
 def views_of(nodes: Iterable[Node]) -> tuple[set[Node], list[Node]]:
-    """The views among `nodes` and in front of them, of whatever kind, and what these are views of."""
+    """Return the views among `nodes` and in front of them, and the tensors under these views."""
     views: set[Node] = set()
     tensors: dict[Node, None] = {}
     for node in nodes:
@@ -204,14 +209,16 @@ def views_of(nodes: Iterable[Node]) -> tuple[set[Node], list[Node]]:
 
 
 def _is_view(node: Node) -> bool:
+    """Return whether a node is a view that `_step` knows."""
     return is_tensor(node) and node.op == "call_function" and _step(node, axes_of(shape(node))) is not None
 
 
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:
-    """Walk back from `node`, whose dimensions are `groups`, to the tensor under its views: (root, root's dimensions).
+    """Walk back from `node`, whose dimensions are `groups`, to the tensor under its views; return (root, its
+    dimensions).
 
-    With `casts`, conversions between floating dtypes are walked through as well. Tensors without elements are roots, as
-    0 has no digits.
+    With `casts`, the walk also passes conversions between floating dtypes. A tensor without elements is a root, since 0
+    has no digits.
     """
     while (
         isinstance(node, Node)
@@ -226,7 +233,7 @@ def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, lis
 
 
 def trace_unrounded(node: Any, groups: list[Group]) -> tuple[Any, list[Group]]:
-    """As `trace`, and through conversions between floating dtypes that keep every value: those that widen."""
+    """Do as `trace`, and also walk through casts between floating dtypes that widen and so keep every value."""
     node, groups = trace(node, groups)
     while isinstance(node, Node) and node.op == "call_function" and is_floating_cast(node):
         source: Any = node.args[0]
@@ -239,7 +246,8 @@ def trace_unrounded(node: Any, groups: list[Group]) -> tuple[Any, list[Group]]:
 def arrange(rewrite: Rewrite, root: Node, have: list[Group], want: list[Group]) -> Node | None:
     """Insert the views that turn `root`, with dimensions `have`, into a tensor with dimensions `want`.
 
-    Axes in `want` that the root lacks are broadcast (a stride of zero); None if the root has axes that `want` lacks.
+    Axes in `want` that the root lacks are broadcast (a stride of zero). Returns None if the root has axes that `want`
+    lacks.
     """
     flat = [a for g in have for a in leaves(g)]
     wanted = [leaves(g) for g in want]

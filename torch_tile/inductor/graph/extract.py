@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a graph cut out to be timed: what is replaced, and what Inductor would fuse with it.
+"""Cut out parts of a graph for a contest: the replaced subgraph, and the nodes that Inductor would fuse with it.
 
-A replacement is a kernel that Inductor cannot fuse into. Where pointwise operations and reductions of rows stand around
-the subgraph, Inductor would have taken them along for nothing, so they belong to the comparison: on our side they are
-kernels of their own.
+A replacement is a kernel that Inductor cannot fuse into. Pointwise operations and row reductions may stand around the
+subgraph. Inductor would fuse them with the old subgraph at no extra cost, so the contest includes them. On our side
+they are kernels of their own.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from torch_tile.inductor.graph.nodes import CAST, COPIES, LAYOUT, PARTS, VIEWS, 
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
 
-MOST_AROUND = 24  # operations taken along on either side
+MOST_AROUND = 24  # most surrounding operations added on either side
 EXAMPLE = "tile_example"
-"""Of a node's meta: a function that makes a tensor like its value, where not any numbers will do to time what reads it.
-"""
+"""Key of a node's meta: a function that makes an example tensor, where random numbers would distort the timing."""
 REDUCTIONS = (
     aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,
     aten.var.correction,
@@ -39,12 +38,12 @@ EXTERN = (
 
 
 def is_extern(node: Node) -> bool:
-    """Whether Inductor leaves the node to a kernel that it does not write, and so fuses nothing into."""
+    """Return whether Inductor calls a ready-made kernel for the node, and so fuses nothing into it."""
     return is_call(node, *EXTERN) or is_grouped(node)
 
 
 def is_fused(node: Node) -> bool:
-    """Whether Inductor computes the node inside of whatever kernel makes or reads its operand."""
+    """Return whether Inductor computes the node inside the kernel that makes or reads its operand."""
     if node.op != "call_function":
         return False
     tags = getattr(node.target, "tags", ())
@@ -52,7 +51,9 @@ def is_fused(node: Node) -> bool:
 
 
 def is_read_in_registers(node: Node) -> bool:
-    """Whether Inductor would fuse everything that reads the node, and so never round it to its dtype, nor write it."""
+    """Return whether Inductor would fuse all readers of the node. Then the node is never rounded to its dtype, nor
+    stored.
+    """
     readers = list(node.users)
     for reader in readers:  # grows meanwhile
         if is_call(reader, *LAYOUT, *PARTS):
@@ -66,16 +67,17 @@ def is_read_in_registers(node: Node) -> bool:
 def rivals(
     pairs: Sequence[tuple[Node, Node]], inputs: Sequence[Node], made: Iterable[Node]
 ) -> tuple[GraphModule, GraphModule]:
-    """The subgraph with the new nodes of `pairs`, and with the old ones; with what stands around them.
+    """Return the two parts that a contest times: one with the new nodes of `pairs`, one with the old nodes.
 
-    `inputs` are what the new nodes, all of which are `made`, are computed from.
+    Both parts include the surrounding nodes that Inductor would fuse. The new nodes are computed from `inputs`; `made`
+    contains all of them.
     """
     olds = [old for old, _ in pairs]
     position = ordered(olds[0].graph)
     inside = {*_needed(olds, set(inputs), Ancestors(inputs, position), position), *olds}
     around = behind(olds, set(made), position)
     inputs = list(inputs)
-    # Whoever made it; the last stands for one of the former.
+    # Attention of any origin: `tile.attention` stands for flex_attention or for an extern attention.
     attention = torch.ops.higher_order.flex_attention, torch.ops.tile.attention.default
     if not any(is_extern(n) or is_call(n, *attention) for n in inside):
         inputs = in_front(inputs, {*inside, *around, *made})
@@ -88,9 +90,9 @@ def rivals(
 
 
 def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) -> list[Node]:
-    """The nodes that Inductor would fuse behind `olds`: what they read besides does not depend on `olds`.
+    """Find the users of `olds` that Inductor would fuse behind them. Their further operands do not depend on `olds`.
 
-    Ends where least memory is written, as Inductor's kernels do, and as late as it can.
+    The search ends where the least memory is written, as Inductor's kernels do. Among equal ends it takes the latest.
     """
     dependent = Descendants(olds, position)
     found: list[Node] = []
@@ -111,24 +113,25 @@ def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) 
 
 
 def _is_value(node: Node) -> bool:
-    """Whether a node can be an input of a part: one tensor or number."""
+    """Return whether a node can be an input of a part: one tensor or one number."""
     return not isinstance(val(node), list | tuple)
 
 
 def _written(known: set[Node], made: set[Node]) -> int:
-    """Total size of the values in `known` that have users outside it."""
+    """Return the total size in bytes of the values in `known` that have users outside `known`."""
     outputs = [n for n in known if any(u not in known and u not in made for u in n.users)]
     return sum(_bytes(val(n)) for n in outputs)
 
 
 def _bytes(value: Any) -> int:
+    """Return the size of a value in bytes."""
     if isinstance(value, torch.Tensor):
         return math.prod(map(size_hint, value.shape)) * value.dtype.itemsize
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def in_front(inputs: Sequence[Node], readers: set[Node]) -> list[Node]:
-    """The inputs, those that are pointwise and read by `readers` only replaced by what they are made from."""
+    """Replace each input that is pointwise and read only by `readers` by its own inputs."""
     found, taken = list(inputs), set(readers)
     for _ in range(MOST_AROUND):
         node = next((n for n in found if _fused_in_front(n, taken)), None)
@@ -141,15 +144,16 @@ def in_front(inputs: Sequence[Node], readers: set[Node]) -> list[Node]:
 
 
 def _fused_in_front(node: Node, readers: set[Node]) -> bool:
+    """Return whether Inductor fuses the node into `readers`, which must be its only users."""
     sources = node.all_input_nodes
     return is_fused(node) and all(u in readers for u in node.users) and all(map(_is_value, sources))
 
 
 def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[Node, Node] | None = None) -> GraphModule:
-    """The part of a graph that computes `outputs` from `inputs`, some nodes replaced by others.
+    """Copy the part of a graph that computes `outputs` from `inputs`; `instead` maps nodes to replacements.
 
-    What `inputs` are themselves made from is there already when this part runs: where the part reads it as well (the
-    tensor under an input that is a view, say), it is an input too, not computed again.
+    The ancestors of `inputs` exist before this part runs. An ancestor that the part also reads becomes a further input
+    and is not computed again. An example is the tensor under an input that is a view.
     """
     graph = Graph()
     instead = instead or {}
@@ -178,7 +182,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
 
 
 def copied(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> GraphModule:
-    """`nodes`, which are in order and read nothing else than `inputs`, as a graph of their own."""
+    """Copy `nodes` into a graph of their own. They must be in order and read only `inputs` and each other."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for index, node in enumerate(inputs):
@@ -192,15 +196,15 @@ def copied(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node
 
 
 def body_of(node: Node) -> GraphModule | None:
-    """The graph that a node hands to a higher-order operator; None if it is something else."""
+    """Return the graph that a `get_attr` node passes to a higher-order operator, else None."""
     body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
     return body if isinstance(body, GraphModule) else None
 
 
 class Ancestors:
-    """`node in Ancestors(nodes, position)`: does one of `nodes` depend on it?
+    """Test whether one of `nodes` depends on a given node: `node in Ancestors(nodes, position)`.
 
-    Both this and `Descendants` walk only as far as an answer takes: graphs are long, and parts of them short.
+    This class and `Descendants` walk no further than the answer needs, because graphs are long and their parts short.
     """
 
     def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
@@ -214,6 +218,7 @@ class Ancestors:
         return self.known[node]
 
     def _leads_to_one(self, node: Node) -> bool:
+        """Search the users of `node`, and their users, for one of `nodes`."""
         seen, waiting = {node}, [node]
         while waiting:
             users = [u for u in waiting.pop().users if u not in seen and self.position.get(u, self.end + 1) <= self.end]
@@ -225,7 +230,7 @@ class Ancestors:
 
 
 class Descendants:
-    """`node in Descendants(nodes, position)`: is it one of `nodes`, or does it depend on one?"""
+    """Test whether a given node is one of `nodes` or depends on one: `node in Descendants(nodes, position)`."""
 
     def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
         self.position = position
@@ -238,6 +243,7 @@ class Descendants:
         return self.known[node]
 
     def _comes_from_one(self, node: Node) -> bool:
+        """Search the operands of `node`, and their operands, for one of `nodes`."""
         seen, waiting = {node}, [node]
         while waiting:
             sources = [x for x in waiting.pop().all_input_nodes if x not in seen and self.position[x] >= self.start]
@@ -252,7 +258,7 @@ def _needed(
     outputs: Sequence[Node], inputs: set[Node], given: Ancestors, position: Mapping[Node, int],
     instead: Mapping[Node, Node] | None = None,
 ) -> list[Node]:  # fmt: skip
-    """What `outputs` depend on, up to `inputs` and no further than `given`, in an order in which it can be computed."""
+    """List the nodes that `outputs` depend on, in an order of computation. Stop at `inputs` and at nodes in `given`."""
     instead = instead or {}
     found: dict[Node, None] = {}
 
@@ -270,15 +276,14 @@ def _needed(
     return list(found)
 
 
-# Parts to be timed, without the views at their edges: parts that differ in these only are one contest.
+# Remove the views at the edges of both parts: parts that differ only in these views are one contest.
 #
-# The same norm stands in a model in front of a product, which reads its rows as a matrix, and in front of something
-# that reads them as they are; in front of it may stand a view, or not. Views of dense tensors take no time on either
-# side.
+# A model may use the same norm in front of a product, which reads its rows as a matrix, and in front of another reader.
+# A view may also stand in front of the norm. Views of dense tensors take no time on either side.
 
 
 def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, GraphModule]:
-    """Both without the views that both begin or end with, changed in place."""
+    """Remove in place the views that both graphs begin or end with; return both graphs."""
     parts = new, old
     mine, theirs = ({n.target: n for n in part.graph.find_nodes(op="placeholder")} for part in parts)
     for name in mine.keys() & theirs.keys():
@@ -294,7 +299,7 @@ def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, Grap
 
 
 def _begin_later(inputs: tuple[Node, ...]) -> None:
-    """Let an input, the same on both sides, be the view that is all that is read of it."""
+    """Replace an input, the same in both graphs, by the view that is its only user."""
     users = [list(node.users) for node in inputs]
     views = [each[0] for each in users if len(each) == 1 and _is_plain(each[0])]
     if len(views) < len(inputs) or EXAMPLE in inputs[0].meta or not _alike(views):
@@ -305,7 +310,7 @@ def _begin_later(inputs: tuple[Node, ...]) -> None:
 
 
 def _before(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
-    """What an output, the same on both sides, is a view of."""
+    """Return the tensors under the views at an output, if they are alike in both graphs."""
     while all(map(_is_plain, outputs)):
         sources: Any = tuple(node.args[0] for node in outputs)
         if not _alike(sources):
@@ -315,19 +320,20 @@ def _before(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _is_plain(node: Any) -> bool:
-    """Whether a node is a view of a dense tensor, of sizes that are known."""
+    """Return whether a node is a view of a dense tensor of constant sizes."""
     if not isinstance(node, Node) or not is_call(node, *VIEWS):
         return False
     return all(map(_is_dense, (node, node.args[0])))
 
 
 def _is_dense(node: Any) -> bool:
+    """Return whether a node holds a contiguous tensor of constant sizes and strides."""
     value = val(node)
     known = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in (*value.shape, *value.stride()))
     return known and value.is_contiguous()
 
 
 def _alike(nodes: Any) -> bool:
-    """Whether nodes of both sides hold tensors of one form."""
+    """Return whether the nodes of both graphs hold dense tensors of equal shape and dtype."""
     a, b = (val(node) for node in nodes)
     return all(map(_is_dense, nodes)) and (a.shape, a.dtype) == (b.shape, b.dtype)

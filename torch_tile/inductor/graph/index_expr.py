@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mask of the graph says at index (b, h, q, k), as a sympy expression.
+"""Evaluate a mask of the graph at the symbolic index (b, h, q, k), as a sympy expression.
 
-Models build causal and sliding-window masks from aranges, comparisons and indexing; evaluating the graph at a symbolic
-index gets the rule back, for every size. What is not index arithmetic becomes an opaque `load`, which equals only
+Models build causal and sliding-window masks from aranges, comparisons and indexing. Evaluating the graph at a symbolic
+index recovers the rule for every size. A node that is not index arithmetic becomes an opaque `load`, which equals only
 itself.
 """
 
@@ -35,19 +35,19 @@ Index = tuple[Any, ...]
 
 
 def symbol(name: str) -> Any:
-    """The symbol of a place in a tensor, told from those of sizes by its name."""
+    """Return the sympy symbol of an index into a tensor. Its name distinguishes it from symbols of sizes."""
     return sympy.Symbol(f"@{name}", integer=True, nonnegative=True)
 
 
 def is_place(x: Any) -> bool:
-    """Whether `x` is such a symbol."""
+    """Return whether `x` is an index symbol made by `symbol`."""
     return isinstance(x, sympy.Symbol) and x.name.startswith("@")
 
 
 B, H, Q, K = (symbol(name) for name in "bhqk")
 LOAD: Any = sympy.Function("load")
 
-# Arithmetic of whole numbers, which the table of pointwise functions has no rows for.
+# Integer arithmetic that has no row in the table of pointwise functions.
 _WHOLE: dict[Any, Callable[[Any, Any], Any]] = {
     aten.floor_divide: lambda a, b: _floored(a, b),
     aten.remainder: lambda a, b: a - b * _floored(a, b),
@@ -62,7 +62,7 @@ _MOST_CASES = 16
 
 
 def at(node: Any, index: Index) -> Any:
-    """The value of `node` at `index`."""
+    """Return the value of `node` at `index` as a sympy expression."""
     if isinstance(node, bool):
         return sympy.true if node else sympy.false
     if not isinstance(node, Node):
@@ -78,13 +78,14 @@ def at(node: Any, index: Index) -> Any:
 
 
 def _number(value: Any) -> Any:
+    """Convert a Python number or a size to a sympy expression."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # sympy's 0.0 and 0 are not equal
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
 
 
 def _broadcast(operand: Any, index: Index) -> Index:
-    """The index of an operand that broadcasts to a value at `index`."""
+    """Return the index of an operand that broadcasts to a value at `index`."""
     if not isinstance(val(operand), torch.Tensor):
         return ()
     sizes = shape(operand)
@@ -93,7 +94,7 @@ def _broadcast(operand: Any, index: Index) -> Index:
 
 
 def _view(node: Node, index: Index) -> Any:
-    """Nodes that only move values."""
+    """Return the value at `index` of a node that only moves values, else None."""
     x: Any = node.args[0] if node.args else None
     rank = len(index)
     if is_call(node, *COPIES):
@@ -133,7 +134,7 @@ def _repeated(node: Node, x: Any, tail: Index) -> Any:
 
 
 def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
-    """A converted value; None for a fraction that would be cut off."""
+    """Convert a value between dtypes; return None where a cast to integer would cut off a fraction."""
     if after == torch.bool:
         return truth(value)
     if before.is_floating_point and not after.is_floating_point and not all(v.is_integer for v, _ in cases(value)):
@@ -142,7 +143,7 @@ def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
 
 
 def _held(value: Any, kind: torch.dtype) -> Any:
-    """A value, or None if an integer of fewer than 32 bits may not hold it."""
+    """Return the value, or None if an integer of fewer than 32 bits may not hold it."""
     if kind.is_floating_point or kind.is_complex or kind == torch.bool or kind.itemsize >= 4:
         return value
     limits = torch.iinfo(kind)
@@ -150,7 +151,7 @@ def _held(value: Any, kind: torch.dtype) -> Any:
 
 
 def _reshape(x: Any, node: Node, index: Index) -> Any:
-    """Reshapes that add or drop dimensions of one."""
+    """Return the value of a reshape that only adds or drops dimensions of size one, else None."""
     kept = [i for i, s in zip(index, shape(node), strict=True) if not known(s == 1)]
     sizes = shape(x)
     wide = [s for s in sizes if not known(s == 1)]
@@ -162,6 +163,7 @@ def _reshape(x: Any, node: Node, index: Index) -> Any:
 
 
 def _cat(node: Node, index: Index) -> Any:
+    """Return the value of a concatenation: a Piecewise with one case per part."""
     parts: Any = node.args[0]
     d = arg(node, "dim") % len(index)
     offset: Any = sympy.Integer(0)
@@ -176,7 +178,7 @@ def _cat(node: Node, index: Index) -> Any:
 
 
 def _compute(node: Node, index: Index) -> Any:
-    """Nodes that calculate."""
+    """Return the value at `index` of a node that computes, else None."""
     target: Any = node.target
     if target is prims.iota.default:
         return sympy.Integer(node.kwargs["start"]) + sympy.Integer(node.kwargs["step"]) * index[0]
@@ -194,64 +196,64 @@ def _compute(node: Node, index: Index) -> Any:
 
 
 def opaque(name: str) -> Any:
-    """A function of the epilogue language, of which nothing is known but its name, and that some keep whole numbers."""
+    """Return an opaque sympy function for a function of the epilogue language. `abs`, `max` and `min` keep integers."""
     kept = name in ("abs", "max", "min")
     return lambda *xs: sympy.Function(f"tile_{name}", integer=(kept and all(x.is_integer for x in xs)) or None)(*xs)
 
 
 def _in_order(name: str, operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """An operation on numbers; opaque where sympy would open a sum, unless all that comes of it is whole.
+    """Apply an operation to two numbers, but keep it opaque where sympy would expand a sum of fractions.
 
-    `s + (1 - x) * -1e9` is not `s - 1e9 + x * 1e9`, which has lost `s`.
+    `s + (1 - x) * -1e9` is not `s - 1e9 + x * 1e9`, because the latter loses `s` to rounding.
     """
     sums = [x for x in (a, b) if x.is_Add]
     parts = sums if name in ("add", "sub") else (a, b, operation(a, b))
     return opaque(name)(a, b) if sums and not all(x.is_integer for x in parts) else operation(a, b)
 
 
-# What functions of the table are on expressions, by the `index` of their rows.
+# Functions of the table on sympy expressions. A row names its function in `index`.
 
 
 def add(a: Any, b: Any) -> Any:
-    """The sum of two numbers, each computed before."""
+    """Return the sum of two numbers without reordering either."""
     return _in_order("add", operator.add, numeric(a), numeric(b))
 
 
 def sub(a: Any, b: Any) -> Any:
-    """The difference of two numbers, each computed before."""
+    """Return the difference of two numbers without reordering either."""
     return _in_order("sub", operator.sub, numeric(a), numeric(b))
 
 
 def mul(a: Any, b: Any) -> Any:
-    """The product of two numbers, each computed before."""
+    """Return the product of two numbers without reordering either."""
     return _in_order("mul", operator.mul, numeric(a), numeric(b))
 
 
 def div(a: Any, b: Any) -> Any:
-    """The quotient by a number, each computed before; any other is opaque."""
+    """Return the quotient by a constant that is not 0; any other quotient is opaque."""
     a, b = numeric(a), numeric(b)
     return _in_order("div", operator.truediv, a, b) if b.is_number and b != 0 else opaque("div")(a, b)
 
 
 def power(a: Any, b: Any) -> Any:
-    """A small whole power; any other is opaque."""
+    """Return a power with the exponent 1, 2 or 3; any other power is opaque."""
     a, b = numeric(a), numeric(b)
     return a**b if b.is_Integer and 0 < b <= 3 else opaque("pow")(a, b)
 
 
 def negative(a: Any) -> Any:
-    """The number with the other sign."""
+    """Return the negated number."""
     return -numeric(a)
 
 
 def floor(a: Any) -> Any:
-    """A whole number itself; of any other the floor is opaque, since sympy would take whole terms out of it."""
+    """Return an integer unchanged; any other floor is opaque, since sympy would move integer terms out of it."""
     a = numeric(a)
     return a if a.is_integer else opaque("floor")(a)
 
 
 def _relation(relation: Any) -> Callable[[Any, Any], Any]:
-    """A comparison, as a condition."""
+    """Return a function that compares two numbers and gives a condition."""
     return lambda a, b: _compare(relation, numeric(a), numeric(b))
 
 
@@ -259,7 +261,7 @@ gt, ge, lt, le, eq, ne = map(_relation, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le,
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes` where a condition holds, else `no`; a condition where one of them is."""
+    """Return `yes` where a condition holds, else `no`. The result is a condition if either of the two is one."""
     condition = truth(condition)
     if is_truth(yes) or is_truth(no):
         return sympy.Or(sympy.And(condition, truth(yes)), sympy.And(sympy.Not(condition), truth(no)))
@@ -267,7 +269,7 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def _called(name: str, operands: Sequence[Any]) -> Any:
-    """A function of the table on expressions."""
+    """Apply a function of the epilogue table to sympy expressions."""
     row = FUNCTIONS[name]
     if row.index is not None:
         value = bind(row.index, sys.modules[__name__])(*operands)
@@ -279,13 +281,13 @@ def _called(name: str, operands: Sequence[Any]) -> Any:
 
 
 def _floored(a: Any, b: Any) -> Any:
-    """The floor of a quotient, which stays a quotient where it is rounded before."""
+    """Return the floor of a quotient; a quotient of non-integers stays opaque under the floor."""
     whole = a.is_integer and b.is_integer
     return sympy.floor(a / b if whole else opaque("div")(a, b))
 
 
 def pointwise_operands(node: Node) -> list[Any] | None:
-    """What a node reads that `combine` knows; None for others."""
+    """Return the operands of a node that `combine` can evaluate; None for other nodes."""
     target: Any = node.target
     if target in (aten.bitwise_not.default, aten.logical_not.default):
         return [node.args[0]]
@@ -296,7 +298,7 @@ def pointwise_operands(node: Node) -> list[Any] | None:
 
 
 def combine(node: Node, values: Sequence[Any]) -> Any:
-    """The value of a node of which `pointwise_operands` are known, from theirs; None if it cannot be written."""
+    """Compute the value of a node from the values of its `pointwise_operands`; None if it has no expression."""
     target: Any = node.target
     if target in (aten.bitwise_not.default, aten.logical_not.default):
         return sympy.Not(truth(values[0])) if val(node).dtype == torch.bool else None
@@ -312,12 +314,12 @@ def combine(node: Node, values: Sequence[Any]) -> Any:
 
 
 def _floors(node: Node) -> bool:
-    """Whether a node is a quotient that is rounded down."""
+    """Return whether a node is a quotient that is rounded down."""
     return getattr(node.target, "overloadpacket", None) is aten.div and node.kwargs.get("rounding_mode") == "floor"
 
 
 def _gather(node: Node, index: Index) -> Any:
-    """Advanced indexing with one index tensor per dimension; what may be negative would count from the end."""
+    """Return the value of advanced indexing with one index tensor per dimension. None if an index may be negative."""
     x: Any = node.args[0]
     indices: Any = node.args[1]
     if any(i is None for i in indices) or len(indices) != len(shape(x)):
@@ -329,7 +331,7 @@ def _gather(node: Node, index: Index) -> Any:
 
 
 def _cumsum(node: Node, index: Index) -> Any:
-    """A running sum of what is false everywhere is 0; any other is opaque."""
+    """Return 0 for a running sum of values that are all false, else None (opaque)."""
     d = arg(node, "dim") % len(index)
     position = sympy.Symbol("_position", integer=True, nonnegative=True)
     term = at(node.args[0], (*index[:d], position, *index[d + 1 :]))
@@ -337,22 +339,22 @@ def _cumsum(node: Node, index: Index) -> Any:
 
 
 def is_truth(value: Any) -> bool:
-    """Whether a value is a condition."""
+    """Return whether a value is a sympy condition."""
     return isinstance(value, sympy.logic.boolalg.Boolean) and not isinstance(value, sympy.Symbol)
 
 
 def truth(value: Any) -> Any:
-    """A value as a condition: what is not 0 is true."""
+    """Convert a value to a condition: any value except 0 is true."""
     return value if is_truth(value) else _compare(sympy.Ne, value, sympy.Integer(0))
 
 
 def numeric(value: Any) -> Any:
-    """A value as a number: 1 where a condition holds."""
+    """Convert a value to a number: 1 where a condition holds, else 0."""
     return choose(value, sympy.Integer(1), sympy.Integer(0)) if is_truth(value) else value
 
 
 def cases(value: Any) -> list[tuple[Any, Any]]:
-    """The values that a value may have, with conditions of which one holds."""
+    """List the possible values of an expression, each with its condition. Exactly one condition holds."""
     if not isinstance(value, sympy.Piecewise):
         return [(value, sympy.true)]
     found, before = [], sympy.false
@@ -365,13 +367,13 @@ def cases(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _compare(relation: Any, a: Any, b: Any) -> Any:
-    """A comparison, case by case."""
+    """Compare two values case by case."""
     a, b = (sympy.piecewise_fold(x) if hasattr(x, "has") and x.has(sympy.Piecewise) else x for x in (a, b))
     return sympy.Or(*(sympy.And(p, q, relation(x, y)) for x, p in cases(a) for y, q in cases(b)))
 
 
 def _fold(value: Any) -> Any:
-    """Push an operation into the cases of a `cat`; equal cases become one."""
+    """Push an operation into the cases of a `cat`; merge equal cases into one."""
     if not (hasattr(value, "has") and value.has(sympy.Piecewise)):
         return value
     value = sympy.piecewise_fold(value)

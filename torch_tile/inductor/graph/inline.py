@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put ATen in the place of an op: a reference is traced on the op's inputs and copied into its graph."""
+"""Replace a captured op by ATen: trace its reference on the inputs of the op and copy the result into the graph."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch_tile.inductor.graph.nodes import aten, val
 from torch_tile.ops.registry import operator_of
 
 FAMILIES = {"attention": "attention", "rms_norm": "norm", "layer_norm": "norm", "softmax": "softmax"}
-"""Operators that a pattern captures before it is known that they win, and the pattern's family."""
+"""Operators that a pattern captures before their contest, and the family of each."""
 
 IN_TRAINING = torch.ops.tile.attention_lse.default, torch.ops.tile.attention_backward.default
-"""Decided on before autograd."""
+"""Operators whose contest runs before autograd."""
 
 
 def captured(node: Node) -> tuple[str, Callable[..., torch.Tensor]] | None:
-    """The family of a captured operator, and what it computes in torch's own terms; None for other nodes."""
+    """Return the family of a captured operator and its computation in torch's own operators; None for other nodes."""
     operator = operator_of(node.target)
     if operator is None or operator.as_aten is None:
         return None
@@ -30,7 +30,7 @@ def captured(node: Node) -> tuple[str, Callable[..., torch.Tensor]] | None:
 
 
 def expand(node: Node, reference: Callable[..., torch.Tensor]) -> list[Node]:
-    """Put the ATen of `reference` in place of a captured op; returns the new nodes."""
+    """Replace a captured op by the ATen of `reference`; return the new nodes."""
     traced = trace_reference(node, reference)
     inputs = node.all_input_nodes
     env: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
@@ -51,7 +51,7 @@ def expand(node: Node, reference: Callable[..., torch.Tensor]) -> list[Node]:
 
 
 def _literal(before: Node, tensor: torch.Tensor) -> Node:
-    """A tensor constant of a traced reference: always a scalar such as -inf."""
+    """Insert a node for a tensor constant of a traced reference, which must be a scalar such as -inf."""
     if tensor.numel() != 1:
         raise ValueError("a reference made a tensor constant that is not a scalar")
     with before.graph.inserting_before(before):
@@ -63,7 +63,7 @@ def _literal(before: Node, tensor: torch.Tensor) -> Node:
 
 
 def trace_reference(node: Node, reference: Callable[..., torch.Tensor]) -> GraphModule:
-    """The reference's functional ATen, decomposed as Inductor does, on the node's inputs."""
+    """Trace `reference` on the node's inputs to functional ATen, decomposed as Inductor does."""
     from torch._inductor.virtualized import V
 
     inputs = node.all_input_nodes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies around attention that only change where elements lie: looked through in front of it, dropped behind it.
+"""Remove copies around attention that only move elements: read through them in front of it, drop them behind it.
 
-The kernels address any strides, and their result lies in memory as q does. So the copies of `.contiguous()`, which
-models put between a projection and attention, are work for nothing, as is scaling q by a number.
+The kernels address any strides, and their result has the memory layout of q. So the copies of `.contiguous()` that
+models put between a projection and attention are needless work. So is scaling q by a number.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from torch_tile.inductor.graph.nodes import (
 
 
 def bare(rewrite: Rewrite, node: Any, scaled: bool = False) -> tuple[Any, float]:
-    """What lies under the copies of an operand, as a view of the operand's shape, and the number that multiplies it.
+    """Return the tensor under the copies of an operand, as a view of the operand's shape, and the number that scales
+    it.
 
-    The number is 1 unless `scaled`. The operand itself, and 1, where there is nothing to take away, or where kernels
-    would have to copy or read more slowly: the last dimension not dense, rows less aligned, elements repeated.
+    The number is 1 unless `scaled`. The operand itself and 1 are returned where there is nothing to remove. They are
+    also returned where kernels would have to copy or would read more slowly. That holds if the last dimension is not
+    dense, rows are less aligned, or elements repeat.
     """
     groups = axes_of(shape(node))
     root, have = trace(node, groups)
@@ -56,7 +58,7 @@ def bare(rewrite: Rewrite, node: Any, scaled: bool = False) -> tuple[Any, float]
 
 
 def laid_out(rewrite: Rewrite, node: Node, like: Node) -> Node:
-    """`node`, in memory as `like` lies, if that has no gaps: what reads it was traced so."""
+    """Copy `node` into the memory order of `like`, unless it has that order already. Its readers were traced so."""
     want = val(like).stride()
     if all(known(n == 1) or known(a == b) for n, a, b in zip(shape(node), val(node).stride(), want, strict=True)):
         return node
@@ -66,9 +68,9 @@ def laid_out(rewrite: Rewrite, node: Node, like: Node) -> Node:
 
 
 def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group], float]:
-    """A tensor and its dimensions without the numbers that multiply it, and their product.
+    """Remove the constant factors of a tensor; return the tensor, its dimensions and the product of the factors.
 
-    Only where nothing else reads what was multiplied: else it has to be computed anyway.
+    A factor is removed only if nothing else reads the scaled tensor: else that tensor has to be computed anyway.
     """
     scale = 1.0
     while (found := _times_number(root)) is not None and _is_read_once(root):
@@ -78,9 +80,9 @@ def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, 
 
 
 def drop_behind(node: Node) -> None:
-    """Take away the copies of `node`, through views, that are where `node` itself lies.
+    """Remove copies of `node`, also through views, that have the same place and order in memory as `node`.
 
-    What is returned is left alone, since two results of a graph may not share memory.
+    Results of the graph stay copies, since two results may not share memory.
     """
     for clone in list(_copies_of(node)):
         groups = axes_of(shape(clone))
@@ -97,7 +99,7 @@ def drop_behind(node: Node) -> None:
 
 
 def _copies_of(node: Node) -> Iterator[Node]:
-    """The copies that are made of a node, of a view of it, or of another copy."""
+    """Yield the copies that are made of a node, of a view of it, or of another copy."""
     for user in node.users:
         if is_call(user, *LAYOUT, *COPIES):
             if is_call(user, aten.clone.default):
@@ -106,7 +108,7 @@ def _copies_of(node: Node) -> Iterator[Node]:
 
 
 def _is_copied(node: Any, root: Any) -> bool:
-    """Whether a copy lies between a node and the tensor that it is traced to."""
+    """Return whether a copy lies between a node and the tensor that it is traced to."""
     while node is not root:
         if is_call(node, aten.clone.default):
             return True
@@ -115,7 +117,7 @@ def _is_copied(node: Any, root: Any) -> bool:
 
 
 def _times_number(node: Any) -> tuple[Node, float] | None:
-    """`(x, c)` where a node is `x * c`, or `x / (1 / c)`, for a number c that is not 0, in x's dtype."""
+    """Return `(x, c)` if a node is `x * c`, or `x / (1 / c)`, for a number c that is not 0, in x's dtype."""
     pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)
     if pair is None or pair[1] == 0 or dtype(pair[0]) != dtype(node):
         return None
@@ -125,7 +127,7 @@ def _times_number(node: Any) -> tuple[Node, float] | None:
 
 
 def _is_read_once(node: Node) -> bool:
-    """Whether a single computation reads a node, through views and copies that nothing else reads."""
+    """Return whether a single computation reads a node, through views and copies that nothing else reads."""
     user = only_user(node)
     while user is not None and is_call(user, CAST, *LAYOUT, *COPIES):
         user = only_user(user)
@@ -133,7 +135,7 @@ def _is_read_once(node: Node) -> bool:
 
 
 def _reads_as_well(new: torch.Tensor, old: torch.Tensor, root: torch.Tensor) -> bool:
-    """Whether kernels read a view of `root` no slower than the copy `old`."""
+    """Return whether kernels read a view of `root` no slower than the copy `old`."""
     if not _share_memory(new, root):
         return False  # no view: the copy is only elsewhere
     repeats = any(
@@ -144,6 +146,7 @@ def _reads_as_well(new: torch.Tensor, old: torch.Tensor, root: torch.Tensor) -> 
 
 
 def _has_aligned_rows(x: torch.Tensor) -> bool:
+    """Return whether the offset and all row strides of a tensor are multiples of `VECTOR_BYTES`."""
     starts = (x.storage_offset(), *(s for n, s in zip(x.shape[:-1], x.stride()[:-1], strict=True) if not known(n == 1)))
     return all(known(start * x.element_size() % VECTOR_BYTES == 0) for start in starts)
 
@@ -153,10 +156,10 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape surely have equal strides, where a stride matters."""
+    """Return whether two tensors of one shape surely have equal strides in all dimensions of more than one element."""
     return all(known(n == 1) or known(s == t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def _is_returned(node: Node) -> bool:
-    """Whether a node, or a view of it, is a result of the graph."""
+    """Return whether a node, or a view of it, is a result of the graph."""
     return any(u.op == "output" or (is_call(u, *LAYOUT, *COPIES) and _is_returned(u)) for u in node.users)

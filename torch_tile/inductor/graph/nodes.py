@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and editing FX graphs: what every family's matcher stands on.
+"""Read and edit FX graphs: the helpers that every family's matcher uses.
 
-Matchers read through `val`, `is_call` and `known`, and write through a `Rewrite`, whose nodes carry correct
-`meta["val"]` and can be taken back as a whole. Nothing here knows any family.
+Matchers read through `val`, `is_call` and `known`. They write through a `Rewrite`, whose nodes carry correct
+`meta["val"]`; `discard` removes all of them. This module knows no family.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ Args = TypeVar("Args")
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-# Operators that move values and compute none, by what they do to a tensor.
+# Operators that move values and compute none, grouped by their effect on a tensor.
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 """Reshapes: the elements stay in order."""
 UNITS = (aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-"""Dimensions of one put in or taken out: the elements stay in order."""
+"""Operators that add or remove dimensions of size one: the elements stay in order."""
 TURNS = (aten.permute.default, aten.transpose.int, aten.t.default)
 REPEATS = (aten.expand.default,)
 PARTS = (aten.slice.Tensor, aten.select.int, operator.getitem)
 COPIES = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
 LAYOUT = (*VIEWS, *UNITS, *TURNS, *REPEATS)
-"""All that shows every element of a tensor."""
+"""Views that contain every element of a tensor."""
 
 CAST = prims.convert_element_type.default
 CASTS = (CAST, aten._to_copy.default)
 TIMES = "tile_times"
-"""Of a node's meta: the outcome of the contest that it won before the graph was parted."""
+"""Key of a node's meta: the outcome of the contest that it won before the graph was partitioned."""
 TOLD = "tile_told"
-"""Of a node's meta: of what it is a part, it is reported already."""
+"""Key of a node's meta: the subgraph that contains the node is already reported."""
 
 
 class Miss(Exception):
-    """Why a subgraph that looks like one of ours is none: the reason, what to write instead, and the node at fault."""
+    """Reason why a subgraph that resembles a pattern does not match: the reason, a remedy, and the node at fault."""
 
     def __init__(self, reason: str, fix: str = "", at: Any = None) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class Miss(Exception):
 
 
 def name_of(node: Any) -> str:
-    """What a node does, as a user would call it: `aten.tanh`, `method softmax`; other arguments as they print."""
+    """Return a node's operation as users call it: `aten.tanh`, `method softmax`. Other arguments give their text."""
     if not isinstance(node, Node):
         return str(node)
     if node.op == "placeholder":
@@ -70,7 +70,7 @@ def name_of(node: Any) -> str:
 
 
 def val(node: Any) -> Any:
-    """The fake value of a node (ATen graphs keep it under `val`, Dynamo's under `example_value`), else None."""
+    """Return the fake value of a node, else None. ATen graphs keep it under `val`, Dynamo's under `example_value`."""
     if not isinstance(node, Node):
         return None
     meta = node.meta
@@ -78,12 +78,12 @@ def val(node: Any) -> Any:
 
 
 def shape(node: Any) -> tuple[Any, ...]:
-    """The (possibly symbolic) shape of a node that holds a tensor."""
+    """Return the (possibly symbolic) shape of a node that holds a tensor."""
     return tuple(val(node).shape)
 
 
 def dtype(node: Any) -> torch.dtype:
-    """The dtype of a node that holds a tensor."""
+    """Return the dtype of a node that holds a tensor."""
     result: torch.dtype = val(node).dtype
     return result
 
@@ -99,7 +99,7 @@ def is_call(node: Any, *targets: Any) -> TypeGuard[Node]:
 
 
 def arg(node: Node, name: str) -> Any:
-    """The argument `name` of a call, given by position, by keyword, or left to its default."""
+    """Return the argument `name` of a call, given by position or keyword, or its default."""
     for at, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.name == name:
             given = node.args[at : at + 1]
@@ -108,7 +108,7 @@ def arg(node: Node, name: str) -> Any:
 
 
 def named_args(node: Node, op: Any) -> dict[str, Any]:
-    """All arguments of a call by name: of a Python function that has the arguments of `op`."""
+    """Return all arguments of a call by name. The callee is a Python function with the arguments of `op`."""
     schema = op._schema.arguments
     positional = dict(zip((a.name for a in schema), node.args, strict=False))
     return {a.name: a.default_value for a in schema} | positional | node.kwargs
@@ -128,9 +128,9 @@ def bind(node: Node, to: Callable[..., Args]) -> Args: ...
 
 
 def bind(node: Node, to: Callable[..., Any] | None = None) -> Any:
-    """The arguments of a call of one of our operators, by name and with their defaults.
+    """Return the arguments of a call of one of our operators, by name and with their defaults.
 
-    to: the class of the operator's arguments, of anything, which types the result.
+    to: the argument class of the operator; it types the result.
     """
     operator = operator_of(node.target)
     if operator is None or (to is not None and getattr(to, "__origin__", to) is not operator.args):
@@ -144,7 +144,7 @@ def known(condition: Any) -> bool:
 
 
 def can_be_guarded(symbol: torch.SymFloat | torch.SymInt) -> bool:
-    """Whether a symbol has a value while it is compiled for; what is read from a tensor's data has none."""
+    """Return whether a symbol has a value at compile time. A symbol read from a tensor's data has none."""
     return not free_unbacked_symbols(symbol)
 
 
@@ -154,7 +154,7 @@ def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def product(sizes: Iterable[Any]) -> Any:
-    """The product of (possibly symbolic) sizes."""
+    """Return the product of (possibly symbolic) sizes."""
     return math.prod(sizes)
 
 
@@ -166,14 +166,14 @@ def is_number(value: Any) -> TypeGuard[float]:
 def below(
     node: Any, *, casts: bool = False, views: bool = False, copies: bool = False, broadcasts: bool = False
 ) -> Iterator[Any]:
-    """`node`, and what lies under the operations on top of it that keep its values, nearest first.
+    """Yield `node`, then each node under the operations on top of it that keep its values, nearest first.
 
     Args:
         node: any argument of a call.
         casts: walk through conversions between floating dtypes.
-        views: through what keeps the elements in order: reshapes, and dimensions of one that come or go.
-        copies: through copies.
-        broadcasts: through dimensions that repeat.
+        views: walk through reshapes, and through dimensions of size one that are added or removed.
+        copies: walk through copies.
+        broadcasts: walk through dimensions that repeat.
     """
     kinds = ((VIEWS, views), (UNITS, views), (COPIES, copies), (REPEATS, broadcasts))
     through = [target for targets, wanted in kinds if wanted for target in targets]
@@ -186,7 +186,7 @@ def below(
 def look_through(
     node: Any, *, casts: bool = False, views: bool = False, copies: bool = False, broadcasts: bool = False
 ) -> Any:
-    """The last of `below`: the tensor under all operations of these kinds."""
+    """Return the tensor under all operations of these kinds: the last node of `below`."""
     *_, last = below(node, casts=casts, views=views, copies=copies, broadcasts=broadcasts)
     return last
 
@@ -197,12 +197,12 @@ def is_floating_cast(node: Any) -> TypeGuard[Node]:
 
 
 def uncast(node: Any) -> Any:
-    """`node` without the floating casts on top of it."""
+    """Return `node` without the floating casts on top of it."""
     return look_through(node, casts=True)
 
 
 def constant(node: Any) -> float | None:
-    """The Python number that a node is everywhere, if the graph says so (`full`, `scalar_tensor`), else None."""
+    """Return the Python number that every element of a node has (`full`, `scalar_tensor`), else None."""
     if is_number(node):
         return float(node)
     node = look_through(node, casts=True, views=True, copies=True, broadcasts=True)
@@ -219,14 +219,14 @@ def constant(node: Any) -> float | None:
 
 
 def _converted(number: float, kind: torch.dtype) -> float:
-    """A number in another dtype, up to the rounding of floating ones."""
+    """Convert a number to another dtype, without the rounding of floating dtypes."""
     if kind == torch.bool:
         return float(number != 0)
     return number if kind.is_floating_point or not math.isfinite(number) else float(math.trunc(number))
 
 
 def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
-    """`(x, c)` if `node` is one of `targets` on a tensor x and a number c, in either order."""
+    """Return `(x, c)` if `node` is one of `targets` on a tensor x and a number c, in either order, else None."""
     if not is_call(node, *targets) or len(node.args) < 2 or node.kwargs.get("alpha", 1) != 1:
         return None
     x, y = node.args[0], node.args[1]
@@ -238,7 +238,7 @@ def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
 
 
 def only_user(node: Node) -> Node | None:
-    """The single user of a node, or None if it has none or several."""
+    """Return the single user of a node, or None if it has none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -246,7 +246,7 @@ _PURE = ("aten", "prims")
 
 
 def equivalent(a: Any, b: Any, depth: int = 8) -> bool:
-    """Whether two arguments compute the same value: the same node, or the same pure call on equivalent arguments.
+    """Return whether two arguments compute the same value: the same node, or equal pure calls on equivalent arguments.
 
     Graphs reach the passes without common-subexpression elimination, so `cache[:, :n]` read twice is two nodes.
     """
@@ -269,7 +269,7 @@ def equivalent(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def erase_dead(node: Node) -> None:
-    """Erase a node that nothing reads, and what only it read: as users they would pass for what follows a match."""
+    """Erase a node without users, and its operands that then have none. Matchers would count these as users."""
     pending = [node]
     while pending:
         dead = pending.pop()
@@ -280,20 +280,20 @@ def erase_dead(node: Node) -> None:
 
 
 def is_on_gpu(graph: Graph) -> bool:
-    """Whether some node holds a tensor of a GPU."""
+    """Return whether some node holds a tensor of a GPU."""
     return any(is_tensor(n) and val(n).is_cuda for n in graph.nodes)
 
 
 def ordered(graph: Graph) -> dict[Node, int]:
-    """Each node's position in the graph."""
+    """Return each node's position in the graph."""
     return {node: index for index, node in enumerate(graph.nodes)}
 
 
 class Rewrite:
-    """Nodes inserted before `anchor`: a proposal that `discard` takes back.
+    """Nodes inserted before `anchor` as a proposal; `discard` removes them again.
 
     `call` evaluates each operator on the fake values, so later matchers (ours and Inductor's) see true metadata.
-    `given` are nodes that only the old code reads, and that are there whichever is kept: no part of a contest.
+    `given` lists nodes that only the old code reads and that exist on both sides; a contest does not time them.
     """
 
     def __init__(self, anchor: Node) -> None:
@@ -303,7 +303,7 @@ class Rewrite:
         self.given: list[Node] = []
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """Insert a call; sizes may be SymInts, which become nodes."""
+        """Insert a call and return its node; SymInt arguments become nodes."""
         args = tuple(self._materialise(a) for a in args)
         with self.graph.inserting_before(self.anchor):
             node = self.graph.call_function(target, args, kwargs)
@@ -315,29 +315,30 @@ class Rewrite:
         return node
 
     def reshape(self, node: Node, sizes: Sequence[Any]) -> Node:
-        """`node` in another shape; the node itself if nothing changes."""
+        """Reshape `node`; return the node itself if nothing changes."""
         if same_shape(shape(node), sizes):
             return node
         return self.call(aten.reshape.default, node, list(sizes))
 
     def permute(self, node: Node, order: Sequence[int]) -> Node:
-        """`node` with permuted dimensions; the node itself for the identity."""
+        """Permute the dimensions of `node`; return the node itself for the identity."""
         if list(order) == list(range(len(order))):
             return node
         return self.call(aten.permute.default, node, list(order))
 
     def inputs(self) -> list[Node]:
-        """The existing nodes that the inserted ones read, in order of first use."""
+        """List the existing nodes that the inserted nodes read, in order of first use."""
         mine = set(self.nodes)
         return list(dict.fromkeys(x for n in self.nodes for x in n.all_input_nodes if x not in mine))
 
     def discard(self) -> None:
-        """Take every inserted node back; they must have no users outside the rewrite."""
+        """Erase every inserted node; none may have users outside the rewrite."""
         for node in reversed(self.nodes):
             self.graph.erase_node(node)
         self.nodes.clear()
 
     def _materialise(self, value: Any) -> Any:
+        """Replace the SymInts of an argument by ints or by nodes that compute them."""
         if isinstance(value, list | tuple):
             return [self._materialise(v) for v in value]
         if isinstance(value, torch.SymInt):
@@ -345,13 +346,14 @@ class Rewrite:
         return value
 
     def size(self, size: torch.SymInt) -> Node:
-        """A node that computes `size`: an existing one, the size of an input, or arithmetic on those.
+        """Return a node that computes `size`: an existing node, the size of an input, or arithmetic on these.
 
-        Sizes of other tensors come last: they would keep alive what is being replaced.
+        Sizes of other tensors come last: they would keep the replaced tensors alive.
         """
         earlier = list(_before(self.anchor))
 
         def leaf(expr: Any, of: Sequence[Node]) -> Node | None:
+            """Find a node of value `expr`, or the dimension of one of the tensors `of` with that size."""
             for node in earlier:
                 if isinstance(val(node), torch.SymInt) and val(node).node.expr == expr:
                     return node
@@ -373,6 +375,7 @@ class Rewrite:
 
 
 def _before(anchor: Node) -> Iterator[Node]:
+    """Yield the nodes in front of `anchor`."""
     for node in anchor.graph.nodes:
         if node is anchor:
             return
@@ -380,7 +383,7 @@ def _before(anchor: Node) -> Iterator[Node]:
 
 
 def evaluate(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What a call returns on the fake values of its arguments."""
+    """Run a call on the fake values of its arguments; return the fake result."""
     from torch._inductor.virtualized import V
     from torch.fx.node import map_arg
 
@@ -389,15 +392,15 @@ def evaluate(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return target(*values, **keywords)
 
 
-# Where in the model a node of a graph comes from: its module, and the lines of Python that led to it.
+# Source of a node in the model: its module, and the lines of Python that led to it.
 
-_OWN = str(Path(__file__).parents[1] / "report" / "explain.py")  # which calls the model, and is no part of it
+_OWN = str(Path(__file__).parents[1] / "report" / "explain.py")  # this file calls the model and is not part of it
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of the model, and the function that it stands in."""
+    """One line of the model, and the function that contains it."""
 
     file: str
     line: int
@@ -408,11 +411,11 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """The line itself, empty if the file cannot be read."""
+        """Source text of the line, empty if the file cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
     def excerpt(self, around: int = 2) -> list[tuple[int, str]]:
-        """The line and its neighbours, numbered, without the indentation that they share."""
+        """Return the line and its neighbours, numbered, without their common indentation."""
         numbers = range(max(1, self.line - around), self.line + around + 1)
         lines = [(n, linecache.getline(self.file, n).rstrip().expandtabs(4)) for n in numbers]
         while lines and not lines[0][1]:
@@ -424,13 +427,13 @@ class Frame:
 
 
 def frames_of(node: Node) -> tuple[Frame, ...]:
-    """The calls that led to a node, outermost first; none if the graph does not know."""
+    """Return the stack frames that led to a node, outermost first; empty if the graph has no stack trace."""
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
     return tuple(Frame(file, int(line), function.strip()) for file, line, function in found if file != _OWN)
 
 
 def module_of(node: Node) -> str:
-    """The path of the innermost module that a node belongs to, as `named_modules` has it."""
+    """Return the path of the innermost module that a node belongs to, spelt as in `named_modules`."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     for path, _ in reversed(list(stack.values())):
         name = re.sub(r"^L\['\w+'\]\.?|^L__\w+?__", "", str(path))
@@ -440,7 +443,7 @@ def module_of(node: Node) -> str:
 
 
 def place(node: Node) -> str:
-    """Module path and source line of a node, as far as the graph knows; else its name."""
+    """Return the module path and source line of a node, as far as the graph records them, else its name."""
     line = "".join(map(str, frames_of(node)[-1:]))
     return " ".join(part for part in (module_of(node), line) if part) or node.name
 
@@ -451,7 +454,7 @@ def place(node: Node) -> str:
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """`a // b` where b divides a, without the division if the expressions cancel."""
+    """Return `a // b` where b divides a, without the division if the expressions cancel."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     symbolic = a if isinstance(a, torch.SymInt) else b
@@ -467,7 +470,7 @@ def quotient(a: Any, b: Any) -> Any:
 
 
 def expression(size: Any) -> Any:
-    """A size as a sympy expression."""
+    """Convert a size to a sympy expression."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
@@ -479,10 +482,10 @@ _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
 
 
 def compute(expr: Any, leaf: Callable[[Any], Node | None], call: Callable[..., Node]) -> Any:
-    """A node (or int) of value `expr`.
+    """Return a node (or int) of value `expr`.
 
     `leaf` finds a node that already has the value of an expression; `call` inserts `operator` calls on such nodes.
-    Raises LookupError if a symbol has no node, or the expression has an operation that graphs have no word for.
+    Raises LookupError if a symbol has no node, or if the expression has an operation that graphs cannot express.
     """
     if expr.is_Integer:
         return int(expr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pointwise nodes compute, in functions of the table (kernels/epilogue/functions.py)."""
+"""Translate pointwise nodes into functions of the epilogue table (kernels/epilogue/functions.py)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch_tile.inductor.graph.nodes import aten
 from torch_tile.kernels.epilogue.functions import FUNCTIONS, Call
 
 WORDS = "write it with arithmetic, comparisons, torch.where, exp, log and tanh"
-"""What to write instead of an op that the table has no row for."""
+"""Advice for an op that has no row in the table."""
 
 _BINDERS = {getattr(aten, x.packet): x.bind for row in FUNCTIONS.values() for x in row.spellings()}
 
 
 def call_of(node: Any) -> Call | None:
-    """What a node computes from nodes (tensors and sizes) and numbers; None if no row of the table says it."""
+    """Return the call of table functions that a node computes from nodes and numbers; None if no row describes it."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     bind = _BINDERS.get(getattr(node.target, "overloadpacket", None))
@@ -27,5 +27,5 @@ def call_of(node: Any) -> Call | None:
 
 
 def is_wordless(node: Node) -> bool:
-    """Whether a node is pointwise, and no row of the table says what it computes."""
+    """Return whether a node is pointwise and has no row in the table."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) and call_of(node) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in attention's scores an element of a tensor stands, as symbols of index_expr.py."""
+"""Map the dimensions of a tensor to index symbols (index_expr.py) of attention's scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_tile.inductor.graph.nodes import expression
 
 
 class Places:
-    """The symbols of the axes of attention's dimensions: where in it an element of a mask stands."""
+    """Index symbols for the axes of attention's dimensions: batch, heads, queries and keys."""
 
     def __init__(self, batch: Group, queries: Group, keys: Group, heads: Group | None = None) -> None:
         self._named = [
@@ -26,17 +26,18 @@ class Places:
         self._axes: dict[Axis, Any] = {}
 
     def index(self, groups: list[Group]) -> index_expr.Index:
-        """The index of a tensor whose dimensions are `groups`."""
+        """Return the symbolic index of a tensor whose dimensions are `groups`."""
         return tuple(self._of(leaves(g)) for g in groups)
 
     def group(self, place: Any) -> Group | None:
-        """The axes that a place counts; None if it counts none alone."""
+        """Return the axes that an index counts; None if the index is no single symbol."""
         if place == 0:
             return []
         axis = next(([axis] for axis, symbol in self._axes.items() if symbol == place), None)
         return next((named for named, symbol in self._named if symbol == place), axis)
 
     def _of(self, group: Group) -> Any:
+        """Return the symbolic index of one dimension; row-major over its axes."""
         if not group:
             return sympy.Integer(0)
         for named, symbol in self._named:

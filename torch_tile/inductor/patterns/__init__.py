@@ -18,9 +18,9 @@ from torch_tile.inductor.context import Stage
 
 @functools.cache
 def load(stage: Stage) -> None:
-    """Import the files whose families run at a stage: for pre_grad those of its room, for others all.
+    """Import the modules whose families run at a stage: only patterns/pre_grad for pre_grad, all for other stages.
 
-    A Dynamo graph passes pre_grad even when Inductor's cache has the rest. So that stage imports no more than its room.
+    A Dynamo graph passes pre_grad even when Inductor's cache has the rest. So that stage imports only its own folder.
     """
     path = [f"{folder}/pre_grad" for folder in __path__] if stage == "pre_grad" else __path__
     prefix = f"{__name__}.pre_grad." if stage == "pre_grad" else f"{__name__}."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean-up before the patterns: permutations of dimensions of size one, assertions, sizes of intermediate tensors."""
+"""Clean up graphs before the patterns: unit-dimension permutations, assertions, sizes of intermediate tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_tile.inductor.graph.nodes import (
 
 @family(None, "post_grad", 130)
 def skip(context: Context) -> None:
-    """Let each view read the tensor under the permutations of units, and the views, on which it stands."""
+    """Let each view read the tensor under the views and unit-dimension permutations in front of it."""
     for view in (n for n in context.graph.nodes if is_call(n, *VIEWS)):
         start: Any = view.args[0]
         under, found = start, False
@@ -35,7 +35,7 @@ def skip(context: Context) -> None:
 
 
 def moves_units(node: Any) -> bool:
-    """Whether a node is a permutation that leaves the dimensions that are not of size one in order."""
+    """Return whether a node is a permutation that only moves dimensions of size one."""
     if not is_call(node, aten.permute.default):
         return False
     sizes: Any = shape(node.args[0])
@@ -44,24 +44,24 @@ def moves_units(node: Any) -> bool:
     return order == sorted(order)
 
 
-# Exported graphs assert the dtype of what was converted, of which matches would believe that it is read once more.
+# Exported graphs assert the dtype of converted tensors. Matchers would count an assertion as a further reader.
 #
-# Inductor drops these assertions, too, right behind our passes.
+# Inductor drops these assertions, too, right after our passes.
 
 
 @family(None, "post_grad", 110)
 def drop(context: Context) -> None:
-    """Erase them."""
+    """Erase the dtype assertions."""
     for node in context.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         context.graph.erase_node(node)
 
 
-# Sizes are computed from those of the inputs, not read off intermediate tensors, which could then never go away.
+# Compute sizes from the sizes of inputs. A size read from an intermediate tensor would keep that tensor alive.
 
 
 @family(None, "post_grad", 120)
 def use(context: Context) -> None:
-    """Replace every `sym_size` of a tensor that is no input, where inputs have what it takes."""
+    """Replace every `sym_size` of an intermediate tensor, if the size can be computed from input sizes."""
     for node in context.graph.find_nodes(op="call_function", target=aten.sym_size.int):
         size, tensor = val(node), node.args[0]
         if not isinstance(size, torch.SymInt) or tensor.op == "placeholder":

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users see: the table of replacements, the HTML page, `explain`."""
+"""Report to users: the table of replacements, the HTML page, `explain`."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch_tile.explain(model, *args)`: what `backend="tile"` finds in a model, what it replaces, and why not more."""
+"""Explain what `backend="tile"` finds in a model, what it replaces, and why not more: `torch_tile.explain(model,
+*args)`.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def _backward(outputs: Any) -> None:
 
 
 def _graph_leaves(loss: Any) -> list[Any]:
-    """The tensors whose gradients a backward from `loss` would accumulate."""
+    """Return the tensors whose gradients a backward from `loss` would accumulate."""
     found, stack, seen = [], [loss.grad_fn], set()
     while stack:
         node = stack.pop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one page of HTML: no script, nothing from the network, light or dark as the reader's system is.
+"""Write a report as one HTML page: no script, no network access, light or dark as the reader's system.
 
 Equal subgraphs, as the layers of a model have them, share an entry. Whatever comes from the user is escaped; what is
 not known is said to be unknown.
@@ -33,7 +33,7 @@ MEANING = {
 
 
 def page(report: Report, title: str) -> str:
-    """The whole page."""
+    """Return the whole HTML page."""
     groups = list(_groups(report.rows))
     body = [_summary(report), _contents(groups), *(_entry(n, rows) for n, rows in enumerate(groups))]
     return "\n".join([
@@ -49,7 +49,7 @@ def page(report: Report, title: str) -> str:
 
 
 def _groups(rows: Iterable[Row]) -> Iterable[list[Row]]:
-    """Rows that differ in nothing but their module, in the order of the first of each."""
+    """Group rows that differ only in their module, in the order of the first row of each group."""
     found: dict[object, list[Row]] = {}
     for row in rows:
         key = (row.family, row.status, row.what, row.frames, row.reason, row.graph, row.fix, row.times, row.cost)
@@ -58,7 +58,7 @@ def _groups(rows: Iterable[Row]) -> Iterable[list[Row]]:
 
 
 def _summary(report: Report) -> str:
-    """Totals, machine, and what was gained where both sides were timed."""
+    """Write the totals, the machine, and the time saved where both sides were timed."""
     counts = Counter(row.status for row in report.rows)
     tiles = "".join(
         f'<div class="tile {status}"><b>{counts[status]}</b> {status}<small>{meaning}</small></div>'
@@ -72,7 +72,7 @@ def _summary(report: Report) -> str:
 
 
 def _machines(rows: Iterable[Row]) -> str:
-    """Versions, and the devices that the subgraphs run on."""
+    """Write the versions, and the devices that the subgraphs run on."""
     devices = dict.fromkeys(row.device for row in rows if row.device is not None)
     names = dict.fromkeys(
         torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else _cpu(device)
@@ -86,7 +86,7 @@ def _cpu(device: torch.device) -> str:
 
 
 def _gain(rows: Iterable[Row]) -> str:
-    """The sum of the times, if there are any."""
+    """Write the sum of the times, if there are any."""
     times = [row.times for row in rows if row.times is not None]
     if not times:
         return 'Nothing was timed: explain(..., select="fastest") times each subgraph both ways.'
@@ -98,7 +98,7 @@ def _gain(rows: Iterable[Row]) -> str:
 
 
 def _contents(groups: list[list[Row]]) -> str:
-    """A table of the entries."""
+    """Write the table of entries."""
     lines = [
         f'<tr><td><a href="#row{n}">{escape(row.what)}</a></td><td>{_badge(row.status)}</td>'
         f"<td>{escape(row.family)}</td><td>{escape(row.where)}{_times_more(rows)}</td><td>{escape(row.graph)}</td></tr>"
@@ -118,7 +118,7 @@ def _badge(status: str) -> str:
 
 
 def _entry(number: int, rows: list[Row]) -> str:
-    """All that is known about equal subgraphs."""
+    """Write all known facts about equal subgraphs."""
     row = rows[0]
     modules = [r.module for r in rows if r.module]
     parts = [
@@ -146,7 +146,7 @@ def _modules(names: list[str]) -> str:
 
 
 def _source(row: Row) -> str:
-    """The line of the model with its neighbours, and who called it."""
+    """Write the line of the model with its neighbours, and its callers."""
     if row.source is None:
         return '<p class="unknown">source line unknown</p>'
     text = _excerpt(row.source)
@@ -166,7 +166,7 @@ def _excerpt(frame: Frame, around: int = 2) -> str:
 
 
 def _why_not(row: Row) -> str:
-    """The reason of a miss, what would make it match, and the line at fault; why Inductor's code was kept."""
+    """Write the reason of a miss with its remedy and the line at fault, or why Inductor's code was kept."""
     if row.status == KEPT and row.times is None:
         return f'<p class="why"><b>Left to Inductor:</b> {escape(row.reason)}.</p>'
     if row.status != MISSED:
@@ -180,7 +180,7 @@ def _why_not(row: Row) -> str:
 
 
 def _bars(row: Row) -> str:
-    """Both times, to one scale."""
+    """Draw both times to one scale."""
     if row.times is None:
         return ""
     pairs = (("tile kernel", row.times.tile, "tile-bar"), ("Inductor", row.times.inductor, "inductor-bar"))
@@ -193,7 +193,7 @@ def _bars(row: Row) -> str:
 
 
 def _roofline(row: Row) -> str:
-    """Work, and the share of the machine's peak that was reached."""
+    """Write the work, and the reached share of the machine's peak."""
     if row.cost is None:
         return '<p class="unknown">operations and bytes: unknown</p>' if row.status != MISSED else ""
     dtype = str(row.cost.dtype).removeprefix("torch.")
@@ -203,7 +203,7 @@ def _roofline(row: Row) -> str:
 
 
 def _share(row: Row) -> str:
-    """How much of the roofline the tile kernel reaches, or why that is unknown.
+    """Write the share of the roofline that the tile kernel reaches, or why it is unknown.
 
     The time is also that of what Inductor would fuse around the subgraph (extract.py), so the share may be larger.
     """
@@ -226,7 +226,7 @@ def _scaled(count: int, unit: str) -> str:
 
 
 def _schedules(kernels: list[JITKernel]) -> str:
-    """The schedule report of each kernel that ran."""
+    """Write the schedule report of each kernel that ran."""
     return "".join(map(_schedule, dict.fromkeys(kernels)))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the passes did: one row per subgraph found, replaced or not, with its place in the model.
+"""Record the results of the passes: one row per subgraph found, replaced or not, with its place in the model.
 
-Passes call `record`; whoever wants the rows opens `collect()` around a compile. Each row is also logged on the logger
+Passes call `record`. To get the rows, open `collect()` around a compile. Each row is also logged on the logger
 `torch_tile.inductor` (`TORCH_LOGS="torch_tile"`).
 """
 
@@ -26,12 +26,15 @@ log = logging.getLogger("torch_tile.inductor")
 
 REPLACED, KEPT, MISSED = "replaced", "kept", "missed"
 WORTH = 0.99
-"""What of Inductor's time ours must be below: near ties are noise, and Inductor's code is there already."""
+"""Share of Inductor's time that our time must be below. Near ties are noise, and Inductor's code exists already."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Best times of both, in microseconds; `others` at other sizes, which are named: (sizes, tile, inductor)."""
+    """Best times of both sides of a contest, in microseconds.
+
+    `others` are times at other sizes: (text of the sizes, tile, inductor).
+    """
 
     tile: float
     inductor: float
@@ -39,7 +42,7 @@ class Outcome:
 
     @property
     def tile_wins(self) -> bool:
-        """One choice for all sizes: faster at the traced ones (ties go to Inductor) and slower at no others."""
+        """Whether our kernel is faster at the traced sizes (ties go to Inductor) and slower at no other size."""
         return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
 
     def __str__(self) -> str:
@@ -85,7 +88,7 @@ class Row:
 
     @property
     def source(self) -> Frame | None:
-        """The line of the model that it comes from, the innermost one."""
+        """The innermost line of the model that the subgraph comes from."""
         return self.frames[-1] if self.frames else None
 
 
@@ -97,19 +100,19 @@ class Report:
     graph_breaks: int = 0
 
     def select(self, family: str | None = None, status: str | None = None) -> list[Row]:
-        """The rows of one family, one status, or both."""
+        """Return the rows of one family, one status, or both."""
         return [r for r in self.rows if family in (None, r.family) and status in (None, r.status)]
 
     def replaced(self, family: str | None = None) -> list[Row]:
-        """Subgraphs that became tile kernels."""
+        """Return the rows of subgraphs that became tile kernels."""
         return self.select(family, REPLACED)
 
     def missed(self, family: str | None = None) -> list[Row]:
-        """Subgraphs of a known family that did not match, each with its reason."""
+        """Return the rows of subgraphs of a known family that did not match, each with its reason."""
         return self.select(family, MISSED)
 
     def __str__(self) -> str:
-        """A table of rows, equal ones counted, what would make the missed ones match, and a line of totals."""
+        """Return a table of rows with counts, the remedies of missed rows, and a line of totals."""
         counts = Counter((r.family, r.status, r.what, r.where, r.reason, r.graph, self._advice(r)) for r in self.rows)
         header = ("family", "status", "what", "where", "reason", "graph")
         cells = [header, *[(*key[:3], f"{key[3]} (x{n})" if n > 1 else key[3], *key[4:6]) for key, n in counts.items()]]
@@ -121,17 +124,17 @@ class Report:
 
     @staticmethod
     def _advice(row: Row) -> str:
-        """What to write instead, and in which line if that is not the row's own."""
+        """Return the remedy of a row, with the line that it applies to if that is not the row's own."""
         elsewhere = row.fix and row.cause is not None and row.cause != row.source
         return f"{row.fix} ({row.cause})" if elsewhere else row.fix
 
     def totals(self) -> str:
-        """How many subgraphs became what."""
+        """Return the number of subgraphs per status, as text."""
         totals = ", ".join(f"{n} {s}" for s, n in sorted(Counter(r.status for r in self.rows).items()))
         return f"{totals or 'nothing found'}{f'; {self.graph_breaks} graph breaks' if self.graph_breaks else ''}"
 
     def html(self, title: str = "torch_tile.explain") -> str:
-        """The report as one page of HTML that needs nothing else: source lines, times, schedules, reasons."""
+        """Return the report as one self-contained HTML page: source lines, times, schedules, reasons."""
         from torch_tile.inductor.report.html import page
 
         return page(self, title)
@@ -148,7 +151,7 @@ _collectors: list[Report] = []
 
 @contextlib.contextmanager
 def collect() -> Iterator[Report]:
-    """Gather the rows of every compile inside; cached compiles run no passes and give none."""
+    """Collect the rows of every compile inside. Cached compiles run no passes and give no rows."""
     report = Report()
     _collectors.append(report)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two graphs made ready and timed in turns: a replacement, and what it replaces.
+"""Prepare two graphs and time them in turns: a replacement, and the code that it replaces.
 
-What is compared is the time of the device. On a GPU it is taken between two events, each time from a cold L2 cache, as
-in a model other kernels have run since; the host is kept ahead of the GPU, so what launching costs does not count.
+The benchmark compares device time. On a GPU two events measure it, with a cold L2 cache before each run, since in a
+model other kernels run in between. The host stays ahead of the GPU, so launch overhead does not count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rival = tuple[Callable[..., Any], list[Any]]
 
 
 def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tuple[float, float]:
-    """Microseconds of both, `options` being Inductor's."""
+    """Return the times of both graphs in microseconds; `options` are Inductor's."""
     device = next((v.device.type for v in map(val, _placeholders(new)) if isinstance(v, torch.Tensor)), "cpu")
     with compat.isolated_compile():
         # Our kernels' compiler works beside Inductor's where it is not called by it.
@@ -58,7 +58,7 @@ def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
 
 
 def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The module as it is where it only calls kernels, else compiled, at its first call, by the whole of Inductor."""
+    """Return a callable for a module: the module itself if it only calls kernels, else its compiled form."""
     if is_called(module) and not (options.get("max_autotune") and is_searched_for(module)):
         compute_constants(module)
         module.recompile()
@@ -80,7 +80,7 @@ def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
 
 
 def example(node: torch.fx.Node) -> Any:
-    """A real value like the fake one of a node."""
+    """Make a real value with the form of the fake value of a node."""
     if EXAMPLE in node.meta:
         return node.meta[EXAMPLE]()
     out = compat.empty_for(val(node))
@@ -92,7 +92,7 @@ def example(node: torch.fx.Node) -> Any:
 
 
 def _cpu_times(rivals: Sequence[Rival]) -> list[float]:
-    """Best time of each in microseconds, taken in turns so that a busy machine is unfair to none."""
+    """Return the best time of each rival in microseconds. The rivals take turns, so load on the machine hits both."""
     best = [float("inf")] * len(rivals)
     end = time.perf_counter() + BUDGET["cpu"]
     rounds = 0
@@ -106,7 +106,7 @@ def _cpu_times(rivals: Sequence[Rival]) -> list[float]:
 
 
 def _gpu_times(rivals: Sequence[Rival]) -> list[float]:
-    """Median time of each in microseconds, taken in turns."""
+    """Return the median time of each rival in microseconds, taken in turns."""
     cache = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -135,8 +135,8 @@ def _gpu_times(rivals: Sequence[Rival]) -> list[float]:
 
 # Subgraphs of extern kernels and views only: running them eagerly costs the same GPU time as compiling them.
 #
-# They are calls of kernels and views, the constants that those read, and what only attention of torch's reads (a mask
-# of numbers made of one of bools), which no compiler can fuse with it.
+# The nodes are calls of kernels, views, and the constants that kernels read. A node that only torch's attention reads
+# may also be a floating mask made from a bool mask: no compiler can fuse it with attention.
 
 BACKWARD = (
     aten._scaled_dot_product_flash_attention_backward.default,
@@ -150,17 +150,17 @@ OF_MASKS = (aten.where.self, CAST)
 
 
 def is_called(module: GraphModule) -> bool:
-    """Whether a part needs no compiler."""
+    """Return whether a part only calls kernels and views, and so needs no compiler."""
     return all(_needs_none(n) for n in module.graph.nodes if n.op == "call_function")
 
 
 def is_searched_for(module: GraphModule) -> bool:
-    """Whether Inductor's search (`max_autotune`) may find better kernels for a part than torch calls."""
+    """Return whether Inductor's search (`max_autotune`) may find faster kernels for a part than torch calls."""
     return any(is_call(n, *PRODUCTS) or is_grouped(n) for n in module.graph.nodes)
 
 
 def compute_constants(module: GraphModule) -> None:
-    """What depends on no input becomes an attribute of a part, not to be computed again at each call."""
+    """Turn nodes that depend on no input into attributes, so that calls do not compute them again."""
     for node in list(module.graph.nodes):
         if is_call(node, *CONSTANTS) and not node.all_input_nodes:
             target: Any = node.target
@@ -171,6 +171,7 @@ def compute_constants(module: GraphModule) -> None:
 
 
 def _needs_none(node: Node) -> bool:
+    """Return whether a node needs no compiler: an extern kernel, a view, a constant or a tile op."""
     if is_extern(node) or is_call(node, *LAYOUT, *PARTS, *BACKWARD, aten.alias.default):
         return True
     if is_call(node, *CONSTANTS) and not node.all_input_nodes:
@@ -179,7 +180,7 @@ def _needs_none(node: Node) -> bool:
 
 
 def _goes_to_attention(node: Node) -> bool:
-    """Whether torch's kernels for attention are all that reads a node, or views of it."""
+    """Return whether only torch's attention kernels read a node, or views of it."""
     readers = list(node.users)
     for reader in readers:  # grows meanwhile
         if is_call(reader, *LAYOUT, *PARTS):

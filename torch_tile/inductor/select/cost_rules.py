@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Skip benchmarking where sizes decide already: compiling Inductor's version takes half a second.
+"""Skip a contest whose winner follows from the sizes, because compiling Inductor's version takes half a second.
 
-A kernel of ours wins where Inductor's would have to store a large result between two of its own, and to load it again,
-for a time that is long beside that of the products, which both compute about as fast. A norm is a tie at best where
-Inductor reads its rows once, as ours does, and there is little of them.
+Inductor sometimes stores a large result between two of its kernels and loads it again. Our kernel wins where this takes
+long compared with the products, which both compute about equally fast. A norm is a tie at best where Inductor also
+reads its rows only once and the tensor is small.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from torch_tile.kernels.attention.arguments import empty_beside
 EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
 LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
 LEAST_SIDE, UNIT = 1024, 64  # of products that are known to be as fast as ATen's, in rows and columns; and their steps
-# How much of the products' time must be saved. Products are within 3 % of ATen's; attention is compared with two
-# products of matrices, which may run at half again its rate.
+# Least share of the products' time that must be saved. Our products are within 3 % of ATen's. Attention is compared
+# with two matrix products, which may run at 1.5 times its rate.
 OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
-# Rows of so many elements at most, a power of two, Inductor holds in registers; other rows it reads twice, or in vain.
+# Most elements of a row, a power of two, that Inductor holds in registers. It reads other rows twice, or with waste.
 HELD = 2048
 MOST_BYTES = 1 << 25  # of a tensor beside which the second-level cache has room for another
 ALIGNED = VECTOR_BYTES // 2  # elements of 2 bytes
@@ -46,14 +46,15 @@ ATTENTION = torch.ops.tile.attention.default, torch.ops.tile.attention_lse.defau
 
 
 def measured(device: torch.device) -> Peak | None:
-    """The peak of a GPU, if it is of the kind on which these rules were checked, Hopper."""
+    """Return the peak of a Hopper GPU, on which these rules were checked; None for other devices."""
     peak = peak_of(device)
     return peak if peak is not None and Target.of_device(device).has_wgmma else None
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
-    """Why a product with an epilogue, among `nodes`, wins against products and a pointwise kernel; "" if a contest must
-    tell.
+    """Return the reason why a product with an epilogue beats products and a pointwise kernel.
+
+    Empty if only a contest can tell.
     """
     op = _only(nodes, gemm)
     if op is None:
@@ -67,8 +68,9 @@ def with_epilogue(nodes: Sequence[Node]) -> str:
 
 
 def of_scores(nodes: Sequence[Node]) -> str:
-    """Why attention, among `nodes`, wins against products, a softmax and products of its scores; "" if a contest must
-    tell.
+    """Return the reason why attention beats two products and a softmax that store its scores.
+
+    Empty if only a contest can tell.
     """
     op = _only(nodes, *ATTENTION)
     if op is None:
@@ -79,8 +81,9 @@ def of_scores(nodes: Sequence[Node]) -> str:
 
 
 def of_latents(nodes: Sequence[Node]) -> str:
-    """Why decoding with latent attention, among `nodes`, wins against three products and a softmax; "" if a contest
-    must tell.
+    """Return the reason why decoding with latent attention beats three products and a softmax.
+
+    Empty if only a contest can tell.
     """
     op = _only(nodes, torch.ops.tile.mla_decode.default)
     if op is None:
@@ -96,8 +99,10 @@ def of_latents(nodes: Sequence[Node]) -> str:
 
 
 def _has_large_tiles(op: Node) -> bool:
-    """Whether decoding launches a kernel with the tiles that are best for Hopper: the widest latents leave room for
-    small ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
+    """Return whether decoding launches a kernel with the best tiles for Hopper.
+
+    The widest latents leave room for small tiles only. Latents of 640 columns have large tiles and still lose; no model
+    has a width that is no power of two.
     """
     from torch_tile.inductor.compile_ahead.kernels import plan_of  # not before: they bring the compiler along
     from torch_tile.kernels.common import Machine, power_of_two
@@ -112,8 +117,10 @@ def _has_large_tiles(op: Node) -> bool:
 
 
 def in_registers(norm: Node) -> str:
-    """Why a norm of rows is Inductor's; "" if a contest must tell. Measured on an H200: of 21 contests over rows of 128
-    to 2048 elements, in tensors of 2 to 34 MB, ours won two; the others at 0.8 to 1.0 of Inductor's speed.
+    """Return the reason why Inductor keeps a norm of rows; empty if only a contest can tell.
+
+    Measured on an H200: of 21 contests over rows of 128 to 2048 elements, in tensors of 2 to 34 MB, our kernel won two.
+    In the others it reached 0.8 to 1.0 of Inductor's speed.
     """
     rows, width = math.prod(sizes_of(norm)[:-1]), sizes_of(norm)[-1]
     if measured(val(norm).device) is None or width & (width - 1) or width > HELD:
@@ -124,9 +131,9 @@ def in_registers(norm: Node) -> str:
 
 
 def in_fused_layer(layer: Node) -> str:
-    """Why a call of `torch._transformer_encoder_layer_fwd` stays one call; "" if its parts are looked at.
+    """Return the reason why a `torch._transformer_encoder_layer_fwd` stays one call; empty if it is written out.
 
-    Under a mask they are: torch's kernel for attention takes 1.4 to 1.7 times as long as ours there.
+    Layers with a mask are written out: torch's attention kernel takes 1.4 to 1.7 times as long as ours there.
     """
     given = named_args(layer, aten._transformer_encoder_layer_fwd.default)
     x, weight1, mask = val(given["src"]), val(given["ffn_weight_1"]), given["mask"]
@@ -141,20 +148,26 @@ def in_fused_layer(layer: Node) -> str:
 
 
 def _only(nodes: Sequence[Node], *targets: Any) -> Node | None:
-    """The only call of one of these ops."""
+    """Return the only call of one of these ops, or None if there is none or several."""
     found = [n for n in nodes if is_call(n, *targets)]
     return found[0] if len(found) == 1 else None
 
 
 def _is_even(operand: Node) -> bool:
-    """Whether rows of a matrix begin at multiples of 16 bytes and are dense along one dimension, as bulk copies ask."""
+    """Return whether bulk copies can read a matrix.
+
+    They need rows that begin at multiples of 16 bytes, dense along one dimension.
+    """
     dense = [s for s in val(operand).stride()[-2:] if known(s == 1)]
     others = [s for s in val(operand).stride() if not known(s == 1)]
     return bool(dense) and all(known(s % ALIGNED == 0) for s in (*others, val(operand).storage_offset()))
 
 
 def _verdict(op: Node, moved: int, share: float, why: str) -> str:
-    """`why`, with times, if to move so many elements takes as long as this share of an op's products."""
+    """Return `why`, with times, if moving `moved` elements takes at least this share of the products' time.
+
+    Else return an empty text.
+    """
     tensor: torch.Tensor = next(val(x) for x in op.all_input_nodes)
     peak = measured(tensor.device)
     if peak is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
@@ -168,9 +181,8 @@ def _verdict(op: Node, moved: int, share: float, why: str) -> str:
 
 # `select="fastest"` in training: attention forward and backward together, ours against torch's.
 #
-# It is decided where the call is captured, before autograd: afterwards the two halves are in different graphs, and
-# what one saves is what the other reads. Torch's own side is traced to ATen, so that Inductor may fuse what it can of
-# it.
+# The contest runs where the call is captured, before autograd. Afterwards forward and backward are in different graphs,
+# and the backward reads tensors that the forward saves. Torch's side is traced to ATen, so that Inductor may fuse it.
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -178,10 +190,10 @@ Tensors = tuple[torch.Tensor, ...]
 def compete_attention(
     tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None, settings: Settings
 ) -> Outcome:
-    """Times of `tile.attention` and `scaled_dot_product_attention` with their gradients in q, k, v, and in a mask that
-    wants its own.
+    """Time `tile.attention` against `scaled_dot_product_attention`, both with their gradients.
 
-    `tensors` are fake ones: q, k, v and a mask or None. Symbolic sizes take the value that was traced with.
+    The gradients are those of q, k, v, and of a mask that requires one. `tensors` are fake ones: q, k, v and a mask or
+    None. Symbolic sizes take the value of the trace.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -210,6 +222,7 @@ def _by_kernels(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *,
     causal: bool, scale: float | None, of_mask: bool,
 ) -> Tensors:  # fmt: skip
+    """Compute attention and its gradients by tile ops."""
     args = AttentionArgs(q, k, v, mask, causal, scale)
     out, lse = torch.ops.tile.attention_lse.default(*args)
     given = args.backward(grad, out, lse, "mask" if of_mask else "")
@@ -221,6 +234,7 @@ def _by_torch(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *,
     causal: bool, scale: float | None, of_mask: bool,
 ) -> Tensors:  # fmt: skip
+    """Compute attention and its gradients by torch's `scaled_dot_product_attention`."""
     grouped = q.shape[1] != k.shape[1]
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
@@ -233,10 +247,10 @@ def _by_torch(
 def compete_loss(
     tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float, settings: Settings
 ) -> Outcome:
-    """Times of `tile.cross_entropy` and `F.cross_entropy` on fake tensors: logits, target and maybe weights.
+    """Time `tile.cross_entropy` against `F.cross_entropy` on fake tensors: logits, target and maybe weights.
 
-    `widened`: torch's side makes float32 of the logits first. Where these want a gradient, it is computed on both
-    sides, from an upstream of ones.
+    `widened`: torch's side first converts the logits to float32. If the logits require a gradient, both sides compute
+    it, from an upstream gradient of ones.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -245,6 +259,8 @@ def compete_loss(
     trained = tensors[0].requires_grad and torch.is_grad_enabled()
 
     def timed(loss: Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+        """Wrap a loss so that it also computes the gradient of the logits, if one is required."""
+
         def call(logits: torch.Tensor, *given: Any) -> Tensors:
             if not trained:
                 return (loss(logits, *given, **options),)

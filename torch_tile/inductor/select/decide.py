@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`select="fastest"`: a replacement against what Inductor makes of the same subgraph, timed, the winner kept.
+"""Decide each contest of `select="fastest"`: time a replacement against Inductor's code and keep the faster one.
 
-Both sides are cut out of the graph with the same inputs and what surrounds them (extract.py) and timed (benchmark.py).
-Sizes that are symbols take the value that was traced with and, where that costs no compilation or the user wants a
-thorough search, a smaller and a larger one (decide.py). Outcomes are remembered in the process and on disk, keyed
-by both graphs, the machine and our sources; ranks of torch.distributed share them (distributed.py).
+Both sides are cut out of the graph with the same inputs and surroundings (extract.py) and timed (benchmark.py).
+Symbolic sizes take the value of the trace. A smaller and a larger size are timed too (`buckets`), if this needs no
+compilation or the user wants a thorough search. Outcomes are stored in the process and on disk. Their key covers both
+graphs, the machine and our sources. Ranks of torch.distributed share outcomes (`agreed`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Sett
 
 
 def write_out(part: GraphModule) -> GraphModule:
-    """The same part, tile operators in it written out as the ATen that they stand for."""
+    """Replace the tile operators in a part by their ATen, in place; return the part."""
     for node in list(part.graph.nodes):
         if found := captured(node):
             expand(node, found[1])
@@ -65,7 +65,7 @@ def compete_captured(node: Node, reference: Callable[..., torch.Tensor], setting
 
 
 def decide(new: GraphModule, old: GraphModule, settings: Settings) -> Outcome:
-    """The remembered outcome for this pair of graphs, or a new measurement."""
+    """Return the stored outcome for this pair of graphs, or measure it."""
     values = [val(n) for n in new.graph.find_nodes(op="placeholder")]
     cheap = settings.thorough or (is_called(new) and is_called(old))
     sizes = buckets(values) if cheap else []
@@ -79,12 +79,12 @@ def decide(new: GraphModule, old: GraphModule, settings: Settings) -> Outcome:
 _outcomes: dict[str, Outcome] = {}
 
 told: contextvars.ContextVar[Callable[[], object]] = contextvars.ContextVar("told", default=lambda: None)
-"""Called after each contest that was timed: how progress is shown."""
+"""Callback after each timed contest; it advances the progress bar."""
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-    """A bar on the terminal counts the contests that are timed inside, if tqdm is installed; how many is not known."""
+    """Show a progress bar that counts the contests inside, if tqdm is installed. Their total number is unknown."""
     with progress(None, "torch_tile: contests with Inductor") as step:
         token = told.set(step)
         try:
@@ -94,7 +94,7 @@ def shown() -> Iterator[None]:
 
 
 def _describe(module: GraphModule) -> str:
-    """Text that is equal for graphs that compute the same way on tensors of the same sizes, strides and dtypes."""
+    """Return a text that is equal for graphs of equal computation on equal sizes, strides and dtypes."""
     names = {node: f"n{index}" for index, node in enumerate(module.graph.nodes)}
     lines = []
     for node in module.graph.nodes:
@@ -106,7 +106,7 @@ def _describe(module: GraphModule) -> str:
 
 
 class _Name:
-    """A node's position, as it is printed."""
+    """Printed name of a node: its position in the graph."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -127,6 +127,7 @@ def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence[compat.Sizes]) -> str:
+    """Return the digest under which the outcome of a contest is stored."""
     facts = (
         _machine(),
         str(torch.get_num_threads()),
@@ -141,6 +142,7 @@ def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence
 
 @functools.cache
 def _machine() -> str:
+    """Return the names of the CPU and GPU."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     cpu = next((line for line in lines if line.startswith("model name")), platform.processor())
@@ -164,7 +166,7 @@ def _text(outcome: Outcome) -> str:
 
 
 def _outcome(text: str) -> Outcome:
-    """What `_text` was made of. Raises ValueError, KeyError or TypeError if it was made of something else."""
+    """Parse the text that `_text` made. Raises ValueError, KeyError or TypeError for any other text."""
     data = json.loads(text)
     others = tuple((str(name), float(tile), float(inductor)) for name, tile, inductor in data.get("others", ()))
     return Outcome(float(data["tile"]), float(data["inductor"]), others)
@@ -177,11 +179,12 @@ def _name(sizes: compat.Sizes) -> str:
 
 
 def _save(key: str, outcome: Outcome) -> None:
+    """Write an outcome to disk; only log a failure to write."""
     path = _file(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{key[:16]}.", delete=False) as temporary:
-            temporary.write(_text(outcome))  # a new file: nothing that lies there is written through
+            temporary.write(_text(outcome))  # a new file: an existing file or link is never written through
         os.replace(temporary.name, path)
     except OSError as error:
         log.warning("outcome not saved: %s", error)
@@ -190,10 +193,11 @@ def _save(key: str, outcome: Outcome) -> None:
 def _measure(
     new: GraphModule, old: GraphModule, key: str, settings: Settings, sizes: Sequence[compat.Sizes] = ()
 ) -> Outcome:
+    """Time both graphs at the traced sizes and at `sizes`; save the outcome."""
     start, options = time.perf_counter(), {"max_autotune": settings.thorough}
     tile, inductor = benchmark.times(new, old, options)
     others = []
-    # A loser at the traced sizes stays one.
+    # A kernel that loses at the traced sizes is not timed at other sizes.
     for each in sizes if Outcome(tile, inductor).tile_wins else ():
         try:
             with compat.at_sizes(each):
@@ -209,15 +213,15 @@ def _measure(
 
 # All ranks use one decision for a subgraph: the first rank to ask decides, the others read its result.
 #
-# The word goes through the store of torch.distributed, not through a collective: ranks may compile different graphs,
-# or the same in another order, and none may wait for one that never comes.
+# The decision goes through the store of torch.distributed, not through a collective. Ranks may compile different
+# graphs, or equal graphs in another order, and no rank may wait for a decision that never comes.
 
 PATIENCE = datetime.timedelta(minutes=2)
-"""How long a rank waits for another one's word before it decides itself."""
+"""Longest time that a rank waits for another rank's decision before it decides itself."""
 
 
 def agreed(key: str, decide: Callable[[], str]) -> str:
-    """What the first rank that asks for `key` decides; `decide()` where there are no other ranks."""
+    """Return the decision of the first rank that asks for `key`; without other ranks, return `decide()`."""
     store = compat.distributed_store()
     if store is None:
         return decide()
@@ -234,20 +238,20 @@ def agreed(key: str, decide: Callable[[], str]) -> str:
     try:
         word = decide()
     finally:
-        store.set(name, word)  # nothing, if this failed: the others find out themselves
+        store.set(name, word)  # empty if `decide` failed: then the other ranks decide themselves
     return word
 
 
-# Sizes at which a subgraph with symbolic shapes is timed besides those that it was traced with.
+# Further sizes at which a subgraph with symbolic shapes is timed, besides the sizes of the trace.
 
 APART = 8
-"""How far the smaller and the larger problem are from the traced one, in elements."""
+"""Factor in elements between the traced problem and the smaller or larger one."""
 MOST_BYTES = 1 << 30
-"""Of inputs; larger problems are not made."""
+"""Most bytes of all inputs; larger problems are not timed."""
 
 
 def buckets(values: Iterable[Any]) -> list[compat.Sizes]:
-    """A smaller and a larger choice of all symbols in the shapes of inputs, powers of two within their ranges."""
+    """Return a smaller and a larger choice of all symbols in input shapes: powers of two within their ranges."""
     values = list(values)
     symbols = compat.symbols_of(values)
     if not symbols:
@@ -262,7 +266,7 @@ def buckets(values: Iterable[Any]) -> list[compat.Sizes]:
 
 
 def _power_of_two(size: int) -> int:
-    """The largest that is not above."""
+    """Return the largest power of two that is not above `size`."""
     return 1 << max(0, size.bit_length() - 1)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user's `select` means for a context: our kernel wherever it fits, or wherever it beats Inductor's code."""
+"""Choose between our kernel and Inductor's code by the user's `select`: wherever it fits, or wherever it is faster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch_tile.inductor.settings import Settings
 
 
 class Always(Select):
-    """`select="tile"`: every replacement that can be called."""
+    """Take every replacement that can be called: `select="tile"`."""
 
     def refused(self, nodes: Iterable[Node]) -> str:
-        """Why tile ops among `nodes` cannot be called from the C++ that Inductor writes; empty if they can."""
+        """Return the reason why tile ops among `nodes` cannot be called from the C++ of Inductor; empty if they can."""
         if not compat.in_cpp():
             return ""
         from torch_tile.inductor.codegen.cpp_wrapper import why_not
@@ -31,9 +31,9 @@ class Always(Select):
 
 
 class Fastest(Always):
-    """`select="fastest"`: each replacement is timed against Inductor's code for the same subgraph.
+    """Time each replacement against Inductor's code for the same subgraph: `select="fastest"`.
 
-    The benchmark is imported by the first contest: a graph without one does without.
+    The first contest imports the benchmark, so a graph without a contest never imports it.
     """
 
     times = True
@@ -42,25 +42,25 @@ class Fastest(Always):
         self.settings = settings
 
     def of_rewrite(self, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]]) -> Outcome:
-        """Times of the new nodes and the old ones."""
+        """Time the new nodes against the old nodes."""
         from torch_tile.inductor.select.decide import compete
 
         return compete(rewrite, pairs, self.settings)
 
     def of_captured(self, node: Node, reference: Callable[..., torch.Tensor]) -> Outcome:
-        """Times of the op and its ATen."""
+        """Time a captured op against its ATen."""
         from torch_tile.inductor.select.decide import compete_captured
 
         return compete_captured(node, reference, self.settings)
 
     def of_graphs(self, new: GraphModule, old: GraphModule) -> Outcome:
-        """Times of both graphs."""
+        """Time two graphs against each other."""
         from torch_tile.inductor.select import decide
 
         return decide.decide(new, decide.write_out(old), self.settings)
 
     def of_training(self, tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None) -> Outcome:
-        """Times of attention and its backward by our kernels and by torch's."""
+        """Time attention and its backward by our kernels against torch's kernels."""
         from torch_tile.inductor.select.cost_rules import compete_attention
 
         return compete_attention(tensors, causal, scale, self.settings)
@@ -68,12 +68,12 @@ class Fastest(Always):
     def of_loss(
         self, tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float
     ) -> Outcome:
-        """Times of the loss by our kernels and by Inductor's code."""
+        """Time the loss by our kernels against Inductor's code."""
         from torch_tile.inductor.select.cost_rules import compete_loss
 
         return compete_loss(tensors, widened, ignore_index, reduction, label_smoothing, self.settings)
 
 
 def policy_of(settings: Settings) -> Select:
-    """The selection that the user chose."""
+    """Return the selection that the user chose."""
     return Fastest(settings) if settings.select == "fastest" else Always()

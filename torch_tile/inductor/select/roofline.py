@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subgraph has to compute and to move, and how fast a known GPU could do it at best.
+"""Count the operations and bytes of a subgraph, and the least time that a known GPU needs for them.
 
-Only multiply-adds of products are counted (as two operations), and each tensor that goes in or out once. GPUs that
-are not listed, and CPUs, have no peak here: then the share of it is unknown.
+Only multiply-adds of products are counted, as two operations each. Each input and output tensor is moved once. CPUs and
+GPUs that are not listed have no peak here, so their share of the peak is unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_tile.ops.registry import operator_of
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations of the products, bytes moved at least, and the dtype of the operands."""
+    """Operations of the products, least number of bytes moved, and dtype of the operands."""
 
     flops: int
     bytes: int
@@ -32,20 +32,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a GPU does at best: operations per second by dtype of the operands (dense), bytes of memory per second."""
+    """Peak rates of a GPU: dense operations per second by operand dtype, and memory bytes per second."""
 
     flops: dict[torch.dtype, float]
     bandwidth: float
 
     def seconds(self, cost: Cost) -> float | None:
-        """The least time; None if the dtype has no known peak."""
+        """Return the least time in seconds; None if the dtype has no known peak."""
         rate = self.flops.get(cost.dtype)
         if cost.flops and rate is None:
             return None
         return max(cost.flops / rate if rate else 0.0, cost.bytes / self.bandwidth)
 
     def limit(self, cost: Cost) -> str:
-        """What takes that time."""
+        """Return the resource that limits the time: "arithmetic" or "memory"."""
         rate = self.flops.get(cost.dtype, math.inf)
         return "arithmetic" if cost.flops / rate > cost.bytes / self.bandwidth else "memory"
 
@@ -55,19 +55,20 @@ def _peak(board: Board) -> Peak:
 
 
 PEAKS = {name: _peak(board) for name, board in BOARDS.items()}
-"""By the name that the driver gives."""
+"""Peak of each GPU, by the device name that the driver reports."""
 
 
 def peak_of(device: torch.device | None) -> Peak | None:
-    """The peak of a device, if it is a GPU that we know."""
+    """Return the peak of a device, or None if it is no listed GPU."""
     if device is None or device.type != "cuda" or not torch.cuda.is_available():
         return None
     return PEAKS.get(torch.cuda.get_device_name(device))
 
 
 def cost_of(nodes: Sequence[Node]) -> Cost | None:
-    """What a subgraph costs at least; None unless it has exactly one operation that we know. Symbols take the value
-    that was traced with.
+    """Count the least cost of a subgraph; None unless it has exactly one counted operation.
+
+    Symbols take the value of the trace.
     """
     ops = [n for n in nodes if n.op == "call_function" and is_counted(n)]
     if len(ops) != 1:
@@ -81,7 +82,7 @@ def cost_of(nodes: Sequence[Node]) -> Cost | None:
 
 
 def _bytes(value: Any) -> int:
-    """Of one tensor or several, dimensions that are only repeated left out."""
+    """Return the size in bytes of one or several tensors, without dimensions that only repeat."""
     if isinstance(value, list | tuple):
         return sum(map(_bytes, value))
     if not isinstance(value, torch.Tensor):
@@ -95,7 +96,7 @@ def _sizes(shape: Iterable[Any]) -> list[int]:
 
 
 def sizes_of(node: Any) -> list[int]:
-    """The shape of a node; symbols take the value that was traced with."""
+    """Return the shape of a node; symbols take the value of the trace."""
     return _sizes(val(node).shape)
 
 
@@ -105,7 +106,7 @@ def _product(node: Node) -> int:
 
 
 def _grouped(node: Node) -> int:
-    """Every row is of one group, whether the sum is over K or over rows."""
+    """Count the operations of a grouped product. Every row is in one group, whether the sum is over K or over rows."""
     a, b = (sizes_of(x) for x in node.args[:2])
     return 2 * math.prod(a) * b[-1]
 
@@ -128,23 +129,23 @@ ATEN_FLOPS: dict[Any, Callable[[Node], int]] = {
     aten._grouped_mm.default: _grouped,
     aten.native_layer_norm.default: _none,
 }
-"""Of ATen's operations; those of our operators are part of their declarations."""
+"""Operation counts of ATen's operators; our operators declare their own."""
 
 
 def is_counted(node: Node) -> bool:
-    """Whether the operations of a node are known."""
+    """Return whether the operations of a node are known."""
     operator = operator_of(node.target)
     return node.target in ATEN_FLOPS or (operator is not None and operator.flops is not None)
 
 
 def flops_of(node: Node) -> int:
-    """The operations that a counted node cannot avoid."""
+    """Return the least number of operations that a counted node needs."""
     operator = operator_of(node.target)
     return ATEN_FLOPS[node.target](node) if operator is None else operator.minimal_flops(_shapes(bind(node)))
 
 
 def _shapes(args: Any) -> Any:
-    """Arguments of an operator with shapes for tensors, all symbols at the values that were traced with."""
+    """Replace the tensors among the arguments of an operator by shapes; symbols take the value of the trace."""
     return type(args)(*map(_shape, args))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a graph of forward and backward: what autograd made of a batched product, found by its two formulas.
+"""Find the gradients of batched products and of attention scores in a graph of forward and backward.
 
     C = A @ B:  dA = dC @ B^T,  dB = A^T @ dC
 
-Whether what lies between two products is the gradient of what lies between their forwards is not told here
-(backward_matcher.py tells it).
+`of_product` finds a product's gradients by these two formulas. `is_gradient` tests the nodes between two products on
+random numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIX = "call F.scaled_dot_product_attention"
 
 @dataclass
 class OfProduct:
-    """Gradients of a product: of its result, and, where they are wanted, of its left and right operands."""
+    """Gradients of a product: of its result and, where wanted, of its left and right operands."""
 
     result: Node
     left: Node | None
@@ -52,7 +52,7 @@ class OfProduct:
 
 
 def backward_of(graph: Graph) -> set[Node]:
-    """The nodes that gradients of outputs go into, and those that only such nodes read."""
+    """Return the nodes of the backward: those that depend on gradients of outputs, and nodes that only these read."""
     found: set[Node] = set()
     for node in graph.nodes:
         tangent = node.op == "placeholder" and node.name.startswith("tangents")
@@ -66,9 +66,10 @@ def backward_of(graph: Graph) -> set[Node]:
 
 
 def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Collection[Node]) -> OfProduct:
-    """Gradients of `A @ B`, a `bmm` with dimensions `groups` that sums over `inner`, among nodes of the backward.
+    """Find the gradients of `A @ B` among the nodes of the backward.
 
-    Raises Miss where they are not exactly one.
+    The product is a `bmm` with dimensions `groups` that sums over `inner`. Raises Miss unless exactly one result
+    gradient fits.
     """
     *batch, m, n = groups
     a, b = node.args
@@ -96,7 +97,7 @@ def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Coll
 
 
 def _is(x: Any, groups: list[Group], y: Any, others: list[Group]) -> bool:
-    """Whether `x`, with dimensions `groups`, is a view of the elements of `y`, with dimensions `others`."""
+    """Return whether `x`, with dimensions `groups`, is a view of the elements of `y`, with dimensions `others`."""
     if len(shape(x)) != len(groups):
         return False
     fresh: dict[Axis, Axis] = {}  # a wrong guess must not cut the axes of others
@@ -108,7 +109,7 @@ def _is(x: Any, groups: list[Group], y: Any, others: list[Group]) -> bool:
 
 
 def only_for(olds: Collection[Node]) -> set[Node]:
-    """What nobody would read if nobody read `olds`: themselves, and what is computed for them alone."""
+    """Return `olds` and the nodes that only `olds` need."""
     found, pending = set(olds), list(olds)
     while pending:
         for x in pending.pop().all_input_nodes:
@@ -120,20 +121,21 @@ def only_for(olds: Collection[Node]) -> set[Node]:
 
 # What a graph computes of scores, tried on a few numbers: is the backward it has the gradient of its forward?
 #
-# Between two products of attention all is done element by element or in rows of keys, so what holds for rows of eight
-# random keys holds for all. Views do nothing here: dimensions are axes (axes.py), each shrunk to two elements, and a
-# tensor has a place for each axis. All is computed in float64, casts left out. What is none of this, or does not
-# depend on the scores (positions, masks, biases), is an unknown: random numbers, the same wherever it is read.
+# Between two products of attention all operations are elementwise or in rows of keys. So a result for rows of eight
+# random keys holds for all rows. Views do nothing here: dimensions are axes (axes.py), each shrunk to two elements, and
+# a tensor has one dimension for each axis. Floating values are float64; casts between floating dtypes are left out. Any
+# other node, or one that does not depend on the scores (positions, masks, biases), is unknown. It gets random numbers,
+# the same for every reader.
 
 MOST_AXES = 12
 KEYS, OTHERS = 8, 2  # elements along the axes
 CLOSE = 1e-6
 SHIFTS = 0.0, 1.5, -1.5, 15.0, -15.0, 1e3, -1e3
 SCALES = 1e-9, 1e30, math.nan
-"""Around which numbers scores lie, and how large gradients are: what is clipped, or taken for 0, is so somewhere."""
+"""Centres of the scores and sizes of the gradients: one of them triggers each clipping or flush to 0."""
 SHARES = 0.1, 0.5, 0.9
-"""Of True in unknown masks, whichever of both hides."""
-TELLING = 0.25  # of the gradients must be there to be compared
+"""Shares of True in unknown masks, where either value may hide."""
+TELLING = 0.25  # least share of gradients that must be finite and not 0 for a comparison
 Dimensioned = tuple[Node, list[Group]]
 _BESIDES = ("prims.fma.default",)  # pointwise, though not tagged so; Inductor's own, in newer versions
 _REDUCTIONS: dict[Any, Any] = {
@@ -151,10 +153,11 @@ def is_gradient(
     keys: Group,
     full: list[Group] | None = None,
 ) -> bool:
-    """Whether `found` is the gradient of `scores`, for the gradient `of` of `weights`, which are computed from scores.
+    """Return whether `found` is the gradient of `scores`, given the gradient `of` of `weights`.
 
-    Each comes with its dimensions, `found` has those of scores; or dimensions `full`, and the gradient is that of
-    scores repeated to these. Raises Miss where it cannot be told.
+    The weights are computed from the scores. Each tensor comes with its dimensions; `found` has those of the scores. If
+    `full` is given, `found` has these dimensions, and is the gradient of the scores repeated to them. Raises Miss if
+    the graph cannot be evaluated.
     """
     if len(leaves(keys)) != 1:
         raise Miss("the keys are several dimensions", FIX)
@@ -178,7 +181,7 @@ def _sampled(
     fresh: Callable[[], _Sample], found: Node, scores: Node, of: Node, weights: Dimensioned, full: list[Group],
     shift: float, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """What is found, and the gradient, for scores around `shift`, and for gradients as large as `scale`."""
+    """Evaluate `found`, and the true gradient, for scores around `shift` and gradients of size `scale`."""
     for _ in range(3):  # an axis may be cut while it is in use
         sample = fresh()
         given, grad = sample.given[scores], sample.given[of]
@@ -196,8 +199,10 @@ def _sampled(
 
 
 class _Sample:
-    """Values of nodes on a few elements; `given` are those that are known by their random numbers: each with its
-    dimensions, and those that it has numbers for. `share` of what masks say is True.
+    """Values of nodes on a few random elements.
+
+    `given` lists nodes with random values: each node, its dimensions, and the dimensions of its values. `share` of the
+    elements of a bool mask is True.
     """
 
     def __init__(
@@ -211,7 +216,7 @@ class _Sample:
         self.given: Mapping[Node, torch.Tensor] = {node: self._unknown(node, full) for node, _, full in given}
 
     def value(self, node: Any, groups: list[Group]) -> torch.Tensor:
-        """The value of a tensor whose dimensions are `groups`."""
+        """Return the value of a tensor whose dimensions are `groups`."""
         root, groups = trace(node, groups, casts=True)
         if root in self.given:
             if groups != list(map(leaves, self.of_given[root])):
@@ -223,6 +228,7 @@ class _Sample:
         return self.values[key]
 
     def _compute(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        """Compute the value of a node; nodes that cannot be evaluated get random values."""
         number = constant(node)
         if number is not None:
             return torch.full([1] * MOST_AXES, number, dtype=_wide(dtype(node)))
@@ -243,6 +249,7 @@ class _Sample:
         return self._unknown(node, groups)
 
     def _reduced(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        """Compute a reduction over the keys."""
         args: Any = node.args
         d = args[1][0] % len(shape(args[0]))
         inside = [*groups[:d], self.keys, *groups[d + bool(arg(node, "keepdim")) :]]
@@ -252,11 +259,15 @@ class _Sample:
         return result
 
     def _over_keys(self, node: Node) -> bool:
-        """Whether a reduction is over one dimension, as long as the keys; if over another, its value is not right."""
+        """Return whether a reduction is over one dimension of the length of the keys.
+
+        Over another dimension of that length its value is wrong, so no gradient matches.
+        """
         dims: Any = node.args[1]
         return len(dims) == 1 and known(shape(node.args[0])[dims[0]] == leaves(self.keys)[0].size)
 
     def _places(self, group: Group) -> list[int]:
+        """Return the tensor dimensions of the axes of a group; a new axis gets a free dimension."""
         found = []
         for axis in leaves(group):
             place = self.places.setdefault(axis, len(self.places))
@@ -266,6 +277,7 @@ class _Sample:
         return found
 
     def _unknown(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        """Draw random values for a node, with a few elements along each axis."""
         sizes = [1] * MOST_AXES
         keys = leaves(self.keys)
         for group in groups:
@@ -279,5 +291,5 @@ class _Sample:
 
 
 def _wide(kind: torch.dtype) -> torch.dtype:
-    """The dtype in which values of a dtype are computed here."""
+    """Return the widest dtype of the same kind: float64, int64 or bool."""
     return torch.float64 if kind.is_floating_point else torch.bool if kind == torch.bool else torch.int64

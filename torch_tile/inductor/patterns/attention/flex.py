@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's `flex_attention`: what its score_mod and mask_mod say, as text and rule of `tile.attention`.
+"""Replace torch's `flex_attention` by `tile.attention`: translate score_mod and mask_mod into a text and a rule.
 
-A block mask means what its mask_mod says, as in torch's own eager form; its lists of blocks only say what may be
-skipped.
+The mask_mod defines a block mask, as in torch's own eager form. The lists of blocks only name blocks to skip.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ LISTS = (
 
 @family("attention", "post_grad", 320)
 def match(context: Context) -> None:
-    """Replace calls whose modifications the kernel's language has words for."""
+    """Replace each call whose modifications have words in the kernel's language."""
     for node in context.graph.find_nodes(op="call_function", target=OP):
         rewrite = Rewrite(node)
         try:
@@ -68,7 +67,7 @@ def match(context: Context) -> None:
 
 
 def _output(node: Node) -> Node:
-    """The only result that is used."""
+    """Return the output of the call, which must be the only result that is used."""
     if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users) or len(node.users) != 1:
         raise NoMatch(
             "the log-sum-exp or the maxima of flex_attention are used: this is training, or they are returned",
@@ -78,6 +77,7 @@ def _output(node: Node) -> Node:
 
 
 def _attend(rewrite: Rewrite, node: Node) -> Node:
+    """Insert `tile.attention` for a `flex_attention` call; raises NoMatch if it cannot be written."""
     q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = _arguments(node)
     if len({dtype(x) for x in (q, k, v)}) != 1 or not known(shape(k)[0] == shape(q)[0]):
         raise NoMatch("q, k and v differ in dtype or batch", "cast or expand them before the call")
@@ -106,7 +106,7 @@ def _arguments(node: Node) -> tuple[Any, ...]:
 
 
 def _with_examples(node: Node) -> list[Node]:
-    """The nodes of the lists of blocks, which are told what to hold in a contest: what the mask_mod says."""
+    """Give the nodes of the block lists example values for a contest, made from the mask_mod; return the nodes."""
     q, k, _, _, block_mask, *_, mask_buffers = _arguments(node)
     if any(map(is_tensor, mask_buffers)):
         raise NoMatch(
@@ -117,6 +117,7 @@ def _with_examples(node: Node) -> list[Node]:
 
     @functools.cache
     def made() -> BlockMask | None:
+        """Make the block mask once; None if one block holds everything."""
         queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
         if _is_one_block(block_mask, queries, keys):
             return None
@@ -133,6 +134,7 @@ def _with_examples(node: Node) -> list[Node]:
         return create_block_mask(visible, batch, heads, queries, keys, device, BLOCK_SIZE=(rows, columns))
 
     def example(name: str, x: Node) -> torch.Tensor:
+        """Make the example of one block list."""
         like: torch.Tensor = compat.empty_for(val(x))
         blocks = made()
         if blocks is None:  # the one is seen in part
@@ -145,13 +147,13 @@ def _with_examples(node: Node) -> list[Node]:
 
 
 def _is_one_block(block_mask: Sequence[Any], queries: Any, keys: Any) -> bool:
-    """Whether there is no list of blocks to speak of: one holds everything."""
+    """Return whether one block holds all queries and keys, so that there are no real block lists."""
     rows, columns = (min(size, FAR) if isinstance(size, int) else size for size in block_mask[-3:-1])
     return (rows == FAR or known(queries <= rows)) and (columns == FAR or known(keys <= columns))
 
 
 def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
-    """What a modification returns, given scalars and tensors of the graph around it, as an expression."""
+    """Return the result of a modification as an expression of its scalars and of tensors of the outer graph."""
     body = body_of(module)
     if body is None:
         raise NoMatch("a modification of flex_attention that is no graph", "write it as a Python function")
@@ -174,6 +176,7 @@ def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
 
 
 def _computed(node: Node, values: dict[Node, Any]) -> Any:
+    """Return the expression of a call in a modification, or None if it has none."""
     if is_call(node, aten.index.Tensor):
         table, places = values.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
         if not isinstance(table, Node) or any(p is None for p in places):  # type: ignore[union-attr]
@@ -193,6 +196,7 @@ def _operand(values: dict[Node, Any], x: Any) -> Any:
 
 
 def _load(table: Node, index: Sequence[Any]) -> Any:
+    """Return the load of one element of a tensor; raises NoMatch for rows and for dtypes that float32 may not hold."""
     if len(index) != len(shape(table)):
         raise NoMatch("a modification of flex_attention reads a row of a tensor", "read single elements", at=table)
     if not (dtype(table).is_floating_point or val(table).dtype == torch.bool):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention written out in training: forward and backward become the two kernels, and the scores are never stored.
+"""Replace written-out attention in training, forward and backward, by two kernels that never store the scores.
 
-The forward is read as in inference (matcher.py). The backward is what autograd made of it: the gradients of its two
-products are found by their form (backward_matcher.py), what lies between them is tried on a few numbers
-(backward_matcher.py), so that a gradient that a model changed on its way is never taken for attention's own.
+The forward is read as in inference (matcher.py). The backward is the graph that autograd made. The gradients of its two
+products are found by their form (backward_matcher.py). The nodes between the products are evaluated on random numbers
+(backward_matcher.py). So a gradient that a model changes on its way is never taken for attention's own.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def match(context: Context) -> None:
 
 
 def _softmaxes(graph: Graph, backward: Collection[Node]) -> Iterator[tuple[Node, Node | None]]:
-    """Each softmax of the forward as a `tile.softmax`, and the node that it stands for, if it was another."""
+    """Yield each softmax of the forward as a `tile.softmax`, and the node that it replaces, if it was written out."""
     if not backward:
         return
     for node in list(graph.nodes):
@@ -102,7 +102,7 @@ def _softmaxes(graph: Graph, backward: Collection[Node]) -> Iterator[tuple[Node,
 
 
 def _find(probabilities: Node, written: Node | None, backward: set[Node]) -> Found:
-    """The attention around a softmax; raises Miss where it is none, or its gradients are not those of attention."""
+    """Find the attention around a softmax. Raises Miss where there is none, or where its gradients differ."""
     pattern = read(probabilities, backward)
     if len(pattern.terms) != 1 or pattern.terms[0].factors or pattern.sink is not None:
         raise NoMatch("in training there is a kernel for scores of one product, under numbers, masks and texts", FIX)
@@ -127,8 +127,10 @@ def _find(probabilities: Node, written: Node | None, backward: set[Node]) -> Fou
 
 
 def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node], backward: Collection[Node]) -> Node:
-    """The gradient of a learned mask: what is made of the weights' gradient on the way to that of the scores, and read
-    besides, while all else is `needless` with attention's kernels; raises NoMatch where there is none.
+    """Find the gradient of a learned mask, on the path from the weights' gradient to the scores' gradient.
+
+    With this gradient given, attention's kernels must make all nodes in `needless` needless. Raises NoMatch where there
+    is no such gradient.
     """
     assert weights.gradient is not None
     pattern, seen = found.pattern, {weights.gradient}
@@ -150,7 +152,7 @@ def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node], 
 
 
 def _sides(product: Node, groups: list[Group], inner: Group, gradients: OfProduct, swapped: bool) -> tuple[Side, Side]:
-    """Left and right of a product, or right and left."""
+    """Return the left and right sides of a product; the right side first if `swapped`."""
     a, b = product.args
     *batch, m, n = groups
     left = Side(Operand(a, [*batch, m, inner]), gradients.left)  # type: ignore[arg-type]
@@ -159,7 +161,7 @@ def _sides(product: Node, groups: list[Group], inner: Group, gradients: OfProduc
 
 
 def _replace(context: Context, found: Found) -> bool:
-    """Let the kernels stand for what was found, unless Inductor's code for it is faster."""
+    """Replace the attention found by the kernels, unless Inductor's code is faster; return whether it was replaced."""
     try:
         rewrite, pairs = build(found, in_text=found.of_mask is None)
     except score_program.Unwritable:
@@ -186,7 +188,10 @@ def _replace(context: Context, found: Found) -> bool:
 def _contest(
     context: Context, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], inside: set[Node]
 ) -> Outcome | None:
-    """Times of the kernels, and of what is `inside`, each with the views in front of it: Inductor looks for these."""
+    """Time the kernels against the nodes `inside`, each with the views in front of it.
+
+    The views are included because Inductor's own patterns match them.
+    """
     made, position = set(rewrite.nodes), ordered(context.graph)
     views, inputs = views_of({x for n in (*inside, *made) for x in n.all_input_nodes} - made - inside)
     olds, news = (sorted(views | nodes, key=position.__getitem__) for nodes in (inside, made))
@@ -195,17 +200,17 @@ def _contest(
     return context.select.of_graphs(new, old)
 
 
-# The calls of both kernels that stand for attention which was found in forward and backward (attention/joint.py).
+# Insert the calls of both kernels for attention that was found in forward and backward.
 #
-# Operands are read, and results handed on, as views: what a model copied in between is copied no more.
+# Operands and results are views: the copies of the model are dropped.
 
 KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
-"""Of a node that is replaced: what AOTAutograd parts the graph by."""
+"""Keys of a node's meta by which AOTAutograd partitions the graph."""
 
 
 @dataclass
 class Side:
-    """An operand of a product as it is, copied heads and all, and its gradient, if that is wanted."""
+    """An operand of a product, with its copied heads, and the gradient of the operand, if it is wanted."""
 
     operand: Operand
     gradient: Node | None
@@ -213,7 +218,7 @@ class Side:
 
 @dataclass
 class Found:
-    """Attention in both directions; `grad` is the gradient of its output."""
+    """Attention found in forward and backward; `grad` is the gradient of its output."""
 
     pattern: Pattern
     query: Side
@@ -227,18 +232,21 @@ class Found:
 
     @property
     def gradients(self) -> list[Node]:
-        """Those that are wanted."""
+        """Gradients that are wanted."""
         found = self.query.gradient, self.key.gradient, self.value.gradient, self.of_mask
         return [x for x in found if x is not None]
 
     def inside(self, ends: Sequence[Node] = ()) -> set[Node]:
-        """What is computed for the output and the gradients alone, or for `ends`, which are views of them."""
+        """Return the nodes that only the output and the gradients need.
+
+        With `ends`, which are views of these results, return the nodes that only `ends` need.
+        """
         olds = ends or [self.pattern.output, *self.gradients]
         return only_for([*olds, *([self.written] if self.written is not None else [])])
 
 
 def build(found: Found, in_text: bool) -> tuple[Rewrite, list[tuple[Node, Node]]]:
-    """Insert both kernels' calls; what is replaced, and by what. `in_text` as for `masks.combine`."""
+    """Insert both kernels' calls; return the rewrite and pairs (old, new). `in_text` as for `masks.combine`."""
     rewrite = Rewrite(found.pattern.output)
     try:
         return rewrite, list(_calls(rewrite, found, in_text))
@@ -248,7 +256,7 @@ def build(found: Found, in_text: bool) -> tuple[Rewrite, list[tuple[Node, Node]]
 
 
 def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node, Node]]:
-    """Old and new of the output, and of the gradients that are wanted, as they are read."""
+    """Insert both calls; yield (old, new) pairs of the output and of the wanted gradients."""
     pattern, term = found.pattern, found.pattern.terms[0]
     batch, kv_heads, shared, queries = roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
@@ -287,9 +295,9 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
 
 
 def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Iterator[tuple[Node, Node]]:
-    """The views of an old tensor that are read, or itself, and the same of a new one with dimensions `have`.
+    """Yield pairs (view of the old tensor that is read, same view of `new`); `new` has dimensions `have`.
 
-    Views of the new one, not of a copy that lies as the old one did.
+    Each new node is a view of `new` itself, unless the old view lies otherwise in memory.
     """
     for end, dims in read_views(old.root, old.groups):
         rewrite.anchor = end
@@ -301,22 +309,21 @@ def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Itera
 
 
 def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
-    """The nodes are on the same side of the graph as `old`, and are computed again where that would be."""
+    """Copy the partition metadata of `old` to the nodes: same side of the graph, same recomputation."""
     for node in nodes:
         node.meta.update({key: old.meta[key] for key in KEPT_META if key in old.meta})
 
 
-# Joint: forward and backward in one graph, as AOTAutograd traces them, before they are parted.
+# Joint: forward and backward in one graph, as AOTAutograd traces them, before it is partitioned.
 #
-# Only here can a mask of attention in training be read: afterwards it is a tensor that the forward passes. What
-# rules and texts say of it is computed in both kernels, so it is neither kept nor read, and tiles that it hides are
-# skipped. Likewise heads of keys and values that were copied for each head of queries: here the copies and the sums
-# of their gradients are both to be seen.
+# Only here can a mask of attention in training be read: afterwards it is a tensor that the forward passes on. Both
+# kernels compute rules and texts, so the mask is neither kept nor read, and hidden tiles are skipped. Heads of keys and
+# values may be copied for each head of queries: only here both the copies and the sums of their gradients are visible.
 
 
 @family("attention", "joint", 10)
 def share_heads(context: Context) -> None:
-    """Keys and values of fewer heads, where they were copied for those of queries; the sums over copies fall away."""
+    """Drop the copies of key and value heads for each query head, and the sums of their gradients over the copies."""
     for target in (LSE, BACKWARD):
         for node in context.graph.find_nodes(op="call_function", target=target):
             rewrite, args = Rewrite(node), bind(node)
@@ -340,8 +347,10 @@ def share_heads(context: Context) -> None:
 
 
 def _sum_of_copies(gradient: Node, heads: int) -> tuple[Node, list[Group], list[Group]] | None:
-    """The sum over the copies of each of `heads`, if nothing else is done with a gradient `[B, heads * copies, S, D]`;
-    and the dimensions of `[B, heads, S, D]`, first as they lie there, then as they lie in the sum.
+    """Find the sum over the copies of each of `heads`, if it is the only use of `gradient`.
+
+    `gradient` is `[B, heads * copies, S, D]`. Returns the sum and the dimensions of `[B, heads, S, D]`, first in the
+    order of the gradient, then in the order of the sum. None if there is no such sum.
     """
     total = gradient
     while len(total.users) == 1 and not is_call(total, aten.sum.dim_IntList):
@@ -358,7 +367,7 @@ def _sum_of_copies(gradient: Node, heads: int) -> tuple[Node, list[Group], list[
 
 
 def _replace_mask(node: Node, new: Node) -> None:
-    """`new` instead of the call `node`, from where it was written."""
+    """Replace the call `node` by `new`, which takes over its metadata."""
     new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
     node.replace_all_uses_with(new)
     erase_dead(node)
@@ -366,7 +375,7 @@ def _replace_mask(node: Node, new: Node) -> None:
 
 @family("attention", "joint", 20)
 def read_masks(context: Context) -> None:
-    """Rules and texts instead of masks, in calls whose mask gets no gradient."""
+    """Replace masks by rules and texts in calls whose mask gets no gradient."""
     for target in (LSE, BACKWARD):
         for node in context.graph.find_nodes(op="call_function", target=target):
             args = bind(node)
@@ -376,6 +385,7 @@ def read_masks(context: Context) -> None:
 
 
 def _read(node: Node, args: Any) -> None:
+    """Replace one call by a call with its mask read; leave it alone if the mask stays as it is."""
     rewrite, target = Rewrite(node), node.target
     assert callable(target)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which masks the attention kernel knows by rule: causal with an offset, sliding window, or a tensor.
+"""Read masks as rules of the attention kernel: causal with an offset, or sliding window; others stay tensors.
 
-A rule is used instead of a tensor only when it is proved to say the same for every index. A mask that also depends on
-data (padding, packed sequences) stays a tensor.
+A rule replaces a tensor only when it is proved equal for every index. A mask that also depends on data (padding, packed
+sequences) stays a tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ from torch_tile.inductor.patterns.norm.statistics import reduced
 
 @dataclass
 class Rule:
-    """`k <= q + offset` if causal, and `k > q + offset - window` if a window; `rest` is what else a mask asks for."""
+    """Rule of a mask: `k <= q + offset` if causal, and `k > q + offset - window` if `window` is not 0.
+
+    `rest` is the remaining condition of the mask.
+    """
 
     causal: bool
     window: int
@@ -52,11 +55,11 @@ class Rule:
 
     @property
     def complete(self) -> bool:
-        """Whether the mask says no more."""
+        """Whether the rule states the whole mask."""
         return bool(self.rest == sympy.true)
 
     def offset_argument(self, rewrite: Rewrite, q: Node, k: Node) -> Any:
-        """The offset as an argument: a number, or a node computing the key length minus the query length."""
+        """Return the offset as an argument: a number, or a node that computes key length minus query length."""
         if isinstance(self.offset, int):
             return self.offset
         sizes = [rewrite.call(aten.sym_size.int, x, 2) for x in (k, q)]
@@ -64,7 +67,10 @@ class Rule:
 
 
 def what_it_says(mask: Mask, places: Places) -> tuple[Any, float] | None:
-    """(when a key is visible, what is put or added where it is not), or None if that cannot be read."""
+    """Return (the condition under which a key is visible, the fill or addend of a hidden score).
+
+    Returns None if the mask cannot be read.
+    """
     try:
         value = index_expr.at(mask.node, places.index(mask.groups))
     except (TypeError, ValueError, NotImplementedError):
@@ -84,7 +90,7 @@ def what_it_says(mask: Mask, places: Places) -> tuple[Any, float] | None:
 
 
 def classify(visible: Any, queries: Any, keys: Any) -> Rule | None:
-    """The rule of a condition on an index, or None if it has none. Sizes may be symbolic."""
+    """Find the rule of a condition on an index; None if there is no rule. Sizes may be symbolic."""
     rule = Rule(False, 0, 0)
     upper: list[Any] = []
     lower: list[Any] = []
@@ -106,7 +112,7 @@ def classify(visible: Any, queries: Any, keys: Any) -> Rule | None:
 
 
 def _rule(rule: Rule, upper: list[Any], lower: list[Any], difference: Any) -> Rule | None:
-    """From `k - q <= upper` and `k - q >= lower`. Only a number or the length difference can be an offset."""
+    """Build a rule from `k - q <= upper` and `k - q >= lower`. An offset is a number or the length difference."""
     if upper:
         rule.causal = True
         if upper[0].is_Integer:
@@ -126,7 +132,7 @@ def _rule(rule: Rule, upper: list[Any], lower: list[Any], difference: Any) -> Ru
 
 
 def _bound(part: Any, queries: Any) -> tuple[str, Any] | None:
-    """`("upper", c)` for `k - q <= c`, `("lower", c)` for `k - q >= c`; a single query is q = 0."""
+    """Return `("upper", c)` for `k - q <= c` and `("lower", c)` for `k - q >= c`. A single query is q = 0."""
     if not isinstance(part, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt) or part.has(index_expr.LOAD):
         return None
     strict = isinstance(part, sympy.Lt | sympy.Gt)
@@ -148,7 +154,7 @@ def _bound(part: Any, queries: Any) -> tuple[str, Any] | None:
 
 
 def _always(part: Any, keys: Any) -> bool:
-    """Whether a bound on `k` alone holds because keys are counted from 0 to the key length."""
+    """Return whether a bound on `k` alone always holds, because `k` runs from 0 to the key length."""
     if not isinstance(part, sympy.Le | sympy.Lt) or part.has(index_expr.LOAD):
         return False
     gap = sympy.expand(part.rhs - part.lhs)
@@ -160,7 +166,7 @@ def _always(part: Any, keys: Any) -> bool:
 
 @dataclass
 class Said:
-    """What the masks say: a rule, a tensor for the rest, and an expression of the score (score_program.py)."""
+    """Meaning of all masks: a rule, a tensor for the rest, and an expression of the score (score_program.py)."""
 
     rule: Rule
     tensor: Node | None
@@ -170,9 +176,9 @@ class Said:
 def combine(
     rewrite: Rewrite, masks: Sequence[Mask], dims: Sequence[Group], score: Any, places: Places, in_text: bool = True
 ) -> Said:
-    """Masks of scores whose dimensions are `dims`, [B, H, Sq, Skv], applied to the expression `score` in their order.
+    """Apply masks in their order to the expression `score`. The scores have dimensions `dims`, [B, H, Sq, Skv].
 
-    With `in_text`, one that is computed from positions and small tensors becomes part of the expression.
+    With `in_text`, a mask that is computed from positions and small tensors becomes part of the expression.
     """
     queries, keys = extent(dims[2]), extent(dims[3])
     said = Said(Rule(False, 0, 0), None, score)
@@ -197,9 +203,9 @@ def combine(
 
 
 def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places, dims: Sequence[Group]) -> Any:
-    """The score under a mask that has both queries and keys, and of which only `rest` is asked for, if that is given.
+    """Apply a mask that has both queries and keys to the expression of the score; if `rest` is given, apply only it.
 
-    None where the mask reads a tensor that has both: it is read as it is.
+    Returns None if the mask reads a tensor with both queries and keys. Such a mask stays a tensor.
     """
     own = {a for g in mask.groups for a in leaves(g)}
     if not all(set(leaves(dims[d])) <= own for d in (2, 3)):
@@ -220,7 +226,7 @@ def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places
 
 
 def _as_condition(mask: Mask) -> Mask:
-    """A mask that adds `where(condition, 0, -inf)` as that condition."""
+    """Turn a mask that adds `where(condition, 0, -inf)` into a mask by that condition."""
     node = mask.node
     if mask.additive and is_call(node, aten.where.self) and isinstance(node.args[0], Node):
         condition, yes, no = node.args[0], constant(node.args[1]), constant(node.args[2])
@@ -232,7 +238,10 @@ def _as_condition(mask: Mask) -> Mask:
 
 
 def lengths(visible: Any) -> tuple[str, int] | None:
-    """`(name, c)` if a condition says `k < lens[b] + c` with `lens` the tensor node of that name and nothing else."""
+    """Return `(name, c)` if a condition is `k < lens[b] + c`, with `lens` the tensor node of that name.
+
+    Returns None for any other condition.
+    """
     if not isinstance(visible, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
         return None
     strict, less = isinstance(visible, sympy.Lt | sympy.Gt), isinstance(visible, sympy.Le | sympy.Lt)
@@ -248,11 +257,14 @@ def lengths(visible: Any) -> tuple[str, int] | None:
 
 
 ENOUGH = -1e4
-"""What hides a score: any number below, whether it is added or put there."""
+"""Threshold of a mask: a number below it hides a score, whether it is added to the score or replaces it."""
 
 
 def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
-    """Whether hiding is the same as adding `fill`: always for -inf; for a large number if every query sees a key."""
+    """Return whether hiding a score equals adding `fill`.
+
+    This holds for -inf always, and for a large negative number if every query sees a key.
+    """
     if fill == -math.inf or not (rule.causal or rule.window):
         return True
     if not fill <= ENOUGH or not isinstance(rule.offset, int):
@@ -262,9 +274,9 @@ def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
 
 
 def _with(rewrite: Rewrite, before: Node | None, mask: Mask, dims: Sequence[Group]) -> Node:
-    """Masks as a tensor that `tile.attention` takes: bool, or floating to be added, broadcastable to `dims`.
+    """Add a mask to `before`, the masks applied earlier, as a tensor that `tile.attention` takes.
 
-    `before` is those that were applied earlier.
+    The tensor is bool, or floating to be added, and broadcasts to `dims`.
     """
     mask = _as_condition(mask)
     node = _arranged(rewrite, mask.node, mask.groups, dims)
@@ -281,12 +293,12 @@ def _with(rewrite: Rewrite, before: Node | None, mask: Mask, dims: Sequence[Grou
         raise NoMatch(f"scores are replaced by {mask.fill}, which does not hide them", "mask with -inf", at=mask.node)
     if before is not None and dtype(before) == torch.bool:
         before = _hidden(rewrite, before, None, -math.inf)
-    # A query that sees no key sees all alike: the score is lost, as it is beside the lowest number.
+    # A query that sees no key weighs all keys equally: the lowest number absorbs the score, as in the model.
     return _hidden(rewrite, node, before, torch.finfo(torch.float32).min)
 
 
 def _hidden(rewrite: Rewrite, keep: Node, bias: Node | None, low: float) -> Node:
-    """`bias` (None: 0) in at least float32 where `keep` is true, `low` elsewhere."""
+    """Return `bias` (None: 0) in at least float32 where `keep` is true, `low` elsewhere."""
     kind = torch.float32 if bias is None else torch.promote_types(dtype(bias), torch.float32)
     like = {"dtype": kind, "device": keep.meta["val"].device}
     if bias is None:
@@ -297,7 +309,7 @@ def _hidden(rewrite: Rewrite, keep: Node, bias: Node | None, low: float) -> Node
 
 
 def _join(rewrite: Rewrite, a: Node | None, b: Node) -> Node:
-    """Both masks, of which a bool one hides."""
+    """Combine two masks into one; a bool mask hides, a floating mask is added."""
     if a is None:
         return b
     if dtype(a) == torch.bool and dtype(b) == torch.bool:
@@ -310,7 +322,7 @@ def _join(rewrite: Rewrite, a: Node | None, b: Node) -> Node:
 
 
 def _arranged(rewrite: Rewrite, mask: Node, groups: list[Group], dims: Sequence[Group]) -> Node:
-    """A mask with dimensions `groups` as one that broadcasts to `dims`; as it is, if it does already."""
+    """Make a mask with dimensions `groups` broadcast to `dims`; return the mask itself if it already does."""
     tail = dims[len(dims) - len(groups) :] if len(groups) <= len(dims) else []
     if tail and all(not leaves(g) or leaves(g) == leaves(d) for g, d in zip(groups, tail, strict=True)):
         return mask
@@ -324,8 +336,8 @@ def _arranged(rewrite: Rewrite, mask: Node, groups: list[Group], dims: Sequence[
     return new
 
 
-# Attention sinks, as gpt-oss writes them (arXiv:2309.17453): a score of each row that takes part in the softmax, and
-# brings no value.
+# Attention sinks, as gpt-oss writes them (arXiv:2309.17453): each row has one more score that takes part in the softmax
+# and has no value.
 #
 # p = softmax(cat([scores, sink], -1))[..., :-1];  out = p @ v
 #
@@ -345,7 +357,7 @@ class Sunk:
 
 
 def read_sink(softmax: Node) -> Sunk | None:
-    """The parts of a `tile.softmax` whose last column is a sink that is cut off behind it; None for any other."""
+    """Read a `tile.softmax` whose last column is a sink that a slice cuts off; None for any other softmax."""
     last = len(shape(softmax)) - 1
     joined: Any = _shifted(softmax.args[0], last)
     if arg(softmax, "dim") not in (-1, last) or not is_call(joined, aten.cat.default):
@@ -370,7 +382,7 @@ def read_sink(softmax: Node) -> Sunk | None:
 
 
 def _shifted(scores: Any, last: int) -> Any:
-    """Scores without the maximum of their row that is taken off them."""
+    """Return the scores from which the row maximum is subtracted; without a subtraction, the scores."""
     if is_call(scores, aten.sub.Tensor):
         top = reduced(scores.args[1], aten.amax.default, aten.max.dim)
         if top is not None and top[1] == last and equivalent(uncast(top[0]), uncast(scores.args[0])):
@@ -379,7 +391,7 @@ def _shifted(scores: Any, last: int) -> Any:
 
 
 def with_sink(rewrite: Rewrite, arguments: Sequence[Any], sink: Node) -> Node:
-    """`tile.attention(*arguments)`, `[B, H, Sq, Dv]`, with sinks `[B, H, Sq, 1]`."""
+    """Insert `tile.attention(*arguments)`, `[B, H, Sq, Dv]`, with sinks `[B, H, Sq, 1]`."""
     both = rewrite.call(LSE, *arguments)
     out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
     lse = rewrite.call(aten.unsqueeze.default, lse, -1)

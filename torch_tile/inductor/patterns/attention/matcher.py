@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A softmax with what made its scores and the product that it feeds: what attention and absorbed MLA start from.
+"""Read a softmax with its scores and the product that it feeds: the start of attention and absorbed MLA.
 
-The roles of dimensions come from what is summed with what, never from their places: the keys are what the softmax is
-over, in whichever dimension, and either operand of a product may be the transposed one.
+The sums define the roles of dimensions, not their order. The keys are the dimension that the softmax reduces, wherever
+it stands. Either operand of a product may be transposed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from torch_tile.inductor.patterns.attention.scores import (
 
 @dataclass
 class Operand:
-    """A tensor under views: `root`, whose dimensions are `groups`."""
+    """A tensor under views: the tensor `root`, whose dimensions are `groups`."""
 
     root: Node
     groups: list[Group]
 
     def axes(self) -> set[Any]:
-        """Every axis that the root really has; the others of its use are broadcast."""
+        """Return all axes of the root; further axes of its use are broadcast."""
         return {a for g in self.groups for a in leaves(g)}
 
 
@@ -75,9 +75,9 @@ class Term:
 
 @dataclass
 class Pattern:
-    """A softmax with its neighbours. `dims` are the softmax's dimensions, the one that is reduced last.
+    """A softmax with its scores, values and output. `dims` are the dimensions of the softmax, the reduced one last.
 
-    `sink`, if there is one, has the dimensions of the rows; the keys are without it.
+    `sink`, if there is one, has the dimensions of the rows; the keys do not include it.
     """
 
     softmax: Node
@@ -92,12 +92,12 @@ class Pattern:
     sink: Operand | None = None
 
     def values_on_left(self) -> bool:
-        """Whether the last product is values times probabilities, both transposed."""
+        """Return whether the last product is values times probabilities, both transposed."""
         return self.output_dims[-1] is not self.value_inner
 
 
 def read(softmax: Node, backward: Collection[Node] = ()) -> Pattern:
-    """Read the neighbourhood of a `tile.softmax`; raises NoMatch. Of its readers those in `backward` do not count."""
+    """Read the surroundings of a `tile.softmax`; raises NoMatch. Readers in `backward` do not count."""
     sunk = read_sink(softmax) or Sunk(softmax.args[0], None, softmax)  # type: ignore[arg-type]
     dims = axes_of(shape(sunk.probabilities))
     axis: Any = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim", -1)
@@ -136,7 +136,10 @@ def read(softmax: Node, backward: Collection[Node] = ()) -> Pattern:
 def _sides(
     softmax: Node, sunk: Sunk, dims: list[Group], keys: Group, backward: Collection[Node]
 ) -> tuple[Scores, Node, Node]:
-    """The scores, the product with the values, and its operand; a miss is near if only one side of it is missing."""
+    """Return the scores, the product with the values, and its operand; raises NoMatch if a side is missing.
+
+    The miss is `near` if only one side is missing.
+    """
     scores: Scores | NoMatch
     output: tuple[Node, Node] | NoMatch
     try:
@@ -157,6 +160,7 @@ def _sides(
 
 
 def _term(product: Product, keys: Group) -> Term:
+    """Read the query and key of a product of the scores."""
     *batch, m, n = product.groups
     a, b = product.operands
     inner = axes_of(shape(a)[-1:])[0]
@@ -168,7 +172,7 @@ def _term(product: Product, keys: Group) -> Term:
 
 
 def keys_on_left(product: Product, keys: Group) -> bool:
-    """Whether scores are keys times queries, both transposed; raises NoMatch if neither operand has the keys."""
+    """Return whether scores are keys times queries, both transposed. Raises NoMatch if neither operand has the keys."""
     *_, m, n = map(leaves, product.groups)
     if leaves(keys) not in (m, n):
         raise NoMatch(
@@ -179,7 +183,10 @@ def keys_on_left(product: Product, keys: Group) -> bool:
 
 
 def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) -> tuple[Node, Node]:
-    """The product that the probabilities go into, and its operand; through casts and views used by nothing else."""
+    """Return the product that reads the probabilities, and its operand.
+
+    Casts and views in between must have no other reader.
+    """
     node = probabilities
     while True:
         users = [u for u in node.users if u not in backward]
@@ -208,7 +215,10 @@ def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) ->
 
 
 def _feeds_product(softmax: Node, backward: Collection[Node], depth: int = 6) -> bool:
-    """Whether a product reads the probabilities, changed or not: not those of a classifier or of a router."""
+    """Return whether a product reads the probabilities, changed or not.
+
+    It does not for a classifier or a router.
+    """
     count = product(shape(softmax))
     nodes = [softmax]
     for _ in range(depth):
@@ -220,7 +230,7 @@ def _feeds_product(softmax: Node, backward: Collection[Node], depth: int = 6) ->
 
 
 def _guards_empty_rows(where: Node, softmax: Node) -> bool:
-    """Whether a `where` only puts 0 in rows whose scores are all -inf, as torch's own attention and ours do."""
+    """Return whether a `where` only writes 0 to rows whose scores are all -inf, as torch's attention and ours do."""
     condition: Any = where.args[0]
     if constant(where.args[1]) != 0.0 or not is_call(condition, aten.logical_not.default):
         return False
@@ -232,7 +242,7 @@ def _guards_empty_rows(where: Node, softmax: Node) -> bool:
 
 
 def place(rewrite: Rewrite, operand: Operand, want: list[Group]) -> Node:
-    """The operand as a tensor with dimensions `want`."""
+    """Insert the views that give an operand the dimensions `want`."""
     node = arrange(rewrite, operand.root, operand.groups, want)
     if node is None:
         raise NoMatch(
@@ -244,7 +254,7 @@ def place(rewrite: Rewrite, operand: Operand, want: list[Group]) -> Node:
 
 
 def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
-    """The term's query with dimensions `want`, times the tensors that scale its scores."""
+    """Return the query of a term with dimensions `want`, times the tensors that scale its scores."""
     node = place(rewrite, term.query, want)
     for factor in term.factors:
         # One number stays as it is: it may be on the CPU.

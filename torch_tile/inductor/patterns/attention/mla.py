@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Absorbed multi-head latent attention, written with einsum or matmul, becomes `tile.mla_decode`.
+"""Replace absorbed multi-head latent attention, written with einsum or matmul, by `tile.mla_decode`.
 
     scores = (q @ kv^T + q_pe @ k_pe^T) * scale;  out = softmax(scores) @ kv
 
-One latent vector per position serves all heads, as key and as value. Where every query sees the same keys, queries and
-heads are alike and all go into the head dimension. A mask may say how long each sequence is, or be causal among the
-last queries.
+One latent vector per position serves all heads, as key and as value. Where every query sees the same keys, queries are
+treated as further heads. A mask may give the length of each sequence, or be causal among the last queries.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ OP = torch.ops.tile.mla_decode.default
 
 @family("mla", "post_grad", 310)
 def match(context: Context) -> None:
-    """Replace every softmax over a sum of two products whose value is the key of one of them."""
+    """Replace every softmax over a sum of two products if its value is the key of one of them."""
     for node in list(context.graph.find_nodes(op="call_function", target=torch.ops.tile.softmax.default)):
         if not node.users:
             continue
@@ -57,6 +56,7 @@ def match(context: Context) -> None:
 
 
 def _replace(context: Context, pattern: Pattern) -> None:
+    """Build `tile.mla_decode` for a pattern and offer it as a replacement; raises NoMatch if it does not fit."""
     if pattern.sink is not None:
         raise NoMatch("a sink takes part in the softmax", "leave it out: the kernel has none")
     latent, rope = _order(pattern)
@@ -100,7 +100,7 @@ def _replace(context: Context, pattern: Pattern) -> None:
 
 
 def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, Node | None]:
-    """What the mask says, as (the query dimension of the op, its sequence lengths)."""
+    """Read the mask; return the query dimension of the op and its sequence lengths."""
     if not pattern.masks:
         return [], None
     if len(pattern.masks) > 1:
@@ -131,7 +131,7 @@ def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, N
 
 
 def _seq_lens(rewrite: Rewrite, found: tuple[str, int], batch: Any) -> Node:
-    """`lens + c` as int32 [B]."""
+    """Insert `lens + c` as an int32 tensor [B]."""
     name, shift = found
     lens = next(n for n in rewrite.graph.nodes if n.name == name)
     if not known(product(shape(lens)) == batch):
@@ -141,7 +141,7 @@ def _seq_lens(rewrite: Rewrite, found: tuple[str, int], batch: Any) -> Node:
 
 
 def _order(pattern: Pattern) -> tuple[Term, Term]:
-    """The term whose key is also the value, then the other."""
+    """Return both terms; the first is the term whose key is also the value."""
     for latent, rope in (pattern.terms, pattern.terms[::-1]):
         if _is_value(latent, pattern.value, pattern.value_inner):
             return latent, rope
@@ -154,7 +154,7 @@ def _order(pattern: Pattern) -> tuple[Term, Term]:
 
 
 def _is_value(term: Term, value: Operand, inner: Group) -> bool:
-    """Whether the values are the term's keys, dimension for dimension, so that the latent axis is both."""
+    """Return whether the values equal the term's keys in each dimension, so that both share the latent axis."""
     if not equivalent(term.key.root, value.root) or len(term.key.groups) != len(value.groups):
         return False
     own, other = leaves(term.inner), leaves(inner)

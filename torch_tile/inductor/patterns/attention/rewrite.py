@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: softmax(scale * Q K^T + mask) V written out, ATen's own attention ops, and what was captured.
+"""Replace attention by `tile.attention`: written-out softmax(scale * Q K^T + mask) V, ATen's ops, and captured calls.
 
-Every form ends as `tile.attention` with the heads of k and v un-expanded and the mask read as causal or sliding
-window where it is one.
+In every form, the heads of k and v are un-expanded, and a causal or sliding-window mask is read as a rule.
 """
 
 from __future__ import annotations
@@ -74,6 +73,7 @@ def match(context: Context) -> None:
 
 
 def _written_out(context: Context, softmax: Node) -> None:
+    """Replace the attention around a softmax; raises NoMatch if there is none."""
     pattern = read(softmax)
     if len(pattern.terms) != 1:
         raise NoMatch(
@@ -96,7 +96,7 @@ def _written_out(context: Context, softmax: Node) -> None:
 
 
 def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
-    """Insert the op for a pattern; returns what stands for its last product. `in_text` as for `masks.combine`."""
+    """Insert the op for a pattern; return the replacement of its last product. `in_text` as for `masks.combine`."""
     term = pattern.terms[0]
     batch, kv_heads, shared, queries = roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
@@ -124,8 +124,9 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
 def arguments_for(
     rewrite: Rewrite, pattern: Pattern, qkv: tuple[Any, Any, Any], dims: list[Group], scale: Any, in_text: bool
 ) -> AttentionArgs[Any]:
-    """The op's arguments, for a pattern whose operands are in place. `in_text` as for
-    `masks.combine`; `dims` are those of the scores.
+    """Return the arguments of the op for a pattern whose operands are in place.
+
+    `dims` are the dimensions of the scores. `in_text` as for `masks.combine`.
     """
     if not same_dtype(qkv):
         raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
@@ -140,14 +141,14 @@ def arguments_for(
 def call(
     rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> Node:
-    """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
+    """Insert the op on q, k and v with its masks and score text. With `scale` None, the op uses its default."""
     return rewrite.call(OP, *arguments_of(rewrite, qkv, said, scale, dims, places))
 
 
 def arguments_of(
     rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> AttentionArgs[Any]:
-    """The op's arguments on q, k and v, `scale` None being its default."""
+    """Return the arguments of the op on q, k and v. With `scale` None, the op uses its default."""
     q, k, v = qkv
     by, score = score_program.split_scale(said.score)
     if by != 1:
@@ -171,14 +172,14 @@ def arguments_of(
 
 
 def _unscaled(term: Term) -> Term:
-    """The same term, with numbers that multiply its queries or keys in its scale."""
+    """Move the numbers that multiply the queries or keys of a term into its scale."""
     q, q_dims, by = unscaled(term.query.root, term.query.groups, casts=True)
     k, k_dims, too = unscaled(term.key.root, term.key.groups, casts=True)
     return replace(term, query=Operand(q, q_dims), key=Operand(k, k_dims), scale=term.scale * by * too)
 
 
 def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
-    """Batch, heads of keys and values, heads that share one of those, and queries, among the softmax's dimensions."""
+    """Split the dimensions of the softmax: batch, heads of keys and values, query heads that share one, and queries."""
     present = pattern.terms[0].key.axes() | pattern.value.axes()
     *outer, queries = pattern.dims[:-1]
     for i, group in enumerate(outer[1:], 1):  # laid out [batch, query, head, key]: heads of keys behind the queries
@@ -195,20 +196,20 @@ def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
 
 
 def describe(rewrite: Rewrite) -> str:
-    """The op of a rewrite, with its shapes."""
+    """Return the text of a rewrite for the report: its op and shapes."""
     node = next(n for n in rewrite.nodes if is_call(n, OP, LSE))
     return "tile.attention" + signature(node, " with sinks" if is_call(node, LSE) else "")
 
 
 def attention_args(node: Node) -> AttentionArgs[Any]:
-    """The arguments of attention, of a call of it or of its backward."""
+    """Return the arguments of attention, from a call of it or of its backward."""
     if is_call(node, BACKWARD):
         return bind(node, AttentionBackwardArgs[Any]).forward
     return bind(node, AttentionArgs[Any])
 
 
 def signature(node: Node, more: str = "") -> str:
-    """Shapes and mask kind of a `tile.attention`, or of its backward."""
+    """Return the text of shapes and mask kind of a `tile.attention` or of its backward."""
     args = attention_args(node)
     q, k, v = (list(shape(n)) for n in (args.q, args.k, args.v))
     kind = [word for word, on in (("causal", args.causal), ("mask", args.mask)) if on]
@@ -220,7 +221,7 @@ def signature(node: Node, more: str = "") -> str:
 
 
 def _fused(context: Context, node: Node) -> None:
-    """ATen's fused attention, as Inductor's own patterns make it, when only its output is used."""
+    """Replace ATen's fused attention, which Inductor's own patterns make, if only its output is used."""
     if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users):
         if context.settings.select == "fastest":
             context.handled.add(node)  # training, of which it was decided before autograd
@@ -244,7 +245,10 @@ def _fused(context: Context, node: Node) -> None:
 
 @family("attention", "post_grad", 340)
 def refine(context: Context) -> None:
-    """Captured ops with no copies around them, kv heads un-expanded and masks read; settle() reports them later."""
+    """Improve captured ops: drop copies around them, un-expand the heads of k and v, and read their masks.
+
+    `settle` reports these ops later.
+    """
     for node in context.graph.find_nodes(op="call_function", target=OP):
         if node in context.handled:
             continue
@@ -258,7 +262,7 @@ def refine(context: Context) -> None:
 
 
 def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:
-    """The op without copies in front of it, with kv heads un-expanded, and a rule instead of the mask where it can."""
+    """Insert the op without copies in front, with un-expanded kv heads, and with the mask as a rule if possible."""
     q, k, v, scale = args.q, args.k, args.v, args.scale
     width = shape(q)[3]
     scalable = scale is not None or (isinstance(width, int) and width > 0)
@@ -273,7 +277,7 @@ def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:
 
 
 def read_mask(rewrite: Rewrite, args: AttentionArgs[Any]) -> AttentionArgs[Any]:
-    """The arguments with the mask read: as a rule, a text, and the mask itself, if these do not say all of it."""
+    """Replace the mask in the arguments by a rule and a text; it stays too if these do not say all of it."""
     mask: Any = args.mask
     dims = axes_of((*shape(args.q)[:3], shape(args.k)[2]))
     given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
@@ -294,7 +298,7 @@ def read_mask(rewrite: Rewrite, args: AttentionArgs[Any]) -> AttentionArgs[Any]:
 
 
 def ungrouped(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:
-    """k and v with one head per group, if both were expanded alike."""
+    """Return k and v with one head per group, if both were expanded alike; else return both unchanged."""
     found = []
     for x in (k, v):
         groups = axes_of(shape(x))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model does to scores between the product and the softmax, as the text that `tile.attention` computes it from.
+"""Write what a model computes on scores between product and softmax as text for `tile.attention`.
 
-Read as a sympy expression (index_expr.py) of the product, of where the score stands, and of loads of tensors; written
-in the epilogue language. A load is an operand of the op: it has some of the dimensions of scores and nothing else.
+The computation is read as a sympy expression (index_expr.py) of the product, the score's index, and loads of tensors.
+It is then written in the epilogue language. A load is an operand of the op: its dimensions are some of the scores'
+dimensions.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from torch_tile.inductor.patterns.attention.scores import (
 from torch_tile.kernels.epilogue.canonicalize import canonical
 
 SCORE = sympy.Symbol("score")
-"""The product of a query and a key, scaled as the op's `scale` says."""
+"""The product of a query and a key, times the op's `scale`."""
 
 POSITION = sympy.Symbol("position", integer=True)
-"""Of a query among the keys: its number and the op's offset."""
+"""Position of a query among the keys: its index plus the op's offset."""
 
 MOST_STATEMENTS = 32
 _RELATIONS = {
@@ -54,16 +55,17 @@ _RELATIONS = {
 
 
 class Unwritable(Miss):
-    """Why an expression has no text."""
+    """Reason why an expression has no text in the epilogue language."""
 
 
 def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite) -> Any:
-    """The expression that makes `modified` of `product`, whose scale and factors it includes."""
+    """Return the expression that computes `modified` from `product`, including its scale and factors."""
     position = ordered(rewrite.graph)
     inside = _between(product.node, modified.node, position)
     values: dict[Any, Any] = {}
 
     def value(node: Any, groups: list[Group]) -> Any:
+        """Return the expression of a node, whose dimensions are `groups`."""
         if not is_tensor(node):
             return index_expr.at(node, ())
         root, groups = trace(node, groups)
@@ -100,7 +102,7 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
 
 
 def _between(product: Node, last: Node, position: dict[Node, int]) -> set[Node]:
-    """The nodes that depend on `product` and on which `last` depends, both included."""
+    """Return the nodes that depend on `product` and that `last` depends on, both included."""
     above: set[Node] = set()
     stack = [last]
     while stack:
@@ -116,6 +118,7 @@ def _between(product: Node, last: Node, position: dict[Node, int]) -> set[Node]:
 
 
 def _product(node: Node, value: Any, groups: list[Group]) -> Any:
+    """Return the expression of a product: SCORE, with its addend if it has one."""
     found = addend_of(node)
     if found is None:
         return SCORE
@@ -129,7 +132,7 @@ def _product(node: Node, value: Any, groups: list[Group]) -> Any:
 
 
 def _leaf(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
-    """What a tensor says at a score: as index arithmetic and small tensors if it is that, else a load of itself."""
+    """Return a tensor's value at a score: index arithmetic and small tensors if possible, else a load of the tensor."""
     index = places.index(groups)
     try:
         value = index_expr.at(node, index)
@@ -142,12 +145,12 @@ def _leaf(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> 
 
 
 def loads(value: Any) -> set[Any]:
-    """The loads of an expression."""
+    """Return the loads of an expression."""
     return set(value.atoms(index_expr.LOAD))
 
 
 def is_operand(load: Any, places: Places, rewrite: Rewrite) -> bool:
-    """Whether a load reads one element for each combination of some dimensions, of a floating dtype or bool."""
+    """Return whether a load has one element per combination of some dimensions, of a floating dtype or bool."""
     node = node_named(rewrite, load.args[0].name)
     if node is None or not is_tensor(node) or not (dtype(node).is_floating_point or dtype(node) == torch.bool):
         return False
@@ -156,7 +159,10 @@ def is_operand(load: Any, places: Places, rewrite: Rewrite) -> bool:
 
 
 def compared(value: Any, rewrite: Rewrite) -> Any:
-    """The same with tensors for comparisons of integer tensors with numbers: kernels read no integers, but bools."""
+    """Replace comparisons of integer tensors with numbers by loads of bool tensors that the rewrite computes.
+
+    Kernels read bool tensors but no integer tensors.
+    """
     found = {}
     for relation in value.atoms(sympy.core.relational.Relational):
         load, number = relation.args
@@ -171,30 +177,35 @@ def compared(value: Any, rewrite: Rewrite) -> Any:
 
 
 def is_small(value: Any, places: Places, rewrite: Rewrite) -> bool:
-    """Whether an expression reads no tensor that has both queries and keys."""
+    """Return whether no tensor in an expression has both queries and keys."""
     both = {index_expr.Q, index_expr.K}
     return all(is_operand(x, places, rewrite) and not both <= set(x.args[1:]) for x in loads(value))
 
 
 def reads_sizes(value: Any) -> bool:
-    """Whether an expression has sizes that are symbols."""
+    """Return whether an expression contains symbolic sizes."""
     names = {load.args[0] for load in loads(value)}
     return any(not index_expr.is_place(x) and x != SCORE and x not in names for x in value.free_symbols)
 
 
 def last_at_last(dims: Sequence[Group]) -> Any:
-    """The offset that puts the last query at the last key: the difference of their numbers, as `Rule.offset`."""
+    """Return the offset that aligns the last query with the last key: key length minus query length (see
+    `Rule.offset`).
+    """
     difference = expression(extent(dims[3])) - expression(extent(dims[2]))
     return int(difference) if difference.is_Integer else difference
 
 
 def node_named(rewrite: Rewrite, name: str) -> Node | None:
-    """The node of a graph that has this name."""
+    """Return the node of a graph with this name, or None."""
     return next((n for n in rewrite.graph.nodes if n.name == name), None)
 
 
 def split_scale(value: Any) -> tuple[float, Any]:
-    """`(c, f)` with `value = f(c * SCORE)`, if all of it reads the product times the same positive number; else 1."""
+    """Split `value` into `(c, f)` with `value = f(c * SCORE)`.
+
+    c is 1 unless every use of the product has the same positive factor.
+    """
     found: set[Any] = set()
 
     def visit(e: Any) -> None:
@@ -220,14 +231,14 @@ def split_scale(value: Any) -> tuple[float, Any]:
 
 
 def _without_fractions(*sides: Any) -> list[Any]:
-    """Both sides of a relation, which sympy may have divided by a factor, with whole ones: these are not rounded."""
+    """Multiply both sides of a relation by their common denominator, since integers are not rounded."""
     factors = [term.as_coeff_Mul()[0] for side in sides for term in sympy.Add.make_args(side)]
     common = sympy.ilcm(1, *(factor.q for factor in factors if factor.is_Rational))
     return [sympy.Add(*(common * term for term in sympy.Add.make_args(side))) for side in sides]
 
 
 class Text:
-    """The text of an expression, and its operands, made as it is written. `offset` is the op's, counted by `i2`."""
+    """Text of an expression, and its operands, collected during writing. `i2` counts queries plus `offset`."""
 
     def __init__(self, rewrite: Rewrite, places: Places, dims: Sequence[Group], offset: Any) -> None:
         self.rewrite, self.places, self.dims = rewrite, places, dims
@@ -237,7 +248,7 @@ class Text:
         self._names: dict[Any, str] = {}
 
     def write(self, value: Any) -> str:
-        """The canonical text; empty where nothing is done to the score."""
+        """Return the canonical text; empty if the expression is the score itself."""
         if value == SCORE:
             return ""
         if value.is_number:
@@ -250,7 +261,7 @@ class Text:
         return canonical(";".join([*self.statements, f"ret {name}"]))
 
     def say(self, e: Any) -> str:
-        """A name or number for an expression."""
+        """Return the name or number of an expression; write its statements on first use."""
         if e not in self._names:
             self._names[e] = self._say(e)
         return self._names[e]
@@ -260,6 +271,7 @@ class Text:
         return f"v{len(self.statements) - 1}"
 
     def _say(self, e: Any) -> str:
+        """Write the statements of an expression; return its name or number."""
         if e.is_number and not index_expr.is_truth(e):
             return repr(float(e))
         if e in (sympy.true, sympy.false):
@@ -302,7 +314,7 @@ class Text:
         return first
 
     def _sum(self, e: Any) -> str:
-        """Terms with a negative factor are subtracted, behind the others."""
+        """Write a sum; subtract the terms with a negative factor after the other terms."""
         plus = [a for a in e.args if not a.could_extract_minus_sign()]
         minus = [-a for a in e.args if a.could_extract_minus_sign()]
         total = self._fold("add", sorted(plus, key=lambda a: a.is_number)) if plus else "0.0"
@@ -318,6 +330,7 @@ class Text:
         return self._call("pow", self.say(base), self.say(exponent))
 
     def _cases(self, e: Any) -> str:
+        """Write a Piecewise as nested `where` calls."""
         *cases, (last, always) = e.args
         if always != sympy.true:
             raise Unwritable("a modification of the scores that is not defined everywhere")
@@ -327,6 +340,7 @@ class Text:
         return total
 
     def _relation(self, e: Any) -> str:
+        """Write a comparison; a bool load is its own result."""
         left, right = e.args
         if (
             isinstance(e, sympy.Ne)
@@ -339,7 +353,9 @@ class Text:
         return self._call(_RELATIONS[type(e)], self.say(left), self.say(right))
 
     def _floor(self, e: Any) -> str:
-        """A quotient of whole numbers is put halfway between two, so that rounding cannot reach either."""
+        """Write a floor. An integer quotient is moved halfway between two integers, so that rounding cannot reach
+        either.
+        """
         top, bottom = sympy.fraction(sympy.together(e))
         if not (top.is_integer and bottom.is_Integer):
             return self._call("floor", self.say(e))
@@ -351,6 +367,7 @@ class Text:
         return node
 
     def _operand(self, load: Any) -> str:
+        """Add the tensor of a load as an operand; return its name."""
         node = self._node(load)
         if not is_operand(load, self.places, self.rewrite):
             raise Unwritable("a modification of the scores reads a tensor at computed places", at=node)

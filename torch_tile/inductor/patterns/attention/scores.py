@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Above a softmax: which matrix products made its scores, and how they were scaled and masked.
+"""Read the scores above a softmax: the matrix products that make them, and their scales and masks.
 
-Dimensions are axes (see axes.py), and everything found carries its own, so neither the shapes that matmul and einsum
-put around their `bmm` nor where between them a mask was added matters.
+Dimensions are axes (see axes.py), and each result carries its own. So the shapes that matmul and einsum put around
+their `bmm` do not matter, and neither does the place of a mask between them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _WITH_ADDEND = (aten.baddbmm.default, aten.addmm.default)
 
 
 class NoMatch(Miss):
-    """Why a softmax is not that of an attention we know; `near` if one side of it did look like one."""
+    """Reason why a softmax is no known attention; `near` if one side of the softmax did look like one."""
 
     near = True
 
 
 @dataclass
 class Factor:
-    """A tensor that scales scores, the same for every key: multiplied, or divided by if `divides`."""
+    """A tensor that scales scores equally for every key: a multiplier, or a divisor if `divides`."""
 
     node: Node
     groups: list[Group]
@@ -53,7 +53,7 @@ class Factor:
 
 @dataclass
 class Product:
-    """A matrix product that adds to the scores, its dimensions, and what it is multiplied by."""
+    """A matrix product that adds to the scores, with its dimensions, scale and factors."""
 
     node: Node
     groups: list[Group]
@@ -62,14 +62,14 @@ class Product:
 
     @property
     def operands(self) -> tuple[Node, Node]:
-        """What is multiplied."""
+        """Left and right operands of the product."""
         left, right = self.node.args[-2:]
         return left, right  # type: ignore[return-value]
 
 
 @dataclass
 class Modified:
-    """Something computed from the product element by element, in more ways than scales and masks; its dimensions."""
+    """A tensor computed elementwise from the product, in more ways than scales and masks, with its dimensions."""
 
     node: Node
     groups: list[Group]
@@ -77,10 +77,10 @@ class Modified:
 
 @dataclass
 class Mask:
-    """Something that hides scores; `groups` are its dimensions.
+    """A tensor that hides scores; `groups` are its dimensions.
 
-    `additive`: `scale` times a floating tensor is added. Else True keeps (False, if `inverted`) and the other gives
-    `fill`.
+    `additive`: `scale` times a floating tensor is added. Otherwise True keeps a score (False, if `inverted`), and the
+    other value replaces it by `fill`.
     """
 
     node: Node
@@ -93,18 +93,18 @@ class Mask:
 
 @dataclass
 class Scores:
-    """A sum of products, or what is made of one, then its masks in the order they were applied."""
+    """A sum of products, or a tensor computed from one product, then its masks in their order."""
 
     products: list[Product] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
     modified: Modified | None = None
 
     def raised(self, at: Node, dims: list[Group]) -> Scores:
-        """The scores as something made of their product at `at`."""
+        """Return the scores as a tensor computed from their product, with its result at `at`."""
         return Scores([Product(self.products[0].node, self.products[0].groups)], [], Modified(at, dims))
 
     def scaled(self, number: float, at: Node, dims: list[Group]) -> Scores:
-        """All of it times a number."""
+        """Multiply all products and masks by a number."""
         if self.modified:
             return self.raised(at, dims)
         if number <= 0 and any(not m.additive for m in self.masks):
@@ -114,19 +114,19 @@ class Scores:
         return Scores(products, masks)
 
     def masked(self, mask: Mask) -> Scores:
-        """The same under one more mask."""
+        """Return the scores under one more mask."""
         return Scores(self.products, [*self.masks, mask], self.modified)
 
 
 def aligned(node: Any, dims: list[Group]) -> list[Group]:
-    """The dimensions of a tensor that broadcasts to `dims`."""
+    """Return the dimensions of a tensor that broadcasts to `dims`."""
     sizes = shape(node)
     tail = dims[len(dims) - len(sizes) :]
     return [[] if known(s == 1) else g for g, s in zip(tail, sizes, strict=True)]
 
 
 def read_scores(node: Any, dims: list[Group], keys: Group) -> Scores:
-    """Walk up from `node`, whose dimensions are `dims`, to the products. `keys`: what the softmax is over."""
+    """Walk up from `node`, whose dimensions are `dims`, to the products. The softmax reduces over `keys`."""
     try:
         return _read(node, dims, keys)
     except NoMatch:
@@ -137,7 +137,7 @@ def read_scores(node: Any, dims: list[Group], keys: Group) -> Scores:
 
 
 def _only_product(node: Any, dims: list[Group], keys: Group) -> Product | None:
-    """The one product that has the keys and from which `node` is computed element by element."""
+    """Find the one product that has the keys and from which `node` is computed elementwise; else None."""
     found: dict[Node, Product] = {}
     seen: set[Node] = set()
     stack = [(node, dims)]
@@ -156,14 +156,14 @@ def _only_product(node: Any, dims: list[Group], keys: Group) -> Product | None:
 
 
 def addend_of(node: Node) -> tuple[Any, float, float] | None:
-    """`(addend, beta, alpha)` of a product with an addend, which is `beta * addend + alpha * left @ right`."""
+    """Return `(addend, beta, alpha)` of a product `beta * addend + alpha * left @ right`; None for other nodes."""
     if not is_call(node, *_WITH_ADDEND):
         return None
     return node.args[0], _factor(node, "beta"), _factor(node, "alpha")
 
 
 def _factor(node: Node, name: str) -> float:
-    """A factor that a sum has for one of its terms."""
+    """Return the keyword factor of a sum, 1 by default; raises NoMatch for a size."""
     factor: Any = node.kwargs.get(name, 1)
     if isinstance(factor, Node):
         raise NoMatch("a size is a factor of scores, and the graph does not know it", "fix this size", at=node)
@@ -171,6 +171,7 @@ def _factor(node: Node, name: str) -> float:
 
 
 def _read(node: Any, dims: list[Group], keys: Group) -> Scores:
+    """Read the scores at one node; recurse into its operands."""
     if is_call(node, *PRODUCTS):
         return Scores([Product(node, dims)])
     if is_call(node, *_WITH_ADDEND):
@@ -184,7 +185,7 @@ def _read(node: Any, dims: list[Group], keys: Group) -> Scores:
     if is_call(node, aten.mul.Tensor, aten.div.Tensor):
         return _times_tensor(node, dims, keys)
     if is_call(node, aten.sub.Tensor) and _is_own_maximum(node.args[1], node.args[0], dims, keys):
-        return read_scores(node.args[0], dims, keys)  # a softmax does not see what all keys share
+        return read_scores(node.args[0], dims, keys)  # a softmax ignores a number that all keys share
     if is_call(node, aten.add.Tensor, aten.sub.Tensor):
         return _sum(node, dims, keys)
     if is_call(node, aten.where.self):
@@ -200,7 +201,7 @@ _PLAIN = "between q @ k.mT and softmax only pointwise operations and views may s
 
 
 def _product_and_mask(node: Node, dims: list[Group]) -> Scores:
-    """`beta * addend + alpha * left @ right`."""
+    """Read `beta * addend + alpha * left @ right`; the addend is an additive mask."""
     addend, beta, alpha = addend_of(node)  # type: ignore[misc]
     found = Scores([Product(node, dims)]).scaled(alpha, node, dims)
     if beta == 0:
@@ -209,7 +210,7 @@ def _product_and_mask(node: Node, dims: list[Group]) -> Scores:
 
 
 def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
-    """Scores times (or over) a tensor that is the same for every key, a learned temperature say."""
+    """Read scores times (or over) a tensor that is equal for every key, such as a learned temperature."""
     own = set(leaves(keys))
     divides = is_call(node, aten.div.Tensor)
     for scores, other in (node.args[:2],) if divides else (node.args[:2], node.args[1::-1]):
@@ -229,14 +230,14 @@ def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 
 def _is_own_maximum(node: Any, scores: Any, dims: list[Group], keys: Group) -> bool:
-    """Whether `node` is the maximum of `scores` over the keys."""
+    """Return whether `node` is the maximum of `scores` over the keys."""
     node = look_through(node, copies=True)
     found = reduced(node, aten.amax.default, aten.max.dim) if is_tensor(node) else None
     return found is not None and leaves(dims[found[1]]) == leaves(keys) and equivalent(found[0], scores)
 
 
 def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
-    """A sum of two products, or of a product and a mask."""
+    """Read a sum of two products, or of a product and a mask."""
     alpha = _factor(node, "alpha")
     sign = -alpha if is_call(node, aten.sub.Tensor) else alpha
     sides: list[Scores | None] = []
@@ -266,11 +267,15 @@ def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 
 def _has_keys(scores: Scores, keys: Group) -> bool:
-    """Whether the keys are a dimension of the products; relative positions in two dimensions have a part of them."""
+    """Return whether the keys are one dimension of all products.
+
+    Relative positions in two dimensions only have a part of the keys.
+    """
     return all(any(leaves(g) == leaves(keys) for g in p.groups[-2:]) for p in scores.products)
 
 
 def _where(node: Node, dims: list[Group], keys: Group) -> Scores:
+    """Read a `where`: scores masked by a number, or a guard around equal scores."""
     condition, yes, no = node.args
     for kept, fill, inverted in ((yes, no, False), (no, yes, True)):
         number = constant(fill)
@@ -289,7 +294,7 @@ def _where(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 
 def _same(a: Scores, b: Scores) -> bool:
-    """Whether two readings are one, up to rounding."""
+    """Return whether two readings are equal up to rounding."""
     if a.masks or b.masks or a.modified or b.modified or len(a.products) != len(b.products):
         return False
     return all(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds matrix products and what can be fused into them."""
+"""Find matrix products and the operations that can be fused into them."""

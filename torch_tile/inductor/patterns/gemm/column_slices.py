@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a product that are read apart, as products of their own: `gate, up = (x @ w).chunk(2, -1)`.
+"""Read column slices of a product as products of their own: `gate, up = (x @ w).chunk(2, -1)`.
 
-Models merge the weights of layers with one input, and Inductor does so where they are constants. What follows usually
-brings the parts together again (SwiGLU), and then one kernel makes all of them from parts of the weight.
+Models merge the weights of layers with one input, and Inductor does so where they are constants. Later operations
+usually join the parts again (SwiGLU). Then one kernel computes all parts from slices of the weight.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 
 def width(node: Any) -> Any:
-    """How many columns a tensor has: its last size, 1 if it has no dimensions."""
+    """Return the number of columns of a tensor: its last size, or 1 if it has no dimensions."""
     return shape(node)[-1] if shape(node) else 1
 
 
 def are_kept(node: Any) -> TypeGuard[Node]:
-    """Whether a node is a view whose columns are those of its operand."""
+    """Return whether a node is a view with the same columns as its operand."""
     return is_call(node, *VIEWS) and known(width(node) == width(node.args[0]))
 
 
 def part_of(node: Any) -> tuple[Node, int, int] | None:
-    """`(x, start, end)` if a node is the columns (the last dimension) of x from `start` to `end`, x being no view."""
+    """Return `(x, start, end)` if a node is the columns of x from `start` to `end`; x is no view. Else None."""
     if is_call(node, operator.getitem) and is_call(node.args[0], *SPLITS):
         split: Any = node.args[0]
         source, index = split.args[0], int(node.args[1])  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def part_of(node: Any) -> tuple[Node, int, int] | None:
 
 
 def parts_of(product: Node) -> list[Node]:
-    """The nodes that read a product's columns apart, if nothing else reads it and they are equally wide; else none."""
+    """Return the equally wide column slices that are the only readers of a product; else an empty list."""
     reader = product
     while are_kept(user := only_user(reader)):
         reader = user
@@ -69,7 +69,7 @@ def parts_of(product: Node) -> list[Node]:
 
 
 def columns_of(weight: Node, part: Node, rewrite: Rewrite) -> Node:
-    """The columns of a product's right operand that make a part of it."""
+    """Slice the columns of a product's right operand that compute one part of the product."""
     found = part_of(part)
     assert found is not None, f"{part} is no part"
     return rewrite.call(aten.slice.Tensor, weight, len(shape(weight)) - 1, found[1], found[2])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products whose right operand is widened from few bits become `tile.dequant_gemm`, with their epilogue.
+"""Replace matrix products with a weight widened from few bits by `tile.dequant_gemm`, with their epilogue.
 
-The operand is read back through views, casts, shifts by zero points and multiplications by scales, in any order that
-amounts to `(field - offset - zero) * scale`, to bytes or float8 numbers; two columns of 4 bits in a byte are seen
-where fields are taken out and put side by side. What quantisation libraries write for one scheme is thereby one form.
+The weight is read back through views, casts, shifts by zero points and multiplications by scales, to bytes or float8
+numbers. Any order that amounts to `(field - offset - zero) * scale` matches. Two 4-bit columns in a byte are recognised
+where fields are extracted and placed side by side. So all spellings of one scheme by quantisation libraries become one
+form.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Factor = tuple[Node, list[Group]]
 class Stored:
     """A matrix `(fields of words - offset - zero) * scales * factor`; each tensor has dimensions in common axes.
 
-    `field` is the axis along which the fields of a word lie; `signed` says what their highest bits are.
+    `field` is the axis along which the fields of a word lie. `signed`: the highest bit of a field is a sign.
     """
 
     words: Node
@@ -67,7 +68,7 @@ class Stored:
 
 
 def read(node: Any, dims: list[Group]) -> Stored | None:
-    """What `node`, whose dimensions are `dims`, is stored as; None if it is no widened weight."""
+    """Return the stored form of `node`, whose dimensions are `dims`; None if it is no widened weight."""
     node, dims = trace(node, dims)
     if not is_tensor(node):
         return None
@@ -89,7 +90,7 @@ def read(node: Any, dims: list[Group]) -> Stored | None:
 
 
 def _cast(node: Node, dims: list[Group]) -> Stored | None:
-    """A cast that keeps values: to a floating type, or of what fits to integers."""
+    """Read a cast that keeps values: to a floating type, or to an integer type that holds the values."""
     found = read(node.args[0], dims)
     if found is None or dtype(node).is_floating_point:
         return found
@@ -99,6 +100,7 @@ def _cast(node: Node, dims: list[Group]) -> Stored | None:
 
 
 def _scaled(node: Node, dims: list[Group]) -> Stored | None:
+    """Read a product with a number or scale, or a quotient by a number."""
     divides = is_call(node, aten.div.Tensor, aten.div.Scalar)
     for weight, other in (node.args[:2],) if divides else (node.args[:2], node.args[1::-1]):
         found = read(weight, aligned(weight, dims)) if is_tensor(weight) and _floats(node) else None
@@ -113,7 +115,7 @@ def _scaled(node: Node, dims: list[Group]) -> Stored | None:
 
 
 def _shifted(node: Node, dims: list[Group]) -> Stored | None:
-    """A number or a zero point subtracted, before any scale."""
+    """Read the subtraction of a number or zero point, before any scale."""
     if node.kwargs.get("alpha", 1) != 1 or len(node.args) != 2:
         return None
     weight, other = node.args
@@ -131,7 +133,7 @@ def _shifted(node: Node, dims: list[Group]) -> Stored | None:
 
 
 def _uncast(node: Node, dims: list[Group]) -> Factor:
-    """A zero point before it was cast, where kernels read its dtype."""
+    """Return a zero point under its casts, where kernels read the dtype there."""
     while is_call(node, CAST) and dtype(node.args[0]) in ZEROS:
         node, dims = trace(node.args[0], dims)
     return node, dims
@@ -142,7 +144,7 @@ def _floats(node: Node) -> bool:
 
 
 def _side_by_side(node: Node, dims: list[Group]) -> Stored | None:
-    """Fields of the same bytes, put next to each other as the columns that they are."""
+    """Read fields of the same bytes, placed next to each other as columns."""
     parts: Any = node.args[0]
     along: Any = arg(node, "dim")
     along %= len(dims)
@@ -154,7 +156,7 @@ def _side_by_side(node: Node, dims: list[Group]) -> Stored | None:
 
 
 def _interleaved(node: Node, dims: list[Group]) -> Stored | None:
-    """Fields written into every second (fourth, eighth) column, until none is left of what was there before."""
+    """Read fields written to every second (fourth, eighth) column until all columns are overwritten."""
     along, step = arg(node, "dim") % len(dims), arg(node, "step")
     parts: dict[int, Any] = {}
     size, layer = shape(node)[along], node
@@ -176,7 +178,7 @@ def _interleaved(node: Node, dims: list[Group]) -> Stored | None:
 
 
 def _together(node: Node, parts: list[Node], inner: list[Group], field: Group) -> Stored | None:
-    """What `node` is stored as if its neighbours along `field` are `parts`, of dimensions `inner`: all of a byte."""
+    """Return the stored form of `node` if `parts`, its neighbours along `field`, are all fields of a byte."""
     fields = [_field(p, inner) for p in parts]
     first, bits = fields[0], 8 // len(parts)
     if first is None or not all(f is not None and f.beside(first) for f in fields):
@@ -192,7 +194,7 @@ def _together(node: Node, parts: list[Node], inner: list[Group], field: Group) -
 
 @dataclass(frozen=True)
 class Field:
-    """`bits` bits of each of the words, from `place` on, and whether the highest of them is a sign."""
+    """`bits` bits of each word, from bit `place` on; `signed` if the highest of these bits is a sign."""
 
     words: Node
     dims: list[Group]
@@ -201,13 +203,13 @@ class Field:
     signed: bool
 
     def beside(self, other: Field) -> bool:
-        """Whether both are of the same words, in the same order, and have signs or not."""
+        """Return whether both fields have the same words, order and signedness."""
         same = equivalent(self.words, other.words) and self.signed == other.signed
         return same and [*map(leaves, self.dims)] == [*map(leaves, other.dims)]
 
 
 def _field(node: Any, dims: list[Group]) -> Field | None:
-    """Read `(words >> place) & mask`, either of them left out, or `(words << unwanted) >> unwanted` of signed ones."""
+    """Read `(words >> place) & mask`, with either step optional, or `(words << n) >> n` of signed words."""
     place, mask, masked, lifted = 0, 255, False, 0
     node, dims = trace(node, dims)
     while is_call(node, CAST) and dtype(node).is_floating_point and dtype(node).itemsize > 1:
@@ -249,13 +251,13 @@ class Weight:
     prefix: Group
 
     def scheme(self) -> tuple[Any, ...]:
-        """What weights of one call have in common."""
+        """Return the properties that the weights of one call must share."""
         s = self.stored
         scaled = bool(s.scales) or s.factor != 1
         return dtype(s.words), s.bits, s.high_first, s.signed, s.offset, s.zero is None, scaled, extent(self.prefix)
 
     def operand(self, rewrite: Rewrite) -> Node:
-        """The words as `[N, words]`, of signed bytes if fields are signed."""
+        """Insert the words as `[N, words]`, of signed bytes if the fields are signed."""
         s = self.stored
         words = arrange(rewrite, s.words, s.dims, [self.n, self.k[: len(self.k) - len(s.field)]])
         assert words is not None, "weight_of has checked the axes"
@@ -264,13 +266,13 @@ class Weight:
         return words
 
     def by_group(self, rewrite: Rewrite, factor: Factor) -> Node:
-        """A scale or zero point as `[N, G]`."""
+        """Insert a scale or zero point as `[N, G]`."""
         node = arrange(rewrite, factor[0], factor[1], [self.n, self.prefix])
         assert node is not None, "weight_of has checked the axes"
         return node
 
     def scale(self, rewrite: Rewrite) -> Node | None:
-        """All scales as one."""
+        """Insert the product of all scales; None if there is no scale."""
         s, node = self.stored, None
         for factor in s.scales:
             if factor[1]:
@@ -289,7 +291,7 @@ class Weight:
 
 
 def weight_of(node: Node) -> Weight | None:
-    """Read the right operand of a product; None if it is not widened. Raises `Miss` for what no kernel widens."""
+    """Read the right operand of a product; None if it is not widened. Raises `Miss` for a weight without a kernel."""
     *batch, rows, columns = axes_of(shape(node))
     stored = None if any(batch) else read(node, [*batch, rows, columns])
     if stored is None or stored.words is node:
@@ -335,7 +337,7 @@ def match(context: Context) -> None:
 
 
 def _replace(context: Context, seed: Node, weight: Weight) -> list[Node]:
-    """Replace one product and what follows it; returns the products that are gone."""
+    """Replace one product and its epilogue; return the replaced products."""
     weights = {seed: weight}
 
     def joins(other: Node) -> bool:
@@ -384,7 +386,7 @@ _STEPS = (
 
 
 def tell_packed(weight: Any, most: int = 64) -> None:
-    """Raise `Miss` if the right operand of a product is made of the bits of integers, which `dequant` did not read."""
+    """Raise `Miss` if the right operand of a product is made from bits of integers that `read` did not recognise."""
     seen: dict[Node, None] = {weight: None}
     pending = [weight]
     bits: Node | None = None

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a matrix product: the largest pointwise region that one gemm kernel can finish.
+"""Find the epilogue of a matrix product: the largest pointwise region behind it that one gemm kernel can compute.
 
-A region grows from a product through its users: views that keep the last dimension, pointwise ops on values of the
-region, numbers, and operands that the kernel can address (`t` a full matrix, `r` a row, `c` a column, `s` a scalar). A
-second product of the same left operand may join it (the two halves of SwiGLU). It may only have one value that is
-used outside; the largest region with that property is kept, and written as the epilogue text of `tile.gemm`.
+A region grows from a product through its users. These are views that keep the last dimension, and pointwise ops on
+values of the region, numbers, and operands that the kernel can address. The kinds of operands are `t` (a full matrix),
+`r` (a row), `c` (a column) and `s` (a scalar). A second product of the same left operand may join the region (the two
+halves of SwiGLU). Only one value of the region may be used outside. The largest such region is written as the epilogue
+text of `tile.gemm`.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 
 @dataclass
 class Region:
-    """A region being grown. `rows` counts all rows, batches included; `values` holds what is inside, in any order.
+    """A growing region. `rows` counts all rows, batches included; `values` holds its nodes, in any order.
 
-    `joins` says of another product whether one kernel could make it as well.
+    `joins` tells whether one kernel could also compute another product.
     """
 
     products: list[Node]
@@ -62,30 +63,33 @@ class Region:
 
     @property
     def values(self) -> set[Node]:
-        """Everything inside."""
+        """All products and ops of the region."""
         return {*self.products, *self.ops}
 
     def escaping(self) -> list[Node]:
-        """What is used outside."""
+        """Return the values that are used outside the region."""
         inside = self.values
         return [n for n in inside if any(u not in inside for u in n.users)]
 
     def copy(self) -> Region:
-        """As it is now."""
+        """Copy the region in its present state."""
         return replace(self, products=list(self.products), ops=list(self.ops))
 
     def kind(self, operand: Node, node: Node) -> str | None:
-        """How an operand broadcasts to the value that `node` of the region computes from it; None if it cannot."""
+        """Return the kind by which an operand broadcasts to the value of `node`; None if it cannot."""
         return kind_of(operand, node)
 
 
 def is_product(node: Any) -> bool:
-    """Whether a node is a product of matrices, or of groups of rows."""
+    """Return whether a node is a matrix product or a product of groups of rows."""
     return is_call(node, *PRODUCTS) or grouped_ops.by_rows(node) is not None
 
 
 def whole(node: Node) -> Node | None:
-    """The product that a node is, or some columns of; None if it is neither, or what is added to it is no row."""
+    """Return the product that a node is, or that the node is some columns of.
+
+    None if it is neither, or if the addend of the product is no row.
+    """
     if is_product(node):
         return node
     part = column_slices.part_of(node)
@@ -95,25 +99,25 @@ def whole(node: Node) -> Node | None:
 
 
 def left(node: Node) -> Node:
-    """The left operand of a product, or of columns of one."""
+    """Return the left operand of a product, or of the product under some columns."""
     result: Node = _operands(node)[0]
     return result
 
 
 def right(node: Node) -> Node:
-    """The right operand of a product, or of the one that it is columns of."""
+    """Return the right operand of a product, or of the product under some columns."""
     result: Node = _operands(node)[1]
     return result
 
 
 def _operands(node: Node) -> tuple[Any, Any, Any]:
-    """Left, right, and where groups of rows end, if there are any."""
+    """Return the left and right operands, and the ends of the row groups, if there are any."""
     product = whole(node) or node
     return grouped_ops.by_rows(product) or (product.args[-2], product.args[-1], None)
 
 
 def covers(sizes: Sequence[Any], rows: Any, cols: Any) -> bool:
-    """Whether a shape is the rows, split anyhow, by the columns."""
+    """Return whether a shape is the rows, split into any dimensions, by the columns."""
     return len(sizes) >= 1 and known(sizes[-1] == cols) and known(product(sizes[:-1]) == rows)
 
 
@@ -125,7 +129,7 @@ def _unpadded(sizes: Sequence[Any]) -> list[Any]:
 
 
 def kind_of(operand: Node, value: Node) -> str | None:
-    """How an operand broadcasts to a value of a region: `s`, `r`, `t`, `c`, or None if none fits."""
+    """Return the kind by which an operand broadcasts to a value: `s`, `r`, `t`, `c`, or None if none fits."""
     if not is_tensor(operand) or not (dtype(operand).is_floating_point or dtype(operand) == torch.bool):
         return None
     if val(operand).device != val(value).device:  # a number that dynamic=True made a tensor of the CPU
@@ -146,7 +150,7 @@ Joins = Callable[[Node], bool]
 
 
 def region_of(seed: Node, order: dict[Node, int], joins: Joins = lambda product: True) -> tuple[Region, Node]:
-    """What `grow` finds, or the product alone if nothing follows."""
+    """Return the region and value that `grow` finds, or the product alone if nothing follows."""
     sizes = shape(seed)
     alone = Region([seed], product(sizes[:-1]), sizes[-1], order)
     return grow(seed, order, joins=joins) or (alone, seed)
@@ -155,16 +159,16 @@ def region_of(seed: Node, order: dict[Node, int], joins: Joins = lambda product:
 def grow(
     seed: Node, order: dict[Node, int] | None = None, alone: bool = False, joins: Joins = lambda product: True
 ) -> tuple[Region, Node] | None:
-    """The largest region from a product with one escaping value, and that value; None if nothing follows.
+    """Grow the largest region from a product with one escaping value; return both, or None if nothing follows.
 
-    `alone`: without any operand but numbers; then the seed may be any tensor. `joins`: which other products may be in.
+    `alone`: allow no operand but numbers; then the seed may be any tensor. `joins`: which other products may join.
     """
     sizes = shape(seed)
     return extend(Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph), joins=joins), alone)
 
 
 def extend(region: Region, alone: bool = False) -> tuple[Region, Node] | None:
-    """As `grow`, from a region that has its product only."""
+    """Grow a region as `grow` does; at first the region has only its product."""
     best: tuple[Region, Node] | None = None
     while len(region.ops) < MAX_OPS:
         inside = region.values
@@ -180,7 +184,7 @@ def extend(region: Region, alone: bool = False) -> tuple[Region, Node] | None:
 
 
 def _admit(region: Region, node: Node, alone: bool) -> bool:
-    """Take `node` into the region if the kernel can compute it there."""
+    """Add `node` to the region if the kernel can compute it there; return whether it was added."""
     if node.op != "call_function" or not is_tensor(node) or not covers(shape(node), region.rows, region.cols):
         return False
     if not _representable(region, node):
@@ -206,7 +210,7 @@ def _admit(region: Region, node: Node, alone: bool) -> bool:
 
 
 def _representable(region: Region, node: Node) -> bool:
-    """Whether the kernel's arithmetic (float32, or float64 for float64 products) can hold the node's values."""
+    """Return whether the kernel's arithmetic (float32, or float64 for float64 products) can hold the values."""
     kind = dtype(node)
     if kind == torch.float64:
         return dtype(region.products[0]) == torch.float64
@@ -217,8 +221,9 @@ def _representable(region: Region, node: Node) -> bool:
 
 
 def _second_product(region: Region, node: Node) -> list[Node] | None:
-    """The chain product, views and pointwise steps, `node`, if it is only used here and its product shares the
-    region's left operand.
+    """Return the chain of nodes from a second product, through views and pointwise steps, to `node`.
+
+    None unless only the region reads the chain and the product shares the region's left operand.
     """
     chain = [node]
     while whole(chain[-1]) is None:
@@ -242,7 +247,7 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
 
 
 def _single_source(region: Region, node: Node) -> Node | None:
-    """The operand of a view or a pointwise step that is no operand of a kernel, if there is one such."""
+    """Return the one operand of a view or pointwise step that the kernel cannot read as `r`, `c` or `s`, else None."""
     if is_call(node, *VIEWS):
         return node.args[0]  # type: ignore[return-value]
     if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):
@@ -253,12 +258,12 @@ def _single_source(region: Region, node: Node) -> Node | None:
 
 
 def _is_as_precise(region: Region, operand: Node) -> bool:
-    """Whether the kernel's arithmetic holds an operand's values."""
+    """Return whether the kernel's arithmetic holds an operand's values."""
     return dtype(operand) != torch.float64 or dtype(region.products[0]) == torch.float64
 
 
 def bias_kind(node: Node) -> str | None:
-    """How the addend of `addmm` or `baddbmm` broadcasts; the empty string for plain products, None if unsupported."""
+    """Return the kind of the addend of `addmm` or `baddbmm`; "" for plain products, None if unsupported."""
     if not is_call(node, aten.addmm.default, aten.baddbmm.default):
         return ""
     bias: Any = node.args[0]
@@ -267,7 +272,7 @@ def bias_kind(node: Node) -> str | None:
 
 
 class Writer:
-    """Writes a region as text. Intermediate casts are dropped: the arithmetic stays in float32, as in one kernel."""
+    """Write a region as text. Intermediate casts are dropped: the arithmetic stays in float32, as in one kernel."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -276,10 +281,10 @@ class Writer:
         self.kinds: list[str] = []
         self.statements: list[str] = []
         self.cut: dict[int, Node] = {}
-        """Biases by their position, of which only the columns of a part are meant."""
+        """The part of a product, by the position of the bias whose columns for that part are read."""
 
     def text(self, out: Node) -> str:
-        """The whole epilogue, returning `out`."""
+        """Return the text of the whole epilogue, which returns `out`."""
         for index, node in enumerate(self.region.products):
             self.names[node] = self._product(node, f"acc{index}")
         for node in sorted(self.region.ops, key=self.region.order.__getitem__):
@@ -295,6 +300,7 @@ class Writer:
         return value if factor == 1 else self._say("mul", value, repr(float(factor)))
 
     def _product(self, node: Node, value: str) -> str:
+        """Name a product; add its scaled addend."""
         product = whole(node) or node
         if not is_call(product, aten.addmm.default, aten.baddbmm.default):
             return value
@@ -312,6 +318,7 @@ class Writer:
         return f"x{len(self.aux) - 1}"
 
     def _name(self, operand: Any, node: Node) -> str:
+        """Return the name of an operand: a value, a number or an auxiliary operand."""
         if isinstance(operand, Node) and operand in self.names:
             return self.names[operand]
         number = constant(operand)
@@ -333,7 +340,7 @@ class Writer:
 
 
 def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
-    """The auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
+    """Return the auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
     writer = Writer(region)
     text = canonical(writer.text(out))
     first = region.products[0]
@@ -347,7 +354,7 @@ def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str,
 
 
 def tell_wordless(context: Context, family: str, out: Node) -> None:
-    """Report each pointwise op on a kernel's result that Inductor would fuse and that the language has no word for."""
+    """Report each pointwise op on a kernel's result that Inductor would fuse and the language lacks."""
     readers = list(out.users)
     for node in readers:
         if is_call(node, *VIEWS, CAST):
@@ -359,8 +366,9 @@ def tell_wordless(context: Context, family: str, out: Node) -> None:
 
 
 def operands_of(node: Node) -> list[Any] | None:
-    """The values a pointwise op reads, numbers included; None if the epilogue language has no word for the op, or one
-    of them is a number that the graph does not know (a size).
+    """Return the operands of a pointwise op, numbers included.
+
+    None if the epilogue language lacks the op, or if an operand is a number that the graph does not know (a size).
     """
     call = call_of(node)
     if call is None or not all(map(is_tensor, node.all_input_nodes)):
@@ -372,6 +380,6 @@ def operands_of(node: Node) -> list[Any] | None:
 
 
 def tensors_of(node: Node) -> list[Node]:
-    """What a pointwise op or a cast computes with, numbers left out; nothing for other nodes."""
+    """Return the tensor operands of a pointwise op or a cast, without constants; nothing for other nodes."""
     operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) or ()
     return [x for x in operands if isinstance(x, Node) and constant(x) is None]

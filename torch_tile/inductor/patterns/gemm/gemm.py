@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products, each with the longest pointwise epilogue that follows, become `tile.gemm`.
+"""Replace matrix products, each with its longest pointwise epilogue, by `tile.gemm`.
 
 Runs before Inductor's own rewrites of addmm and after the norms and attention have been found, so that an epilogue
-never eats into one of them.
+never takes a part of these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
 from torch_tile.ops.checks import FLOATING
 
-# Epilogues with which nobody is much faster than ATen: it adds biases itself, and Inductor residuals in a norm behind.
+# Epilogues with which ATen is as fast: ATen adds biases itself, and Inductor fuses residuals into a norm behind.
 PLAIN = {"ret acc0", "v0=add(acc0,x0);ret v0", "v0=add(acc0,x0);v1=add(x1,v0);ret v1"}
 
 
@@ -43,14 +43,14 @@ def match(context: Context) -> None:
 
 
 def wrong_dtype(product: Node) -> Miss | None:
-    """Why no kernel has a product's dtype; None if one has."""
+    """Return a Miss if no kernel has the product's dtype, else None."""
     if dtype(product) in FLOATING:
         return None
     return Miss(f"no kernel for {dtype(product)}", "cast both operands to bfloat16, float16, float32 or float64")
 
 
 def region_of(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, Node]:
-    """What one kernel can make of a product: all of its columns by themselves where they meet again, else the whole."""
+    """Return the region of one kernel: the column parts of a product if they meet again, else the whole product."""
     parts = column_slices.parts_of(product)
     for part in parts:
         region, out = epilogue.region_of(part, order)
@@ -60,9 +60,9 @@ def region_of(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, N
 
 
 def replace(context: Context, seed: Node, offsets: Callable[[Rewrite], Node] | None = None) -> list[Node]:
-    """Replace one product and what follows it; returns the products that are gone.
+    """Replace one product and its epilogue; return the replaced products.
 
-    `offsets` makes the node that says where groups of rows end, if the product is one of groups.
+    `offsets` makes the node with the ends of the row groups, if the product is one of groups.
     """
     family, op = ("gemm", torch.ops.tile.gemm) if offsets is None else ("grouped", torch.ops.tile.grouped_gemm)
     region, out = region_of(seed, ordered(context.graph))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of groups of rows with matrices of their own, the experts of a mixture, become `tile.grouped_gemm`, each
-with the longest pointwise epilogue that follows; the gradients of the matrices become `tile.k_grouped_gemm`.
+"""Replace products of row groups, the experts of a mixture, by `tile.grouped_gemm` with their epilogues.
+
+Each group has a matrix of its own. The epilogue is the longest pointwise one. The gradients of the matrices become
+`tile.k_grouped_gemm`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch_tile.inductor.patterns.gemm import gemm, grouped_ops
 
 @family("grouped", "post_grad", 530)
 def match(context: Context) -> None:
-    """Replace every call of the kind."""
+    """Replace every grouped product and sum."""
     taken: set[Node] = set()
     for node in list(context.graph.nodes):
         if not grouped_ops.is_grouped(node) or node in taken or not node.users:
@@ -64,7 +66,7 @@ def _replace_loop_backward(context: Context, node: Node) -> None:
 
 
 def _int32(rewrite: Rewrite, offsets: Node, rows: Node) -> Node:
-    """The offsets as kernels want them. In contests all groups have as many rows."""
+    """Return the offsets as the int32 that kernels read. In contests all groups have equally many rows."""
     sizes = shape(rows)[0], shape(offsets)[0]
     offsets.meta[EXAMPLE] = functools.partial(_even, *sizes, val(offsets))
     return offsets if dtype(offsets) == torch.int32 else rewrite.call(CAST, offsets, torch.int32)

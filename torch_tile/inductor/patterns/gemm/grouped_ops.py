@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls in a graph that multiply groups of rows with matrices of their own, or give such matrices their gradients."""
+"""Recognise calls that multiply groups of rows by matrices of their own, or that compute gradients of such matrices."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Grouped(NamedTuple):
 
 
 def by_rows(node: Any) -> Grouped | None:
-    """The operands of a product of groups of rows; None if a node is none."""
+    """Return the operands of a product of groups of rows; None for other nodes."""
     if is_call(node, aten._grouped_mm.default):
         return _of_torch(node, (2, 3))
     return Grouped(*node.args[:3]) if operator_of(node) == LOOP else None
 
 
 def by_k(node: Any) -> Grouped | None:
-    """The operands of a sum over each group's rows; None if a node is none."""
+    """Return the operands of a sum over each group's rows; None for other nodes."""
     return _of_torch(node, (2, 2)) if is_call(node, aten._grouped_mm.default) else None
 
 
 def is_grouped(node: Any) -> bool:
-    """Whether a node is a call of this kind, of whatever shapes."""
+    """Return whether a node is a grouped product or sum, of any shapes."""
     return is_call(node, aten._grouped_mm.default) or operator_of(node) in (LOOP, LOOP_BACKWARD)
 
 
 def operator_of(node: Any) -> str:
-    """The name of the operator that a node calls, with its namespace."""
+    """Return the name of the operator that a node calls, with its namespace."""
     target: Any = getattr(node, "target", None)
     return f"{target.namespace}::{target._opname}" if hasattr(target, "_opname") else ""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed of a whole product whose columns are read apart is computed of those columns, which the product's
-matchers can tell from others: `gate, up = (x @ w).masked_fill(nobody, 0).chunk(2, -1)`, as experts have it.
+"""Move pointwise operations on a product behind the split of its columns, so that the product's matchers see the split.
 
-Only where the columns meet again, and one kernel may make all of them. Every element is computed as often as before.
+An example from experts is `gate, up = (x @ w).masked_fill(nobody, 0).chunk(2, -1)`. This happens only where the columns
+meet again and one kernel may compute all of them. Every element is computed as often as before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_tile.inductor.patterns.gemm.epilogue import MAX_OPS, is_product, tens
 
 @family(None, "post_grad", 520)
 def compute(context: Context) -> None:
-    """Move pointwise steps behind the columns that are read of them, the last step first."""
+    """Move pointwise steps behind the column slices that read them, the last step first."""
     for node in reversed(list(context.graph.nodes)):
         parts = column_slices.parts_of(node) if is_tensor(node) else []
         source = _source(node) if parts else None
@@ -41,8 +41,9 @@ def compute(context: Context) -> None:
 
 
 def _source(node: Node) -> Node | None:
-    """The operand of a pointwise node that is a product, or pointwise of one, and that nothing else reads; the other
-    operands must broadcast to it.
+    """Return the operand of a pointwise node that is a product, or pointwise of one, with no other reader.
+
+    The other operands must broadcast to it, else None.
     """
     tensors = tensors_of(node)
     found = [x for x in tensors if same_shape(shape(x), shape(node)) and only_user(x) is node and _is_made(x)]
@@ -51,14 +52,14 @@ def _source(node: Node) -> Node | None:
 
 
 def _is_made(node: Node) -> bool:
-    """Whether a node has one reader and is a product, seen in a shape that keeps its columns, or pointwise of one."""
+    """Return whether a node has one reader and is a product under column-keeping views, or pointwise of one."""
     while column_slices.are_kept(node) and only_user(node) is not None:
         node = node.args[0]  # type: ignore[assignment]
     return only_user(node) is not None and (is_product(node) or _source(node) is not None)
 
 
 def _pointwise_of(part: Node) -> set[Node]:
-    """What is pointwise of columns, as far as MAX_OPS steps from them."""
+    """Return the nodes that are pointwise of columns, up to MAX_OPS steps behind them."""
     found = [part]
     for node in found:  # grows meanwhile
         if len(found) <= MAX_OPS:
@@ -67,7 +68,7 @@ def _pointwise_of(part: Node) -> set[Node]:
 
 
 def _move(node: Node, source: Node, part: Node) -> None:
-    """Compute columns of `node` from those of its operands."""
+    """Compute columns of `node` from the columns of its operands."""
     found = column_slices.part_of(part)
     assert found is not None, f"{part} is no part of {node}"
     rewrite = Rewrite(part)

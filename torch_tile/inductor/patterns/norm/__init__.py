@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds norms and softmax."""
+"""Find norms and softmax."""

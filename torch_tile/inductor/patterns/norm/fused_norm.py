@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands around a norm goes into its kernel: `tile.fused_norm`.
+"""Fuse the pointwise operations around a norm into its kernel: `tile.fused_norm`.
 
-Behind it the largest pointwise region, as behind a product (gemm/epilogue.py): modulation by scales and shifts of
-each sequence (adaptive norms), biases, activations. In front of it the pointwise tree that makes its input: residuals,
-gates. Operands that broadcast are computed inside, too, so that `1 + scale` is no kernel of its own.
+Behind the norm, the kernel takes the largest pointwise region, as behind a product (gemm/epilogue.py). Examples are
+modulation by scales and shifts of each sequence (adaptive norms), biases and activations. In front of the norm, it
+takes the pointwise tree that makes the input: residuals and gates. Operands that broadcast are computed inside too, so
+that `1 + scale` is no kernel of its own.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "
 MOST_IN_FRONT = 12
 MOST_READ_AGAIN = 2  # tensors, instead of the sum that one kernel would write and another read
 FEWEST_ELEMENTS = 1 << 15
-"""Fewer than so many a GPU moves in less than half of the time that starting a kernel takes."""
+"""Least elements for a contest: a GPU moves fewer in less than half of the launch time of a kernel."""
 
 
 @dataclass
 class Norm:
     """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments.
 
-    `factor` multiplies what is normalised, before the weight does.
+    `factor` multiplies the normalised value, before the weight does.
     """
 
     out: Node
@@ -78,10 +79,10 @@ class Norm:
 
 
 class Rows(Region):
-    """Values of the norm's shape; operands may also be one row for each run of rows."""
+    """Region of values of the norm's shape. An operand may also have one row for each run of rows."""
 
     def kind(self, operand: Node, node: Node) -> str | None:
-        """As a region's, and `g`."""
+        """Return the kind of an operand as in `Region.kind`, or `g` for one row per run of rows."""
         kind = kind_of(operand, self.products[0])
         if kind is None and is_tensor(operand) and dtype(operand).is_floating_point:
             return "g" if is_by_runs(shape(operand), shape(self.products[0])) else None
@@ -89,7 +90,7 @@ class Rows(Region):
 
 
 def is_by_runs(have: Sequence[Any], full: Sequence[Any]) -> bool:
-    """Whether a shape is the full one's up to some dimension, ones from there on, and its last size."""
+    """Return whether a shape equals the full one up to some dimension, then has ones, then the full last size."""
     if len(have) != len(full) or not known(have[-1] == full[-1]):
         return False
     outer = next((d for d in range(len(full) - 1) if not known(have[d] == full[d])), len(full) - 1)
@@ -97,14 +98,14 @@ def is_by_runs(have: Sequence[Any], full: Sequence[Any]) -> bool:
 
 
 class RowsWriter(Writer):
-    """Writes a region of rows as text; what broadcasts and has no other reader is computed inside."""
+    """Write a region of rows as text. Broadcast operands without other readers are computed inside."""
 
     def __init__(self, region: Region, norm: Norm | None = None) -> None:
         super().__init__(region)
         self.norm = norm
 
     def _product(self, node: Node, value: str) -> str:
-        """What comes in: for a norm the normalised value, which its weight and bias follow."""
+        """Return the name of the input value: for a norm, the normalised value with its weight and bias."""
         if self.norm is None:
             return value
         value = self._scaled(value, self.norm.factor)
@@ -121,7 +122,7 @@ class RowsWriter(Writer):
 
 
 def _inlines(node: Node, region: Region) -> bool:
-    """Whether an operand that broadcasts is itself pointwise, read here only, and made of operands of ours."""
+    """Return whether a broadcast operand is pointwise, read only here, and made of operands of the kernel."""
     full = region.products[0]
     if constant(node) is not None or region.kind(node, full) in (None, "t") or len(node.users) != 1:
         return False
@@ -150,10 +151,10 @@ def _norm_of(node: Node) -> Norm | None:
 
 
 def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool:
-    """Replace a norm and what stands around it, if there is more than its own op takes; returns whether this was
-    decided, either way.
+    """Replace a norm and the operations around it, unless its own op takes them all; return whether a decision was
+    made.
 
-    `late`: products have taken what they can, so sums of theirs are free to take.
+    `late`: products already took their epilogues, so the norm may take sums of products.
     """
     behind, last = _behind(norm)
     tell_wordless(context, "norm", last)
@@ -184,10 +185,10 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
 
 
 def _takes_sum(context: Context, norm: Norm, front: Front, late: bool) -> bool:
-    """Whether a plain sum in front is decided on here and now.
+    """Return whether to decide on a plain sum in front now.
 
-    An RMS norm's that is stored as well is `add_rms_norm`'s, later on (norm.py); one that is not waits only
-    where products may take sums. A layer norm's waits for them in any case.
+    An RMS norm whose sum is stored too waits for `add_rms_norm` (norm.py). If the sum is not stored, the norm waits
+    only where products may take sums. A layer norm always waits for the products.
     """
     may_be_taken = context.settings.select == "tile" or context.settings.thorough
     return late if norm.centred else not (front[1] or may_be_taken)
@@ -204,14 +205,14 @@ def _describe(norm: Norm, last: Node, front: Any) -> str:
 
 
 def _behind(norm: Norm) -> tuple[Region, Node]:
-    """The region behind, of the norm alone if nothing follows, and the node that holds its result."""
+    """Return the region behind a norm, or the norm alone, and the node that holds its result."""
     sizes = shape(norm.out)
     region = Rows([norm.out], product(sizes[:-1]), sizes[-1], ordered(norm.out.graph), joins=lambda product: False)
     return extend(region.copy()) or (region, norm.out)  # what it tried in vain is not to be read
 
 
 Front = tuple[Region, bool]
-"""The tree that makes a norm's input, of which the product is its first operand; and whether others read its result."""
+"""The tree that makes a norm's input, as a region from its first operand; and whether other nodes read its result."""
 
 
 def _text_in_front(norm: Norm, front: Front) -> str:
@@ -219,7 +220,7 @@ def _text_in_front(norm: Norm, front: Front) -> str:
 
 
 def _product_takes(context: Context, norm: Norm, front: Front) -> bool:
-    """Whether a product whose result is summed up here may do that in its own epilogue."""
+    """Return whether a product in front may compute the sum in its own epilogue."""
     writer = RowsWriter(front[0])
     text = canonical(writer.text(norm.x))
     if "g" in writer.kinds or not any(map(_is_product_seen, [*writer.aux, *front[0].products])):
@@ -228,13 +229,14 @@ def _product_takes(context: Context, norm: Norm, front: Front) -> bool:
 
 
 def _is_product_seen(node: Node) -> bool:
-    """Whether a node is a product of matrices, in whatever shape."""
+    """Return whether a node is a matrix product under views."""
     return is_call(look_through(node, views=True), *PRODUCTS)
 
 
 def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
-    """The pointwise tree that makes the norm's input; None if there is none that the kernel can take, or if its result
-    is needed for `operands`.
+    """Return the pointwise tree that makes the norm's input.
+
+    None if the kernel cannot take such a tree, or if `operands` need its result.
     """
     total, position = norm.x, ordered(norm.x.graph)
     if not same_shape(shape(total), shape(norm.out)):
@@ -256,8 +258,10 @@ def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
 
 
 def _ends_in_registers(node: Node) -> bool:
-    """Whether a node and all that is made of it is pointwise, and no product may take it: what it reads of a norm's
-    input, Inductor computes again there, which rounds nothing and moves no more bytes than storing and loading.
+    """Return whether a node and all its results are pointwise and no product may take them.
+
+    Inductor then computes the norm's input again in their kernel. This rounds nothing, and moves no more bytes than
+    storing and loading the input.
     """
     if node.op == "output" or any(map(_is_product_seen, node.all_input_nodes)):
         return False
@@ -270,7 +274,7 @@ def _ends_in_registers(node: Node) -> bool:
 
 
 def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[Node]) -> None:
-    """Add `node` to what is taken, or to the leaves if it cannot be computed in the kernel."""
+    """Add `node` to `taken`, or to `leaves` if the kernel cannot compute it."""
     tensors = tensors_of(node)
     inside = not taken or all(u in taken for u in node.users)
     floats = all(is_tensor(x) and dtype(x).is_floating_point and dtype(x) != torch.float64 for x in [node, *tensors])
@@ -284,7 +288,7 @@ def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[
 
 
 def _only_for(last: Node, position: dict[Node, int], start: int) -> set[Node]:
-    """The nodes behind `start` that nothing but `last` needs, itself included."""
+    """Return `last` and the nodes behind `start` that only `last` needs."""
     dead, node = {last}, last.prev
     while position.get(node, -1) > start:
         if node.users and all(u in dead for u in node.users):
@@ -296,7 +300,7 @@ def _only_for(last: Node, position: dict[Node, int], start: int) -> set[Node]:
 def _write(
     rewrite: Rewrite, norm: Norm, epilogue: str, writer: Writer, last: Node, front: Front | None
 ) -> list[tuple[Node, Node]]:
-    """Insert the call; returns (old, new) pairs of nodes."""
+    """Insert the call; return (old, new) pairs of nodes."""
     aux, kinds = list(writer.aux), list(writer.kinds)
     x, prologue, keep = norm.x, "", False
     if front is not None:
@@ -319,7 +323,7 @@ def _write(
 
 @family("norm", "post_grad", 620)
 def take_front(context: Context) -> None:
-    """Once products have taken what they can: layer norms of sums that are left, modulated or not."""
+    """Fuse layer norms with the sums in front of them that products left, modulated or not."""
     for node in list(context.graph.nodes):
         norm = _norm_of(node) if node.users else None
         if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
@@ -327,11 +331,11 @@ def take_front(context: Context) -> None:
 
 
 def left_to_inductor(context: Context, what: str, node: Node, x: Node, anchor: Node, family: str = "norm") -> bool:
-    """Whether an operation on rows is Inductor's without a contest, which would take longer than it could give.
+    """Return whether Inductor keeps an operation on rows without a contest, which would cost more than it gains.
 
-    It is if it is part of a larger pointwise kernel of Inductor's, in which its result is never rounded, if a GPU
-    takes as long for it as for starting any kernel, if the rows of `x` do not lie in one piece, of which a kernel
-    that takes row by row loads more than it needs, or if sizes tell (cost_rules.py).
+    There are four such cases. Inductor fuses the operation into a larger pointwise kernel, where its result is never
+    rounded. A GPU needs as long for it as for the launch of any kernel. The rows of `x` are not contiguous, so that a
+    kernel by rows would load more than it needs. The sizes decide (cost_rules.py).
     """
     if context.settings.select != "fastest":
         return False

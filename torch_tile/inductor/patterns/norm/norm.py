@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm and LayerNorm written out in PyTorch become `tile.rms_norm` and `tile.layer_norm`.
+"""Replace RMSNorm and LayerNorm written out in PyTorch by `tile.rms_norm` and `tile.layer_norm`.
 
-The anchor is the reciprocal root: `rsqrt(v)`, `v ** -0.5`, or a division by `sqrt(v)`. What stands above it (the mean
-of squares, or a variance) says which norm it is; what stands below is followed to the last weight, bias and cast.
+The anchor is the reciprocal root: `rsqrt(v)`, `v ** -0.5`, or a division by `sqrt(v)`. The statistic above it (the mean
+of squares, or a variance) defines the kind of norm. Below it, the match follows the last weight, bias and cast.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def match(context: Context) -> None:
 
 
 def _match_one(context: Context, root: Node) -> None:
+    """Match the norm around one root; raises Miss for a norm that has no kernel."""
     plus = root.args[0]
     if not is_call(plus, *ADD):
         if divides(root) and variance_of(plus) is not None:
@@ -111,7 +112,7 @@ def _match_one(context: Context, root: Node) -> None:
 
 
 def _of_length_one(context: Context, root: Node, statistic: Node, eps: float) -> None:
-    """`x * rsqrt(sum(x ** 2) + eps)`, as linear attention has it: an RMSNorm with `eps / n`, times `n ** -0.5`."""
+    """Replace `x * rsqrt(sum(x ** 2) + eps)` by an RMSNorm with `eps / n`, times `n ** -0.5` (linear attention)."""
     total = per_row(statistic)
     x = square_of(total.args[0]) if is_call(total, aten.sum.dim_IntList) else None
     if x is None or not reduces_last(total) or not isinstance(n := shape(x)[-1], int):
@@ -126,14 +127,14 @@ def _of_length_one(context: Context, root: Node, statistic: Node, eps: float) ->
 
 @dataclass
 class Normalised:
-    """The node that scales an input by a reciprocal root, and a weight that the input was multiplied by before that."""
+    """The node that scales an input by a reciprocal root, and a weight that multiplied the input before."""
 
     node: Node
     weight: Node | None
 
 
 def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | None]:
-    """Whether `accept` takes a factor, or its product with a vector, which is returned then."""
+    """Return whether `accept` takes a factor, or its product with a vector; return the vector too."""
     if accept(node):
         return True, None
     product = uncast(node)
@@ -146,7 +147,7 @@ def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | No
 
 
 def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalised:
-    """Where what `accept` accepts is multiplied by the reciprocal root (or divided by the root) of a statistic of x."""
+    """Find the one product of an accepted input with the reciprocal root of a statistic of x; raises Miss."""
     found = []
     chain = follow(root)
     for user, divisor in chain.items():
@@ -173,7 +174,7 @@ def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalise
 
 
 def _through_casts(node: Node) -> list[Node]:
-    """The node and the chain of casts on it, as long as each is the only user."""
+    """Return the node and the chain of casts on it, each the only user of the node before."""
     chain = [node]
     while is_call(user := only_user(chain[-1]), CAST) and dtype(user).is_floating_point:
         chain.append(user)
@@ -181,7 +182,7 @@ def _through_casts(node: Node) -> list[Node]:
 
 
 def _vector(node: Any, last: Any) -> Any:
-    """The 1-D tensor of length `last` under casts and leading dimensions of one, else None."""
+    """Return the 1-D tensor of length `last` under casts and leading dimensions of one, else None."""
     for under in below(node, casts=True, views=True):
         if is_tensor(under) and val(under).dim() <= 1:
             ok = val(under).dim() == 1 and known(shape(under)[0] == last) and dtype(under).is_floating_point
@@ -190,7 +191,7 @@ def _vector(node: Any, last: Any) -> Any:
 
 
 def _scaled(chain: list[Node]) -> Scale | None:
-    """The multiplication by a weight, or by a number plus a weight, that alone uses the end of the chain."""
+    """Return the multiplication by a weight (plus a number) that is the only user of the chain, else None."""
     user = only_user(chain[-1])
     if not is_call(user, aten.mul.Tensor) or user.args[0] is user.args[1]:
         return None
@@ -204,6 +205,7 @@ def _scaled(chain: list[Node]) -> Scale | None:
 
 
 def _rms_norm(context: Context, root: Node, h: Node, eps: float, factor: float = 1.0) -> None:
+    """Replace the RMSNorm around a root, with its weight and casts."""
     y = _normalised(root, h, lambda x: same_value(x, h))
     casts = _through_casts(y.node)
     scale = _scaled(casts) if y.weight is None else None
@@ -232,6 +234,8 @@ def _describe(name: str, node: Node) -> str:
 
 
 def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
+    """Replace the LayerNorm around a root, with its weight, bias and casts."""
+
     def is_centred(node: Any) -> bool:
         source = centred(node)
         return source is not None and same_value(source, x)
@@ -266,7 +270,7 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
 
 @family("norm", "post_grad", 430)
 def take_activation(context: Context) -> None:
-    """`silu(rms_norm(x))` and the like become one kernel, however the activation is written."""
+    """Fuse `silu(rms_norm(x))` and similar activations into one kernel, however the activation is written."""
     for node in list(context.graph.nodes):
         if not is_call(node, torch.ops.tile.rms_norm.default):
             continue
@@ -287,7 +291,7 @@ def take_activation(context: Context) -> None:
 
 
 def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
-    """The activation of a tensor, and its name, if nothing else reads the tensor."""
+    """Return the activation of a tensor, and its name, if nothing else reads the tensor."""
     found = grow(node, ordered(context.graph), alone=True)
     if found is None or dtype(found[1]) != dtype(node):
         return None
@@ -298,7 +302,7 @@ def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
 
 @family("norm", "post_grad", 610)
 def take_residual(context: Context) -> None:
-    """`rms_norm(a + b)` becomes `add_rms_norm(a, b)`, which also returns the sum."""
+    """Replace `rms_norm(a + b)` by `add_rms_norm(a, b)`, which also returns the sum."""
     for node in list(context.graph.nodes):
         if not is_call(node, torch.ops.tile.rms_norm.default):
             continue
@@ -343,7 +347,7 @@ _CASTS = ("to", "float", "type_as", "half", "bfloat16")
 
 
 def word(node: Any) -> str:
-    """The operation a Dynamo node stands for, the empty string if it is none of a norm's."""
+    """Return the name of a Dynamo node's operation, or an empty string if no norm has it."""
     if not isinstance(node, Node) or not is_tensor(node):
         return ""
     if node.op == "call_method":
@@ -353,7 +357,7 @@ def word(node: Any) -> str:
 
 @dataclass
 class Match:
-    """A norm: its input, the nodes that go away, the last of them, and the op's arguments."""
+    """A matched norm: its input, the nodes to erase, its result, and the op's arguments."""
 
     x: Node
     inside: list[Node]
@@ -385,6 +389,7 @@ def capture_norms(context: Context) -> None:
 
 
 def _match(root: Node) -> Match | None:
+    """Match a written-out RMSNorm around an `rsqrt` of a Dynamo graph."""
     plus = root.args[0]
     if word(plus) != "add" or len(plus.args) != 2 or plus.kwargs:  # type: ignore[union-attr]
         return None
@@ -419,7 +424,7 @@ def _match(root: Node) -> Match | None:
 
 
 def _mean_square(mean: Any) -> Any:
-    """`h` if `mean` is `h.pow(2).mean(-1, keepdim=True)`."""
+    """Return `h` if `mean` is `h.pow(2).mean(-1, keepdim=True)`, else None."""
     if word(mean) != "mean" or mean.kwargs.get("keepdim", mean.args[2] if len(mean.args) > 2 else False) is not True:
         return None
     dim = mean.kwargs.get("dim", mean.args[1] if len(mean.args) > 1 else None)
@@ -434,7 +439,7 @@ def _mean_square(mean: Any) -> Any:
 
 
 def _casts(node: Node) -> list[Node]:
-    """The casts that follow, each the only user of the one before."""
+    """Return the casts that follow, each the only user of the node before."""
     found: list[Node] = []
     while len(node.users) == 1:
         user = next(iter(node.users))
@@ -446,7 +451,7 @@ def _casts(node: Node) -> list[Node]:
 
 
 def _weighted(node: Node) -> tuple[Node, Node, float] | None:
-    """The product with a weight vector, or with a number plus one: (product, weight, number)."""
+    """Return (product, weight, number) of a product with a weight vector, or with a number plus it; else None."""
     if len(node.users) != 1:
         return None
     product = next(iter(node.users))
@@ -467,7 +472,7 @@ def _weighted(node: Node) -> tuple[Node, Node, float] | None:
 
 
 def _closed(match: Match) -> bool:
-    """Whether nothing else reads the parts, and nothing is changed in place while they are computed."""
+    """Return whether nothing else reads the parts, and no in-place operation runs among them."""
     inside = set(match.inside)
     if any(u not in inside for n in inside if n is not match.out for u in n.users):
         return False
@@ -478,6 +483,7 @@ def _closed(match: Match) -> bool:
 
 
 def _mutates(node: Node) -> bool:
+    """Return whether a node may change a tensor in place."""
     name = str(getattr(node.target, "__name__", node.target))
     in_place = name.endswith("_") and not name.endswith("__")
     return (

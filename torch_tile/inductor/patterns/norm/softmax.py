@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax written out, `exp(x - max(x)) / sum(...)`, becomes `tile.softmax`: an anchor for attention, or a kernel."""
+"""Replace written-out softmax, `exp(x - max(x)) / sum(...)`, by `tile.softmax`: an attention anchor, or a kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def recognise(context: Context) -> None:
 
 
 def as_one(node: Node) -> Node | None:
-    """A `tile.softmax` that is now read instead of `node`, if that is the last part of one."""
+    """Insert a `tile.softmax` for `node`, if that is the last part of a written-out softmax; else return None."""
     found = (arg(node, "self"), arg(node, "dim")) if is_call(node, aten._softmax.default) else _parts(node)
     if found is None:
         return None
@@ -33,7 +33,10 @@ def as_one(node: Node) -> Node | None:
 
 
 def _parts(node: Node) -> tuple[Node, int] | None:
-    """`(x, dim)` if `node` is `e / e.sum(dim)` with `e = exp(x - x.amax(dim))`, or `exp(x)`, which may overflow."""
+    """Return `(x, dim)` if `node` is `e / e.sum(dim)`, else None.
+
+    e is `exp(x - x.amax(dim))`, or `exp(x)`, which may overflow.
+    """
     if not is_call(node, aten.div.Tensor):
         return None
     e, total = arg(node, "self"), arg(node, "other")
@@ -52,7 +55,7 @@ def _parts(node: Node) -> tuple[Node, int] | None:
 
 
 def _between(total: Node) -> list[Node]:
-    """The sum, and the views that put its dimension back."""
+    """Return the sum, and the views that restore its dimension."""
     chain = [total]
     while not is_call(chain[-1], aten.sum.dim_IntList):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a norm divides by: the mean of squares, or the variance, over the last dimension, in the forms it is written.
+"""Recognise the statistics of norms: the mean of squares, or the variance, over the last dimension, however written.
 
-Casts, and views that only put the reduced dimension back, may stand anywhere between.
+Casts, and views that only restore the reduced dimension, may stand anywhere between.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ from torch_tile.inductor.graph.nodes import (
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equal up to casts between floating dtypes, the narrowest of which both start from."""
+    """Return whether two nodes are equal up to casts between floating dtypes."""
     return equivalent(a, b) or equivalent(uncast(a), uncast(b))
 
 
 def one_per_row(node: Any, of: Any) -> bool:
-    """Whether a tensor that meets `of` in arithmetic has one value for each of its rows: a last dimension of 1, or
-    one that repeats.
-    """
+    """Return whether a tensor has one value for each row of `of`: its last dimension is 1 or repeats."""
     sizes, full = shape(node), shape(of)
     return same_shape(sizes, (*full[:-1], 1)) or same_shape(sizes, full)
 
 
 def per_row(node: Any) -> Any:
-    """`node` without the casts and the views on top of it that put back, or repeat, a dimension."""
+    """Return the node under casts and under views that restore or repeat the last dimension."""
     node = uncast(node)
     while puts_back(node):
         node = uncast(node.args[0])
@@ -54,7 +52,7 @@ def per_row(node: Any) -> Any:
 
 
 def puts_back(node: Any) -> bool:
-    """Whether a node is a view that has the rows of what it views, and a last dimension that was added or repeated."""
+    """Return whether a node is a view that only adds or repeats the last dimension."""
     if not is_call(node, *VIEWS, *UNITS, *REPEATS) or not is_tensor(node.args[0]):
         return False
     new, old = shape(node), shape(node.args[0])
@@ -64,7 +62,7 @@ def puts_back(node: Any) -> bool:
 
 
 def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
-    """`(x, dim)` if `node` is x reduced by one of `targets` over one dimension, and broadcasts back to x."""
+    """Return `(x, dim)` if `node` is x reduced by one of `targets` over one dimension and broadcasts back to x."""
     plain = node if is_call(node, *targets) else per_row(node)
     if is_call(plain, operator.getitem) and plain.args[1] == 0:
         plain = plain.args[0]
@@ -80,7 +78,7 @@ def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
 
 
 def mean_of(node: Any) -> Any:
-    """`x` if `node` is the mean of x over its last dimension, whether or not it keeps that; None if it is no mean."""
+    """Return `x` if `node` is the mean of x over its last dimension, kept or not; else None."""
     node = per_row(node)
     if is_call(node, aten.mean.dim):
         return node.args[0] if reduces_last(node) else None
@@ -102,7 +100,7 @@ def mean_of(node: Any) -> Any:
 
 
 def reduces_last(node: Node) -> bool:
-    """Whether a reduction is over the last dimension alone; over one other it is a miss."""
+    """Return whether a reduction is over the last dimension alone; raises Miss for another single dimension."""
     dims: Any = arg(node, "dim")
     dims = [dims] if isinstance(dims, int) else dims
     rank = len(shape(node.args[0]))
@@ -118,7 +116,7 @@ def reduces_last(node: Node) -> bool:
 
 
 def square_of(node: Any) -> Any:
-    """`x` if `node` is `x ** 2`."""
+    """Return `x` if `node` is `x ** 2`, else None."""
     node = uncast(node)
     if is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2:
         return node.args[0]
@@ -130,12 +128,12 @@ def square_of(node: Any) -> Any:
 
 
 def mean_square_of(statistic: Any) -> Any:
-    """`x` if `statistic` is the mean of its squares."""
+    """Return `x` if `statistic` is the mean of the squares of x, else None."""
     return square_of(mean_of(statistic))
 
 
 def variance_of(statistic: Any) -> Any:
-    """`x` if `statistic` is the biased variance of x over its last dimension."""
+    """Return `x` if `statistic` is the biased variance of x over its last dimension, else None."""
     node = per_row(statistic)
     if is_call(node, operator.getitem) and node.args[1] == 0:
         node = node.args[0]
@@ -150,7 +148,7 @@ def variance_of(statistic: Any) -> Any:
 
 
 def centred(node: Any) -> Any:
-    """`x` if `node` is `x` minus its mean over the last dimension."""
+    """Return `x` if `node` is `x` minus its mean over the last dimension, else None."""
     node = uncast(node)
     if not is_call(node, aten.sub.Tensor):
         return None
@@ -162,11 +160,11 @@ def centred(node: Any) -> Any:
     return x if source is not None and same_value(source, x) and one_per_row(node.args[1], x) else None
 
 
-# Roots of statistics: which nodes are some, what stands for them further down, and norms that have no eps under one.
+# Recognise roots of statistics, follow them to their use, and report norms without eps under the root.
 #
 # `x / sqrt(v)`, `x / v ** 0.5`, `x * rsqrt(v)` and `x * (1 / sqrt(v))` are one form. A division by the length itself,
-# as `F.normalize` and `x / x.norm()` have it, is another function for rows that are nearly zero, so it is told, not
-# taken.
+# as in `F.normalize` and `x / x.norm()`, is another function for rows that are nearly zero. So it is reported and not
+# replaced.
 
 _ADD = (aten.add.Tensor, aten.add.Scalar)
 _SCALE = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
@@ -174,12 +172,12 @@ _CLAMP = (aten.clamp_min.default, aten.clamp.default, aten.maximum.default)
 
 
 def is_root(node: Node) -> bool:
-    """Whether a node is a root, or the reciprocal of one."""
+    """Return whether a node is a square root or the reciprocal of one."""
     return divides(node) or is_call(node, aten.rsqrt.default) or _is_power(node, -0.5)
 
 
 def divides(node: Node) -> bool:
-    """Whether a root is what a norm divides by, not what it multiplies by."""
+    """Return whether a node is a square root, by which a norm divides, and no reciprocal root."""
     return is_call(node, aten.sqrt.default) or _is_power(node, 0.5)
 
 
@@ -188,8 +186,9 @@ def _is_power(node: Node, exponent: float) -> bool:
 
 
 def follow(root: Node) -> dict[Node, bool]:
-    """The root and what stands for it further down, each the only user of the one before: casts, views that put back
-    or repeat the dimension that the statistic is over, a reciprocal. The values are whether a norm divides by it.
+    """Follow a root through casts, views and a reciprocal, each the only user of the node before.
+
+    The views restore or repeat the reduced dimension. The values of the result say whether a norm divides by the node.
     """
     chain, node = {root: divides(root)}, root
     while (user := only_user(node)) is not None:
@@ -207,13 +206,13 @@ def _is_cast(node: Node) -> bool:
 
 
 def _times_one(node: Node) -> bool:
-    """What `1 / x` leaves behind its reciprocal."""
+    """Return whether a node multiplies by 1, as `1 / x` does after its reciprocal."""
     pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar)
     return pair is not None and pair[1] == 1
 
 
 def tell_length(root: Node) -> None:
-    """Raise `Miss` where a tensor is divided by its own length with eps anywhere but under the root of a mean."""
+    """Raise `Miss` if a tensor is divided by its own length with eps anywhere but under the root of a mean."""
     under: Any = root.args[0]
     bounded = is_call(under, *_CLAMP)
     pair = binary_with_scalar(under, *_ADD)
@@ -241,7 +240,7 @@ def tell_length(root: Node) -> None:
 
 
 def _passed(root: Node, x: Any) -> list[Node] | None:
-    """What a root goes through until x is divided by it, or multiplied by its reciprocal; None if x never is."""
+    """Return the path from a root to the division of x by it, or to the product with its reciprocal; else None."""
     paths = [[root]]
     while paths:
         path = paths.pop()
@@ -256,7 +255,7 @@ def _passed(root: Node, x: Any) -> list[Node] | None:
 
 
 def _keeps_rows(node: Node) -> bool:
-    """Whether a node is still a length for each row: cast, viewed, scaled, bounded or inverted."""
+    """Return whether a node still holds one length per row: cast, viewed, scaled, bounded or inverted."""
     if is_call(node, *VIEWS, *UNITS, *REPEATS, *_CLAMP, aten.reciprocal.default):
         return True
     return _is_cast(node) or binary_with_scalar(node, *_ADD, *_SCALE) is not None

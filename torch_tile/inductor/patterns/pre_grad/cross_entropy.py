@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-grad: `F.cross_entropy` of class indices becomes `tile.cross_entropy` and its reduction.
+"""Pre-grad: replace `F.cross_entropy` of class indices by `tile.cross_entropy` and its reduction.
 
 transformers widens half-precision logits to float32 before the loss. The kernel widens them itself. So it reads the
 narrow logits, through views as well, and no wide copy of them or of their gradient is made.
@@ -39,7 +39,7 @@ def capture(context: Context) -> None:
 
 
 def _arguments(node: Node) -> dict[str, Any]:
-    """The call's arguments by the names that `F.cross_entropy` has; its two deprecated ones are refused."""
+    """Return the call's arguments by the names of `F.cross_entropy`; refuse the two deprecated ones."""
     if node.target is F.cross_entropy:
         bound = inspect.signature(F.cross_entropy).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
@@ -94,7 +94,10 @@ def _capture_one(context: Context, node: Node) -> None:
 
 
 def _narrow(x: Any) -> Any:
-    """The half-precision tensor that `x` is, widened to float32; views between the two are taken of it instead."""
+    """Return the half-precision tensor that `x` is a widened copy of, in float32.
+
+    Views between the two are applied to that tensor instead.
+    """
     if _is_call(x, "float", "to", "type") and isinstance(x.args[0], Node):
         source = x.args[0]
         wide = val(x).dtype == torch.float32 and val(x).device == val(source).device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-grad: calls that hide attention, norms and products in one node are written out, so that those can be captured.
+"""Pre-grad: write out calls that hide attention, norms and products in one node, so that these can be captured.
 
 torch's encoder layer has a fused call for inference, `nn.MultiheadAttention` is one call to Dynamo, and attention over
 other ranks than four is decomposed before anyone may ask what it was.
@@ -46,7 +46,7 @@ def encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """`torch._transformer_encoder_layer_fwd` in torch's own terms, for x [batch, length, embed_dim]."""
+    """Compute `torch._transformer_encoder_layer_fwd` by torch's own operators, for x [batch, length, embed_dim]."""
     keep = None
     if mask is not None:  # true (not 0) hides; [S, S], [batch, S], or [batch, heads, S, S]
         keep = ~mask.bool()
@@ -82,7 +82,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`F.scaled_dot_product_attention` of any rank, batches broadcast, as one of rank 4."""
+    """Compute `F.scaled_dot_product_attention` of any rank, with broadcast batches, as attention of rank 4."""
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     four = (math.prod(lead[:-1]), lead[-1]) if len(lead) > 1 else (*lead, *(1 for _ in range(2 - len(lead))))
 
@@ -102,13 +102,13 @@ def _plain(args: Any, kwargs: Any) -> bool:
 
 
 def _padded(args: Any, kwargs: Any) -> bool:
-    """Whether the encoder layer's input is batched and dense."""
+    """Return whether the encoder layer's input is batched and dense."""
     x = val(args[0])
     return bool(x.dim() == 3 and not x.is_nested)
 
 
 def _of_another_rank(args: Any, kwargs: Any) -> bool:
-    """Whether an attention is not of rank 4 with equal batches, nor one with grouped heads."""
+    """Return whether an attention has another rank than 4 or unequal batches, but no grouped heads."""
     named = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
     if named.get("enable_gqa") or not all(is_tensor(named.get(n)) for n in ("query", "key", "value")):
         return False
@@ -120,7 +120,7 @@ def _of_another_rank(args: Any, kwargs: Any) -> bool:
 
 
 def _stays(node: Node) -> str:
-    """Why a call is as fast as what it hides; "" if that is not known."""
+    """Return the reason why a call is as fast as its parts; empty if that is not known."""
     return cost_rules.in_fused_layer(node) if node.target is torch._transformer_encoder_layer_fwd else ""
 
 
@@ -134,7 +134,7 @@ HIDING: dict[Any, tuple[Callable[[Any, Any], bool], Callable[..., Any]]] = {
 
 @family(None, "pre_grad", 10)
 def write_out(context: Context) -> None:
-    """Put the operations of every such call in its place; a call that cannot be traced stays."""
+    """Replace every such call by its operations; a call that cannot be traced stays."""
     for node in list(context.graph.nodes):
         applies, meaning = HIDING.get(node.target, (None, None)) if node.op == "call_function" else (None, None)
         if applies is None or meaning is None or not applies(node.args, node.kwargs):
@@ -153,7 +153,7 @@ def write_out(context: Context) -> None:
 
 
 def _trace(node: Node, meaning: Callable[..., Any]) -> GraphModule:
-    """The call's operations, those that torch would decompose later still whole."""
+    """Trace the operations of a call. Operations that torch would decompose later stay whole."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-grad: composite torch calls become functional tile ops, one to one.
+"""Pre-grad: replace composite torch calls by functional tile ops, one to one.
 
 After AOTAutograd, scaled_dot_product_attention and the norms are decomposed in ways that depend on device and shapes;
 before it they are one node. The graph here is not functional (it may mutate), so nothing but single nodes is touched.
@@ -26,7 +26,7 @@ Captured = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 class NotCaptured(Miss):
-    """Why a call stays as it is."""
+    """Reason why a call is not captured."""
 
 
 def _sdpa(
@@ -65,7 +65,7 @@ def _last_dim_only(x: Any, normalized_shape: Any) -> None:
 
 
 def _number(value: Any, what: str) -> float:
-    """A Python number, or a symbol made of one (dynamic=True does that), which this turns back, with a guard."""
+    """Return a Python number. A symbol that dynamic=True made of a number is turned back, with a guard."""
     if isinstance(value, Node) and isinstance(val(value), torch.SymFloat | torch.SymInt):
         value = val(value) if can_be_guarded(val(value)) else None
     if not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
@@ -131,7 +131,7 @@ METHODS: dict[str, tuple[str, Binder]] = {"softmax": ("softmax", _softmax)}
 
 @family(None, "pre_grad", 30)
 def capture(context: Context) -> None:
-    """Swap every call that a tile op can take; say why for the others."""
+    """Replace every call that a tile op can compute; report why the others stay."""
     transforms = 0  # of torch.func, around a node
     for node in list(context.graph.nodes):
         transforms += _transforms_begun(node)
@@ -148,7 +148,7 @@ def capture(context: Context) -> None:
 
 
 def _transforms_begun(node: Node) -> int:
-    """1 where a transform of torch.func (grad, vmap, jvp, ...) begins, -1 where one ends, 0 elsewhere."""
+    """Return 1 where a transform of torch.func (grad, vmap, jvp, ...) begins, -1 where one ends, 0 elsewhere."""
     name = getattr(node.target, "__name__", "")
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
@@ -190,7 +190,7 @@ def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> N
 
 
 def _wins_in_training(context: Context, node: Node, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether attention and its backward are faster by our kernels; if not, the call is reported as kept."""
+    """Return whether our kernels are faster for attention and its backward; if not, report the call as kept."""
     q, k, v, mask = (val(x) for x in args)
     outcome = context.select.of_training((q, k, v, mask), options["causal"], options["scale"])
     if outcome is not None and not outcome.tile_wins:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-grad: Python numbers that dynamic=True made symbols of are numbers again where a kernel wants them.
+"""Pre-grad: turn symbols that dynamic=True made of Python numbers back into numbers where a kernel wants them.
 
 AOTAutograd turns such a symbol into a tensor of the CPU. Here it is read, which adds a guard that recompiles if it ever
 changes; so this is for what models keep: eps of norms, scales and soft caps of attention. Temperatures of samplers,
@@ -27,7 +27,7 @@ MOST_BETWEEN = 24
 
 @family(None, "pre_grad", 20)
 def specialise(context: Context) -> None:
-    """Make numbers of the symbols in norms and in the scores of attention."""
+    """Replace the symbols in norms and in scores of attention by numbers."""
     families = context.settings.families
     for node in list(context.graph.nodes):
         if "norm" in families and node.target in (operator.add, torch.add) and len(node.args) == 2 and not node.kwargs:
@@ -65,5 +65,5 @@ def _make_numbers(node: Node) -> None:
 
 
 def _is_kept(x: Any) -> bool:
-    """Whether an argument is a symbol of a float that is a number outside of the graph."""
+    """Return whether an argument is a symbol of a float that is a number outside of the graph."""
     return isinstance(val(x), torch.SymFloat) and can_be_guarded(val(x))
