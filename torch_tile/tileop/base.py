@@ -156,7 +156,7 @@ def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
 
 
 def may_overlap(a: Region, b: Region) -> bool:
-    """Return whether two regions may share an element; False only where one dimension, or their memory, separates them."""
+    """Return whether two regions may share an element; False only where a dimension or their memory separates them."""
     if a.buffer is not b.buffer:
         return (a.buffer.base or a.buffer) is (b.buffer.base or b.buffer)
     for x, y in zip(a.ranges, b.ranges, strict=True):

@@ -90,7 +90,7 @@ def has_product(op: Gemm, ctx: ThreadContext) -> bool:
 
 
 def operand_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
-    """Return the types of A, B, C as `intrinsics.matrix` names them: float32 counts as tf32 where the author allows it."""
+    """Return the types of A, B, C as `intrinsics.matrix` names them: float32 is as tf32 where the author allows it."""
     a, b, c = (region.buffer.dtype.name for region in (op.A, op.B, op.C))
     if ctx.build.options.tf32 and a == b == c == "float32":
         return "tf32", "tf32", c

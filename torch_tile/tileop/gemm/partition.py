@@ -51,7 +51,7 @@ class Partition:
         return _layout(rows, columns, (copy,))
 
     def operand_a(self, m: int, k: int) -> Layout:
-        """Return the layout of A (m x k): registers count tile row, step of k, element; equal in all columns of warps."""
+        """Return the layout of A (m x k): registers count tile row, step of k, element; equal in all warp columns."""
         row, column, copy = self._thread_digits()
         m_tiles, k_tiles = self.tiles(m, 0)[0], k // self.shape.k
         each = self.shape.registers("a")
@@ -60,7 +60,7 @@ class Partition:
         return _layout(rows, columns, (copy, column))
 
     def operand_b(self, k: int, n: int) -> Layout:
-        """Return the layout of B (k x n): registers count tile column, step of k, element; equal in all rows of warps."""
+        """Return the layout of B (k x n): registers count tile column, step of k, element; equal in all warp rows."""
         row, column, copy = self._thread_digits()
         n_tiles, k_tiles = self.tiles(0, n)[1], k // self.shape.k
         each = self.shape.registers("b")

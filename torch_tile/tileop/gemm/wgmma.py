@@ -66,7 +66,7 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
 
 
 def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """Demand accumulators for C, registers of A as the instruction reads them, and shared operands in swizzled panels."""
+    """Demand accumulators for C, A in registers as the instruction reads it, and swizzled panels for shared operands."""
     choices = _choices(op, ctx)
     chosen = next((p for p in choices if known.get(op.C.buffer) in (None, _accumulator(op, p))), choices[0])
     demands = [Demand(op.C.buffer, _accumulator(op, chosen), True, "wgmma accumulator", op.span)]
@@ -80,7 +80,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """Emit what one thread does: all products of the tile as one group, and the wait for it that the author asks for."""
+    """Emit what one thread does: all products of the tile as one group, and the wait that the author asks for."""
     sizes, p = problem(op), _partition_of(op, ctx)
     assert sizes is not None
     m, n, k = sizes

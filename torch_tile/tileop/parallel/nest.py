@@ -120,7 +120,7 @@ def carried_vars(loop: For) -> list[Var]:
 
 
 def carriers(loop: For) -> list[tuple[Var, Store]]:
-    """Return the variables whose iterations are not independent, each with a store through which iterations may meet."""
+    """Return the variables with dependent iterations, each with a store through which iterations may meet."""
     known: list[tuple[Var, Store]] | None = loop.__dict__.get("_carriers")
     if known is None:  # nests are asked about often, and never change
         known = loop.__dict__["_carriers"] = _carriers(loop)

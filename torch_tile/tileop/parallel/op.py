@@ -78,7 +78,7 @@ def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext) -> l
 
 
 def infer(loop: For, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """Derive demands on a nest's fragments from the known layouts; return none if no known fragment decides the nest."""
+    """Derive demands on a nest's fragments from the known layouts; return none if no fragment decides the nest."""
     nest = nest_of(loop, ctx.values)
     if not any(known.get(use.buffer) is None for use in nest.fragments):
         return []

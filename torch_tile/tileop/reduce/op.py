@@ -116,7 +116,7 @@ class Reduce(RegisteredOp):
         return source, tuple(r.start + next(steps) if r.keep else r.start for r in self.dst.ranges)
 
     def lower_cpu(self) -> Stmt:
-        """Fold rows by a vector helper when the last dimension is folded, else by a serial loop around a parallel nest."""
+        """Fold rows by a vector helper if the last dimension is folded, else by a serial loop around a nest."""
         shape = self.src.tile_shape
         outer = (*shape[: self.dim], *shape[self.dim + 1 :])
         target = self.dst.buffer

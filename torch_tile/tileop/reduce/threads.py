@@ -104,7 +104,7 @@ def static(extents: Sequence[Expr], op: Reduce) -> tuple[int, ...]:
 
 
 def folded_dims(op: Reduce) -> set[int]:
-    """Return the dimensions of a source fragment that the result lacks: the reduced one, and those given by one index."""
+    """Return the source fragment's dimensions that the result lacks: the reduced one, and those given by one index."""
     kept = [d for d, r in enumerate(op.src.ranges) if r.keep]
     return {d for d, r in enumerate(op.src.ranges) if not r.keep} | {kept[op.dim]}
 
@@ -320,7 +320,7 @@ class ThreadReduce:
         return [(d.size, d.stride) for n in self.folded for d in self.layout.dims[n] if d.axis == "t" and d.size > 1]
 
     def writer(self, across: bool = False) -> list[Expr]:
-        """Return conditions that choose one of the threads that hold the same (partial, or with `across` final) result."""
+        """Return conditions that choose one thread of those with the same (partial, or with `across` final) result."""
         found = []
         owner = self.layout.owner(self.ctx.thread)
         if owner is not None:
