@@ -66,7 +66,7 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
 
 
 def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """Demand accumulators for C, A in registers as the instruction reads it, and swizzled panels for shared operands."""
+    """Demand accumulators for C, A in registers as the instruction reads it, and swizzled panels if shared."""
     choices = _choices(op, ctx)
     chosen = next((p for p in choices if known.get(op.C.buffer) in (None, _accumulator(op, p))), choices[0])
     demands = [Demand(op.C.buffer, _accumulator(op, chosen), True, "wgmma accumulator", op.span)]
