@@ -69,12 +69,12 @@ def storage(dtype: DType) -> str:
 
 
 def held(dtype: DType) -> str:
-    """The C++ type of a value in a register."""
+    """Return the C++ type of a value in a register."""
     return "float" if is_small(dtype) else storage(dtype)
 
 
 def is_small(dtype: DType) -> bool:
-    """Whether values are held in a wider type than they are stored in."""
+    """Return whether values are held in a wider type than they are stored in."""
     return dtype.is_float and dtype.bits < 32
 
 
@@ -110,7 +110,7 @@ def foreign_headers(text: str) -> list[str]:
 
 
 def foreign_lines(kernels: Sequence[Sequence[Node]], is_cuda: bool) -> list[str]:
-    """The authors' own texts that the nodes of kernels call, each once, as they stand."""
+    """Return the authors' own texts that the nodes of kernels call, each once and unchanged."""
     calls = [n for nodes in kernels for n in nodes if isinstance(n, Call) and n.name == foreign.NAME]
     texts = list(dict.fromkeys(foreign.text_of(call, is_cuda) for call in calls))
     if not is_cuda and "" in texts:
@@ -132,7 +132,7 @@ class Names:
         self.by_symbol: IdMap[Var | Buffer, str] = IdMap()
 
     def release(self, symbol: Var | Buffer) -> None:
-        """The symbol's scope is closed: its name may be used again."""
+        """Close the symbol's scope: its name may be used again."""
         self.taken.discard(self.by_symbol.get(symbol, ""))
 
     def of(self, symbol: Var | Buffer) -> str:
@@ -321,11 +321,11 @@ class Text(Visitor):
         return f"({storage(node.dtype)}){literal(node.a)}"
 
     def _computes(self, expr: Expr) -> bool:
-        """Whether a signed integer may leave its type on the way to a comparison."""
+        """Return whether a signed integer may leave its type on the way to a comparison."""
         return self.is_index(expr) or any(n.op in ("+", "-", "*", "<<") for n in find(expr, Binary))
 
     def _fit(self, node: Expr, text: str, own: int) -> tuple[str, int]:
-        """The result of an operation brought back into its type."""
+        """Convert the result of an operation back into its type."""
         if is_small(node.dtype):
             return f"tile::rounded<{storage(node.dtype)}>({text})", 99
         if node.dtype.is_integer and node.dtype.bits < 32 and not self.is_index(node):
@@ -406,7 +406,7 @@ class Text(Visitor):
 
 
 def reads_memory(expr: Expr) -> bool:
-    """Whether a value depends on memory or variables, so that it may be another one later."""
+    """Return whether a value depends on memory or variables, so that it may change later."""
     return contains(expr, Load) or contains(expr, Address)
 
 

@@ -61,7 +61,9 @@ def long_dimensions(source: Program) -> IdSet[Var]:
 
 
 def used_symbols(kernel: Kernel) -> IdSet[Buffer | Var]:
-    """The variables and buffers that a kernel's body needs. What a tensor map says only its launcher needs."""
+    """Return the variables and buffers that a kernel's body needs, without those that only its launcher needs for
+    tensor maps.
+    """
     found: IdSet[Buffer | Var] = IdSet()
     waiting: list[Node] = [kernel.body]
     while waiting:
@@ -114,7 +116,9 @@ def most_blocks(kernel: Kernel, axis: int) -> int:
 
 
 def may_fold(kernel: Kernel) -> bool:
-    """Whether a grid may have more blocks in y or z than GPUs take, so that it is folded; clusters stay as they are."""
+    """Return whether a grid may exceed the GPU's block limit in y or z, so that it is folded; clusters stay as they
+    are.
+    """
     large = any(not (isinstance(n, Const) and int(n.value) <= MOST_BLOCKS) for n in kernel.grid[1:])
     return large and kernel.cluster == (1, 1, 1)
 
@@ -198,7 +202,7 @@ class _Cuda:
         return entry, out
 
     def apart(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of tensors of which a kernel only reads one and writes the other."""
+        """Return the pairs of tensors of which a kernel only reads one and writes the other."""
         found: set[tuple[int, int]] = set()
         for nodes in self.nodes:
             written = written_buffers(nodes)
@@ -216,7 +220,7 @@ class _Cuda:
         return [(_map_arg(each, positions[each.buffer]), name) for each, name in out.text.maps]
 
     def parameter(self, var: Var, out: CudaStatements) -> tuple[str, list[str]]:
-        """A dimension or scalar: its declaration, and what the function's first lines make of it."""
+        """Return the declaration of a dimension or scalar, and its definition in the function's first lines."""
         name = out.names.of(var)
         if var.role == "dim":
             long = var in self.long
@@ -270,7 +274,7 @@ class _Cuda:
             out.line(f"const int {out.names.of(var)} = {here};")
 
     def alignment(self) -> tuple[int, ...]:
-        """For each tensor, the bytes that its widest access takes, or a tensor map of it."""
+        """Return for each tensor the bytes that its widest access, or a tensor map of it, takes."""
         found = IdMap((b, b.dtype.itemsize) for b in self.tensors)
         for node in (n for nodes in self.nodes for n in nodes):
             if isinstance(node, TensorMap):

@@ -39,7 +39,7 @@ from torch_tile.ir.stmt import (
 
 
 class CudaStatements(Visitor, Lines):
-    """Collects the lines of one function; `shared` is the name of the block's shared memory."""
+    """Collect the lines of one function; `shared` is the name of the block's shared memory."""
 
     def __init__(self, names: Names, shared: str, kernel: Kernel):
         super().__init__()
@@ -49,7 +49,7 @@ class CudaStatements(Visitor, Lines):
         self.products: list[Product] = []  # of warpgroups
 
     def body(self, block: Block) -> None:
-        """All statements of a block."""
+        """Print all statements of a block."""
         for kind, stmts in groupby(block.stmts, type):
             if kind is Role:
                 self.roles([s for s in stmts if isinstance(s, Role)])
@@ -58,14 +58,14 @@ class CudaStatements(Visitor, Lines):
                 self.statement(stmt)
 
     def statement(self, stmt: Stmt) -> None:
-        """One statement that is no role."""
+        """Print one statement that is no role."""
         method = self.method_of(stmt)
         if method is None:
             raise InternalError(f"no CUDA for {type(stmt).__name__}", stmt.span)
         method(stmt)
 
     def roles(self, roles: Sequence[Role]) -> None:
-        """Roles that follow each other run at the same time: branches on the thread's index, uniform in each warp."""
+        """Print consecutive roles, which run concurrently, as branches on the thread's index, uniform in each warp."""
         thread = self.thread
         assert thread is not None
         for number, role in enumerate(roles):
@@ -84,7 +84,7 @@ class CudaStatements(Visitor, Lines):
         self.close()
 
     def within(self, var: Var, interval: Interval) -> None:
-        """From here on `var` lies in `interval`, whatever was known of it."""
+        """Record that `var` lies in `interval` from here on, whatever was known of `var`."""
         self.text.bind(var, interval)
         self.text.intervals.clear()
 
@@ -95,7 +95,7 @@ class CudaStatements(Visitor, Lines):
         self.close()
 
     def product(self, product: Product, span: Span | None) -> None:
-        """One of a warpgroup."""
+        """Print one product of a warpgroup."""
         self.products.append(product)
         self.text.headers.add("wgmma.h")
         self.line(f"tile::{product.spelling}({self.text.arguments(product.call)});", span)
@@ -132,7 +132,7 @@ class CudaStatements(Visitor, Lines):
         self.names.release(var)
 
     def pair(self, store: Store, second: Expr, loop: For) -> None:
-        """Two neighbours narrowed by one instruction, or already widened together."""
+        """Print two neighbours narrowed by one instruction, or already widened together."""
         where, var = self.text.element(store.buffer, store.indices), loop.vars[0]
 
         def order(a: Expr, b: Expr) -> bool | None:
@@ -289,7 +289,7 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
 
 
 def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
-    """Whether an integer expression is a number, `even` being a variable known to be even."""
+    """Return whether an integer expression equals a number, `even` being a variable known to be even."""
     if even is not None:
         half = Var("half", even.type, "loop")
         expr = Substitute({even: Binary("*", half, const(2, even.type))})(expr)

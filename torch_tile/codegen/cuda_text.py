@@ -66,11 +66,11 @@ class CudaText(Text):
         self.warpgroup: tuple[Var, Var] | None = None  # the thread's index, and the name of that over 128
 
     def bind(self, var: Var, interval: Interval) -> None:
-        """`var` lies in `interval`."""
+        """Record that `var` lies in `interval`."""
         self.known[var] = interval
 
     def map_name(self, tensor_map: TensorMap) -> str:
-        """The parameter that holds a tensor map; maps that say the same share one."""
+        """Return the parameter that holds a tensor map; equal maps share one parameter."""
         found = next((name for known, name in self.maps if equal(known, tensor_map)), None)
         if found is None:
             found = self.names.of(Var(f"{tensor_map.buffer.name}_map", tensor_map.dtype))
@@ -78,7 +78,7 @@ class CudaText(Text):
         return found
 
     def bind_block(self, var: Var, extent: Expr, most: int = 2**31 - 1) -> None:
-        """`var` is a block index below `extent`, which is from 1 to `most` where the kernel runs."""
+        """Record that `var` is a block index below `extent`, which is from 1 to `most` where the kernel runs."""
         self.positive(extent)
         limit = self.interval(extent).high
         self.bind(var, Interval(0, min(limit, most) - 1))
@@ -86,7 +86,7 @@ class CudaText(Text):
             self.parts[var] = ((extent.a, extent.b), (extent.b, extent.a))
 
     def positive(self, extent: Expr) -> None:
-        """A product is at least 1: so are its factors if only one of them may be negative."""
+        """Record that a product is at least 1, and so are its factors if only one of them may be negative."""
         if isinstance(extent, Var):
             self.bind(extent, self.interval(extent) & Interval(low=1))
             self.intervals.clear()
@@ -96,7 +96,7 @@ class CudaText(Text):
                     self.positive(one)
 
     def interval(self, expr: Expr) -> Interval:
-        """Where an integer or bool expression lies, in numbers that do not wrap where its type does not."""
+        """Bound an integer or bool expression, in numbers that do not wrap where its type does not."""
         found = self.intervals.get(expr)
         if found is None:
             found = self._find(expr)
@@ -107,6 +107,7 @@ class CudaText(Text):
         return found
 
     def _find(self, expr: Expr) -> Interval:
+        """Compute the interval of an integer or bool expression from its parts."""
         if expr.dtype.is_float:
             return Interval()
         if isinstance(expr, Const):
@@ -134,13 +135,13 @@ class CudaText(Text):
         return range_of(expr.dtype)
 
     def is_long(self, expr: Expr, exact: bool) -> bool:
-        """Whether the text of a value has 64 bits; `exact` as for `term`."""
+        """Return whether the text of a value has 64 bits; `exact` as for `term`."""
         if expr.dtype == dt.int32:
             return (exact or self.is_made(expr)) and not self.interval(expr).within(INT)
         return expr.dtype.is_integer and expr.dtype.bits == 64 and not isinstance(expr, Const)
 
     def is_made(self, expr: Expr) -> bool:
-        """Whether a signed integer is made from indices and sizes, so that its arithmetic never wraps."""
+        """Return whether a signed integer is made from indices and sizes, so that its arithmetic never wraps."""
         found = self.made.get(expr)
         if found is None:
             found = self.made[expr] = self._is_made(expr)
@@ -211,7 +212,7 @@ class CudaText(Text):
         )
 
     def _operand(self, expr: Expr, to: DType) -> str:
-        """An operand whose C++ type must be exactly `to`'s."""
+        """Print an operand whose C++ type must be exactly `to`'s."""
         if not to.is_integer or (isinstance(expr, Load) and expr.dtype == to):
             return self.converted(expr, to)
         # C++ may compute it in another type: in 64 bits below `&`, in `int` from literals.
@@ -294,7 +295,7 @@ class CudaText(Text):
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
     def is_given(self, expr: Expr) -> bool:
-        """Whether an integer is made from sizes and scalar parameters alone, of which NVRTC knows nothing."""
+        """Return whether an integer is made from sizes and scalar parameters alone, of which NVRTC knows nothing."""
         if isinstance(expr, Var):
             return expr.role in ("dim", "param") or expr in self.given
         if isinstance(expr, Binary | Unary | Cast):
@@ -307,7 +308,7 @@ class CudaText(Text):
         return new if new.b.value > 0 else node  # type: ignore[attr-defined]
 
     def _wraps_once(self, node: Binary) -> bool:
-        """Whether this is a remainder of less than twice its divisor, such as the version after the next.
+        """Return whether an expression is a remainder of less than twice its divisor, such as the next version.
 
         Besides its price: NVRTC 13.0 takes `(step % 3 + 2) % 3` for a difference that never falls below 0, though it
         moved the 2 out of it, and writes a megabyte past the tile where it holds the rest in 8 bits.
@@ -346,7 +347,7 @@ class CudaText(Text):
 
 
 def is_warpgroup(node: Binary, thread: Var) -> bool:
-    """Whether an expression is the number of the warpgroup that `thread` belongs to."""
+    """Return whether an expression is the number of the warpgroup that `thread` belongs to."""
     return node.op == "//" and node.a is thread and isinstance(node.b, Const) and node.b.value == WARPGROUP
 
 
@@ -368,7 +369,7 @@ Order = Callable[[Expr, Expr], bool | None]  # of neighbours' operands `upper`: 
 
 
 def field_pair(first: Expr, second: Expr, to: DType, order: Order, text: CudaText) -> str | None:
-    """C++ text of both values as one register of two `to`; None if they are no such neighbours."""
+    """Print both values as one register of two `to`; None if they are not neighbours of that kind."""
     if to not in (dt.float16, dt.bfloat16):
         return None
     found = _Pair(to, order, text).of(_inner(first, to), _inner(second, to))
@@ -382,7 +383,7 @@ class _Pair:
         self.to, self.order, self.text = to, order, text
 
     def of(self, a: Expr, b: Expr) -> str | None:
-        """Text of the values `a` and `b`, rounded once."""
+        """Print the values `a` and `b`, rounded once."""
         if not (isinstance(a, Binary) and isinstance(b, Binary)) or a.op != b.op or a.op not in ("-", "*"):
             return self.fields(a, b)
         other = self.common(a.b, b.b)
@@ -397,12 +398,12 @@ class _Pair:
         return None if inner is None else f"tile::{name}<{storage(self.to)}>({inner}, {other})"
 
     def common(self, a: Expr, b: Expr) -> str | None:
-        """Text of what is a number of the type wanted as it lies in memory, and the same in both."""
+        """Print a number of the wanted type as it lies in memory, if both values share it."""
         a, b = (x.a if isinstance(x, Cast) and x.type == dt.float32 else x for x in (a, b))
         return self.text.unchanged(a) if a.dtype == self.to and equal(a, b) else None
 
     def fields(self, a: Expr, b: Expr) -> str | None:
-        """Text of the two numbers of one byte, or of both less a small number."""
+        """Print the two numbers of one byte, or both less a small number."""
         surplus: int | None = 0
         if isinstance(a, Binary) and isinstance(b, Binary) and a.op == b.op == "-":
             surplus = _small(a.b) if equal(a.b, b.b) else None
@@ -417,12 +418,12 @@ class _Pair:
 
 
 def _inner(expr: Expr, to: DType) -> Expr:
-    """What is narrowed."""
+    """Return the value that is narrowed."""
     return expr.a if isinstance(expr, Cast) and expr.type == to else expr
 
 
 def _small(expr: Expr) -> int | None:
-    """A small natural number that is written down."""
+    """Return a literal small natural number."""
     if isinstance(expr, Const) and float(expr.value).is_integer() and 0 <= expr.value <= LARGEST:
         return int(expr.value)
     return None

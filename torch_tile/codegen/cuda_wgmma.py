@@ -32,6 +32,7 @@ def wgmma_functions(products: Iterable[Product]) -> str:
 
 
 def _function(product: Product) -> str:
+    """Print the C++ function of one product."""
     call = product.call
     n, k, a_type, b_type, d_type = shape_of(call)
     in_registers = walks_of(call)[0] is None
@@ -76,12 +77,12 @@ def _function(product: Product) -> str:
 
 
 def _first(keep: int, predicates: str) -> list[str]:
-    """The asm's beginning: whether the first instruction adds to the accumulators, operand number `keep`."""
+    """Print the asm's beginning: whether the first instruction adds to the accumulators, operand number `keep`."""
     return [r'"{\n"', rf'".reg .pred {predicates};\n"', rf'"setp.ne.b32 keep, %{keep}, 0;\n"']
 
 
 def _macro(instruction: Sequence[str], options: str) -> list[str]:
-    """One instruction as a macro of its operands."""
+    """Print one instruction as a macro of its operands."""
     *lines, last = instruction
     return [
         "#define TILE_STEP(a, b, keep) \\",
@@ -91,7 +92,7 @@ def _macro(instruction: Sequence[str], options: str) -> list[str]:
 
 
 def _steps(product: Product, count: int, keep: int, moves: int) -> Iterator[str]:
-    """The instructions of a product, by the numbers of their operands: descriptors move, registers of A follow."""
+    """Print the instructions of a product, by operand numbers: descriptors move, registers of A follow."""
     in_registers = walks_of(product.call)[0] is None
     yield r'".reg .b64 x, y;\n"'
     yield rf'"setp.eq.b32 more, %{keep}, %{keep};\n"'
@@ -114,7 +115,7 @@ def _numbers(first: int, count: int) -> str:
 
 
 def _rows(items: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Items joined, some in each line, and whether a line is the last."""
+    """Join items, some in each line, and tell whether a line is the last."""
     for start in range(0, len(items), _EACH_LINE):
         yield ", ".join(items[start : start + _EACH_LINE]), start + _EACH_LINE >= len(items)
 
@@ -156,7 +157,7 @@ class Steps:
         return steps if all(start == steps.start(i) for i, start in enumerate(starts)) else None
 
     def start(self, i: int) -> int:
-        """Of step i."""
+        """Return the start of step i, in bytes."""
         return i % self.run * self.near + i // self.run * self.far
 
 
@@ -170,12 +171,12 @@ class Product:
 
     @property
     def name(self) -> str:
-        """Its function."""
+        """Name of the product's C++ function."""
         return product_name(self.call) + (f"_x{self.count}" if self.count > 1 else "")
 
     @property
     def spelling(self) -> str:
-        """Its function, with its walks."""
+        """The product's C++ function with its walks as template arguments."""
         operands = zip(walks_of(self.call), self.steps, strict=True)
         return f"{self.name}<{', '.join(self._walk(walk, steps) for walk, steps in operands if walk is not None)}>"
 
@@ -187,7 +188,7 @@ class Product:
 
 
 def joined(loop: For) -> Product | None:
-    """The product whose steps along K are the iterations of a loop; None if the loop is something else."""
+    """Join a loop's iterations as steps along K of one product; return None if the loop does anything else."""
     count, stmts = iterations_of(loop), loop.body.stmts
     call = stmts[0].call if len(stmts) == 1 and isinstance(stmts[0], Do) else None
     if not isinstance(call, Call) or call.name != "wgmma" or count is None or count < 2 or loop.step != 1:
@@ -210,13 +211,13 @@ def joined(loop: For) -> Product | None:
 
 
 def _at(iteration: int, k: Var, expr: Expr) -> Expr:
-    """An operand in one iteration."""
+    """Return an operand's value in one iteration."""
     found: Expr = Substitute({k: const(iteration, k.type)})(expr)
     return expr if found is expr else simplify(found)
 
 
 def _starts(expr: Expr, k: Var, count: int) -> list[int] | None:
-    """By how much the value is above the first one in each iteration; None if that is not known here."""
+    """Return by how much the value exceeds its first value in each iteration; None if that is not known here."""
     terms = [term for term in terms_of("+", expr) if k in symbols(term)]
     try:
         values = [sum(int(evaluate(term, {k: i})) for term in terms) for i in range(count)]

@@ -41,7 +41,7 @@ class Lines:
 
 
 def place(span: Span) -> str:
-    """The author's file and line."""
+    """Return the author's file and line."""
     return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
 
 
@@ -54,7 +54,7 @@ GUARDED = 24  # statements that one guarded element counts as: its guard, its ad
 
 
 def pragma(loop: For) -> str | None:
-    """The line in front of a loop; None leaves the choice to the compiler."""
+    """Return the pragma line in front of a loop; None leaves the choice to the compiler."""
     if picks_registers(loop):
         return "#pragma unroll"
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
@@ -71,7 +71,7 @@ def pragma(loop: For) -> str | None:
 
 
 def iterations_of(loop: For) -> int | None:
-    """How often the body runs; None if that is not known here."""
+    """Return how often the body runs; None if that is not known here."""
     start, stop = loop.starts[0], loop.stops[0]
     if not isinstance(start, Const) or not isinstance(stop, Const):
         return None
@@ -79,7 +79,7 @@ def iterations_of(loop: For) -> int | None:
 
 
 def picks_registers(loop: For) -> bool:
-    """Whether a loop with known bounds picks elements of local arrays, which must be known when it is compiled."""
+    """Return whether a loop with known bounds indexes local arrays, whose indices must be known at compile time."""
     if iterations_of(loop) is None:
         return False
     var = loop.vars[0]
@@ -90,7 +90,7 @@ def picks_registers(loop: For) -> bool:
 
 
 def size_of(node: Node) -> int:
-    """Statements of a body, as often as the unrolled loops in it repeat them."""
+    """Count a body's statements, multiplied by the repetitions of unrolled loops in it."""
     inner = sum(size_of(child) for child in children(node) if isinstance(child, Stmt))
     if isinstance(node, For):
         unrolled = node.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or picks_registers(node)
@@ -101,6 +101,6 @@ def size_of(node: Node) -> int:
 
 
 def _is_guarded(store: Store) -> bool:
-    """Whether an element comes from global memory only where it lies inside."""
+    """Return whether an element comes from global memory only where it lies inside."""
     value = store.value
     return isinstance(value, Select) and any(n.buffer.scope == "global" for n in find(value, Load))

@@ -39,13 +39,13 @@ class Access:
 
 
 def no_effects(call: Call) -> tuple[Access, ...]:
-    """Of a pure function of its operands."""
+    """Return no accesses, as a pure function of its operands has none."""
     return ()
 
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """One function.
+    """The declaration of one intrinsic.
 
     `rule` gives (operand type, result type) from the operands; `cpu` is the C++ function called for it, in namespace
     `tile` unless it names another; `evaluate` computes it on torch tensors (None for helpers that only lowered kernels
@@ -57,8 +57,8 @@ class Intrinsic:
     one entry per thread, for a warp's whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's
     options.
 
-    `sync`, `scope` and `engine` are its traits (traits.py). `atomic`: other blocks may touch the memory
-    at the same time. `idle`: it has nothing to do where one thread runs a block.
+    `sync`, `scope` and `engine` are its traits (traits.py). `atomic`: other blocks may touch the memory at the same
+    time. `idle`: it has nothing to do where one thread runs a block.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Intrinsic:
 
     @property
     def starts(self) -> bool:
-        """Whether it gives an engine work."""
+        """Return whether the intrinsic gives an engine work."""
         return self.engine is not None and self.sync is None
 
     @property
@@ -92,7 +92,7 @@ class Intrinsic:
 
     @property
     def by_hand(self) -> bool:
-        """Whether its author orders threads and copies himself."""
+        """Whether the kernel's author orders threads and copies by hand."""
         ordering = self.sync not in (None, Sync.FENCE, Sync.PROXY_FENCE, Sync.TURN)
         return ordering or self.engine is not None
 
@@ -103,7 +103,9 @@ class Intrinsic:
 
     @property
     def hands_over(self) -> bool:
-        """Whether what a thread did before is handed to those that wait at the same barrier, not one of all threads."""
+        """Whether a thread's earlier work becomes visible to threads waiting at the same barrier, not one of all
+        threads.
+        """
         apart = self.scope in (Scope.WARP, Scope.GROUP, Scope.MBARRIER)
         return apart and self.sync in (Sync.ARRIVE, Sync.BARRIER)
 

@@ -37,12 +37,15 @@ def _int(value: Any) -> Expr:
 
 
 def mbarrier_init(barrier: Address, arrivals: int) -> Do:
-    """A fresh barrier, each of whose phases waits for `arrivals`. By one thread; `fence_barrier_init` follows."""
+    """Initialize a fresh barrier, each of whose phases waits for `arrivals`.
+
+    One thread calls this; `fence_barrier_init` follows.
+    """
     return _do("mbarrier_init", barrier, options=(arrivals,))
 
 
 def fence_barrier_init() -> Do:
-    """Barriers made by this thread are seen by the copy engine, and by others after a block barrier."""
+    """Make this thread's new barriers visible to the copy engine, and to other threads after a block barrier."""
     return _do("fence_barrier_init")
 
 
@@ -52,7 +55,7 @@ def mbarrier_wait(barrier: Address, parity: Any) -> Do:
 
 
 def mbarrier_arrive(barrier: Address, block: Expr | None = None) -> Do:
-    """This thread arrives; with `block`, at the same barrier of the block of the cluster that has this rank."""
+    """Arrive at a barrier; with `block`, at the same barrier of the block of the cluster that has this rank."""
     return _do("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)))
 
 
@@ -64,7 +67,7 @@ def warp_arrive(barrier: Address, blocks: Expr | None = None) -> Do:
 
 
 def mbarrier_expect(barrier: Address, size: Any) -> Do:
-    """The current phase waits for `size` bytes more. No arrival."""
+    """Make the current phase wait for `size` bytes more, without an arrival."""
     return _do("mbarrier_expect", barrier, _int(size))
 
 
@@ -111,7 +114,7 @@ def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) ->
 
 
 def prefetch_map(source: TensorMap) -> Do:
-    """Bring a map near before its first use."""
+    """Prefetch a tensor map before its first use."""
     return _do("prefetch_map", source)
 
 
@@ -126,7 +129,7 @@ def fence_proxy_async() -> Do:
 
 
 def named_barrier(number: int, threads: int) -> Do:
-    """`threads` threads of the block (whole warps) wait for each other at barrier `number` (1 to 15)."""
+    """Make `threads` threads of the block (whole warps) wait for each other at barrier `number` (1 to 15)."""
     return _do("named_barrier", options=(number, threads))
 
 
@@ -168,7 +171,7 @@ def cluster_arrive() -> Do:
 
 
 def cluster_arrive_relaxed() -> Do:
-    """The same, but those that wait see only the mbarriers that this thread made before a `fence_barrier_init`."""
+    """Arrive as `cluster_arrive`; waiting threads see only mbarriers made before a `fence_barrier_init`."""
     return _do("cluster_arrive_relaxed")
 
 
@@ -181,7 +184,7 @@ def cluster_wait() -> Do:
 
 
 def reaches_others(call: Call) -> bool:
-    """Whether a call does something to other blocks of the cluster."""
+    """Return whether a call acts on other blocks of the cluster."""
     found = intrinsic_of(call)
     if found is not None and found.sync is Sync.ARRIVE and found.scope is Scope.MBARRIER:
         return len(call.args) > 1
@@ -189,7 +192,7 @@ def reaches_others(call: Call) -> bool:
 
 
 def box_elements(call: Call) -> int:
-    """Elements of the box that a bulk copy moves."""
+    """Return the elements of the box that a bulk copy moves."""
     (found,) = (a for a in call.args if isinstance(a, TensorMap))
     return math.prod(found.box)
 

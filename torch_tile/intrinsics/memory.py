@@ -27,14 +27,14 @@ ORDERS = {
 
 
 def elements(call: Call, operand: int, size: int) -> int:
-    """How many elements of the buffer behind `operand` take `size` bytes (at least 1)."""
+    """Return how many elements of the buffer behind `operand` take `size` bytes (at least 1)."""
     address = call.args[operand]
     assert isinstance(address, Address)
     return max(1, size // address.buffer.dtype.itemsize)
 
 
 def option(call: Call, n: int = 0) -> int:
-    """A numeric option."""
+    """Return a numeric option."""
     value = call.options[n]
     assert isinstance(value, int)
     return value
@@ -48,12 +48,12 @@ def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
 
 
 def barrier() -> Do:
-    """All threads of the block wait for each other; what they wrote is seen by all."""
+    """Make all threads of the block wait for each other; each sees what the others wrote."""
     return _do("barrier")
 
 
 def warp_barrier() -> Do:
-    """The same among the 32 threads of a warp."""
+    """Make the 32 threads of a warp wait for each other; each sees what the others wrote."""
     return _do("warp_barrier")
 
 
@@ -61,7 +61,7 @@ def warp_barrier() -> Do:
 
 
 def vector_copy(dst: Address, src: Address, size: int) -> Do:
-    """`size` bytes (1, 2, 4, 8, 16; both ends aligned to it) at once; exactly one of the two is a local array."""
+    """Copy `size` bytes (1, 2, 4, 8, 16; both ends aligned to it) at once; exactly one of the two is a local array."""
     return _do("vector_copy", dst, src, options=(size,))
 
 
@@ -87,37 +87,37 @@ def cp_async_wait(pending: int) -> Do:
 
 
 def shuffle_xor(value: Expr, mask: Any) -> Expr:
-    """`value` of the lane whose number differs in the bits of `mask`."""
+    """Return `value` of the lane whose number differs in the bits of `mask`."""
     return Call("shuffle_xor", (value, cast(to_expr(mask), dt.int32)), value.dtype)
 
 
 def shuffle(value: Expr, lane: Any) -> Expr:
-    """`value` of lane `lane`."""
+    """Return `value` of lane `lane`."""
     return Call("shuffle", (value, cast(to_expr(lane), dt.int32)), value.dtype)
 
 
 def shuffle_up(value: Expr, delta: Any) -> Expr:
-    """`value` of the lane `delta` below; lanes below `delta` keep their own."""
+    """Return `value` of the lane `delta` below; lanes below `delta` keep their own."""
     return Call("shuffle_up", (value, cast(to_expr(delta), dt.int32)), value.dtype)
 
 
 def shuffle_down(value: Expr, delta: Any) -> Expr:
-    """`value` of the lane `delta` above; the last `delta` lanes keep their own."""
+    """Return `value` of the lane `delta` above; the last `delta` lanes keep their own."""
     return Call("shuffle_down", (value, cast(to_expr(delta), dt.int32)), value.dtype)
 
 
 def ballot(condition: Expr) -> Expr:
-    """A bit per lane of the warp, set where `condition` holds."""
+    """Return a bit per lane of the warp, set where `condition` holds."""
     return Call("ballot", (condition,), dt.uint32)
 
 
 def vote_any(condition: Expr) -> Expr:
-    """Whether `condition` holds in any lane of the warp."""
+    """Return whether `condition` holds in any lane of the warp."""
     return Call("vote_any", (condition,), dt.bool_)
 
 
 def vote_all(condition: Expr) -> Expr:
-    """Whether `condition` holds in all lanes of the warp."""
+    """Return whether `condition` holds in all lanes of the warp."""
     return Call("vote_all", (condition,), dt.bool_)
 
 
@@ -149,12 +149,12 @@ def arrive_last(counter: Address, count: Any) -> Expr:
 
 
 def at_rank(address: Address, rank: Any) -> Expr:
-    """What lies at an address of shared memory in the block of the cluster that has this rank."""
+    """Return the value at a shared-memory address in the block of the cluster that has this rank."""
     return Call("at_rank", (address, cast(to_expr(rank), dt.int32)), address.buffer.dtype)
 
 
 def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
-    """`c` plus the sum of the products of four signed bytes of `a` with those of `b` (all int32)."""
+    """Return `c` plus the sum of the products of four signed bytes of `a` with those of `b` (all int32)."""
     return Call("dp4a", (a, b, c), dt.int32)
 
 
@@ -180,7 +180,7 @@ def _cp_async(call: Call) -> tuple[Access, ...]:
 
 
 def _from_lane(value: Any, lane: Any) -> Any:
-    """Each lane's entry of `value` `[warps, 32]` at `lane` (its own where `lane` leaves the warp)."""
+    """Return each lane's entry of `value` `[warps, 32]` at `lane` (its own where `lane` leaves the warp)."""
     import numpy as np
 
     own = np.broadcast_to(np.arange(32), value.shape)

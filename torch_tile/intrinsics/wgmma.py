@@ -58,12 +58,14 @@ class Descriptor:
 
 
 def step_of(a: str, b: str, d: str, target: Target) -> int:
-    """Elements of K that one instruction multiplies for these types (dtype names or "tf32"); 0 if `target` has none."""
+    """Return the elements of K that one instruction multiplies for these types (dtype names or "tf32"); 0 if
+    `target` has no such instruction.
+    """
     return PRODUCTS.get((a, b, d), 0) if target.has_wgmma else 0
 
 
 def allowed_n(n: int, a: str) -> bool:
-    """Whether an instruction may have `n` columns."""
+    """Return whether an instruction may have `n` columns."""
     if a in _INT8:
         return n in (8, 24) or (n % 16 == 0 and 16 <= n <= LARGEST_N)
     return n % 8 == 0 and 8 <= n <= LARGEST_N
@@ -84,7 +86,7 @@ def wgmma(
 
 
 def walks_of(call: Call) -> tuple[Descriptor | None, Descriptor]:
-    """How a `wgmma` walks its operands; None for A in registers."""
+    """Return how a `wgmma` walks its operands; None for A in registers."""
     a, b = (Descriptor(*x) if isinstance(x, tuple) and x else None for x in call.options[4:6])
     assert b is not None
     return a, b
@@ -143,12 +145,12 @@ def _spelling(call: Call) -> str:
 
 
 def accumulators(call: Call) -> int:
-    """Elements of the accumulator that one thread holds."""
+    """Return the elements of the accumulator that one thread holds."""
     return M * int(str(call.options[0])) // WARPGROUP
 
 
 def a_registers(call: Call) -> int:
-    """Elements of A that one thread holds."""
+    """Return the elements of A that one thread holds."""
     a, b, d = (str(x) for x in call.options[1:4])
     return M * PRODUCTS[a, b, d] // WARPGROUP
 

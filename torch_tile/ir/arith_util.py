@@ -29,7 +29,7 @@ from torch_tile.ir.polynomial import EXACT
 
 
 def terms_of(op: str, expr: Expr) -> Iterator[Expr]:
-    """From left to right: of `a and b and c` those three, by "and"; an expression of another kind is one term."""
+    """Return the terms of a chain of `op`, from left to right: of `a and b and c` those three, by "and"."""
     if isinstance(expr, Binary) and expr.op == op:
         yield from terms_of(op, expr.a)
         yield from terms_of(op, expr.b)
@@ -41,7 +41,7 @@ def terms_of(op: str, expr: Expr) -> Iterator[Expr]:
 
 
 class Substitute(Rewriter):
-    """Replaces variables by what is `known` of them, by identity."""
+    """Replace variables by what is `known` of them, by identity."""
 
     def __init__(self, known: Mapping[Var, Expr]):
         self.known = known
@@ -56,7 +56,7 @@ class Substitute(Rewriter):
 
 
 class Expand(Substitute):
-    """The same, and variables in what stands for one are replaced, too."""
+    """Replace variables as Substitute does, and also variables in the replacements."""
 
     def __init__(self, known: Mapping[Var, Expr]):
         super().__init__(known)
@@ -84,7 +84,7 @@ _OPERATORS: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
 
 
 def evaluate(expr: Expr, values: Values) -> Scalar:
-    """The value of `expr`.
+    """Compute the value of `expr`.
 
     Raises KeyError for a variable without a value, ZeroDivisionError for integers divided by zero, OverflowError or
     ValueError for infinities or nan made an integer, and ValueError for what is not a function of variables (elements
@@ -159,7 +159,7 @@ def _typed(value: Scalar, expr: Expr) -> Scalar:
 
 
 def divisor_of(expr: Expr, ranges: Ranges | None = None) -> int:
-    """The largest known divisor of every value of `expr`; 0 if it is always 0, which everything divides."""
+    """Return the largest known divisor of every value of `expr`; 0 if `expr` is always 0."""
     if isinstance(expr, Const):
         return abs(int(expr.value))
     if expr.dtype not in EXACT:
@@ -179,7 +179,7 @@ def divisor_of(expr: Expr, ranges: Ranges | None = None) -> int:
 
 
 def divides(by: int, expr: Expr, ranges: Ranges | None = None) -> bool:
-    """Whether `by` certainly divides `expr`."""
+    """Return whether `by` certainly divides `expr`."""
     return divisor_of(expr, ranges) % by == 0
 
 

@@ -45,11 +45,11 @@ class Interval:
 
     @property
     def is_point(self) -> bool:
-        """Whether it holds exactly one integer."""
+        """Whether the interval holds exactly one integer."""
         return self.low == self.high
 
     def within(self, other: Interval) -> bool:
-        """Whether all of it lies in `other`."""
+        """Return whether the whole interval lies in `other`."""
         return other.low <= self.low and self.high <= other.high
 
     def __add__(self, other: Interval) -> Interval:
@@ -73,7 +73,7 @@ class Interval:
 
 @functools.cache
 def range_of(dtype: dt.DType) -> Interval:
-    """All values of an integer or bool type."""
+    """Return the interval of all values of an integer or bool type."""
     if dtype.kind == "bool":
         return Interval(0, 1)
     half = 1 << (dtype.bits - 1)
@@ -85,7 +85,7 @@ def _times(a: Limit, b: Limit) -> Limit:
 
 
 def _floor(a: Limit, b: Limit) -> Limit:
-    """`a // b` for a non-zero b, infinities included."""
+    """Compute `a // b` for a non-zero b, infinities included."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if isinstance(b, float):
@@ -94,7 +94,7 @@ def _floor(a: Limit, b: Limit) -> Limit:
 
 
 def of_binary(op: str, a: Interval, b: Interval) -> Interval:
-    """Where `x op y` lies for an arithmetic or bitwise operator, x in `a`, y in `b`, in numbers that do not wrap."""
+    """Bound `x op y` for an arithmetic or bitwise operator, x in `a`, y in `b`, in numbers that do not wrap."""
     if op == "+":
         return a + b
     if op == "-":
@@ -136,7 +136,7 @@ NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
 
 class Ranges:
-    """What holds at one point of a kernel. Immutable: entering a loop or a branch gives a new one.
+    """The facts that hold at one point of a kernel. Immutable: entering a loop or a branch gives a new object.
 
     For an atom `x`, `_lower` holds pairs `(k, p)` that mean `k * x >= p`, `_upper` pairs that mean `k * x <= p`, newest
     first.
@@ -155,7 +155,7 @@ class Ranges:
     # Entering scopes.
 
     def loop(self, var: Var, start: Expr | int, stop: Expr | int, step: int = 1) -> Ranges:
-        """Inside a loop: `start <= var < stop` in steps of `step` (at least 1)."""
+        """Return the facts inside a loop: `start <= var < stop` in steps of `step` (at least 1)."""
         first, last = to_expr(start), to_expr(stop)
         if step > 1:
             iteration = Var(f"{var.name}_turn", var.type, "loop")
@@ -168,18 +168,18 @@ class Ranges:
         return new._bound(atom, self._atoms.of(first), self._atoms.of(last) - number(1))
 
     def kernel(self, kernel: Kernel) -> Ranges:
-        """Inside a kernel: each block index is below its grid extent."""
+        """Return the facts inside a kernel: each block index is below its grid extent."""
         new = self
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
             new = new.loop(var, 0, extent)
         return new
 
     def within(self, var: Var, low: Expr | int, high: Expr | int) -> Ranges:
-        """Where `low <= var <= high` is known."""
+        """Return the facts where `low <= var <= high` is known."""
         return self.loop(var, low, to_expr(high) + 1)
 
     def define(self, var: Var, value: Expr) -> Ranges:
-        """After `var = value`."""
+        """Return the facts after `var = value`."""
         new = self._copy()
         new._verdicts, new._intervals = dict(self._verdicts), dict(self._intervals)  # nothing new of what was there
         if isinstance(value, Const | Var):
@@ -195,7 +195,7 @@ class Ranges:
         return new
 
     def assume(self, condition: Expr) -> Ranges:
-        """Where `condition` holds. What it says about memory is not remembered, since memory changes."""
+        """Return the facts where `condition` holds. Facts about memory are not kept, since memory changes."""
         new = self
         for op, a, b in _comparisons(condition, True):
             p = self._atoms.of(b) - self._atoms.of(a)
@@ -228,7 +228,7 @@ class Ranges:
         return self
 
     def _fact(self, p: Polynomial) -> Ranges:
-        """Where `p >= 0`: a bound of its innermost atom."""
+        """Add the fact `p >= 0` as a bound of the innermost atom of `p`."""
         p = p.tightened()
         parts = None if p.is_constant or self._atoms.is_mutable(p) else p.split(atom := self._innermost(p))
         if parts is None or not parts[0].is_constant:
@@ -247,7 +247,7 @@ class Ranges:
         return new
 
     def value_of(self, var: Var) -> Expr | None:
-        """The literal or the variable that `var` is known to equal."""
+        """Return the literal or the variable that `var` is known to equal."""
         if var not in self._values and var.dtype.is_integer and (found := self._of_var(var)).is_point:
             return const(int(found.low), var.type)
         return self._values.get(var)
@@ -255,7 +255,7 @@ class Ranges:
     # Intervals.
 
     def interval(self, expr: Expr) -> Interval:
-        """Numbers between which an integer or bool expression lies."""
+        """Return numbers between which an integer or bool expression lies."""
         if isinstance(expr, Var) and expr.type is dt.int32:  # asked for often
             return self._of_var(expr)
         known = self._intervals.get(expr)
@@ -300,7 +300,7 @@ class Ranges:
     # Proofs.
 
     def prove(self, condition: Expr) -> bool:
-        """Whether a bool expression is certainly true here. False says nothing."""
+        """Return whether a bool expression is certainly true here. False proves nothing."""
         if isinstance(condition, Const):
             return bool(condition.value)
         if isinstance(condition, Unary) and condition.op == "not":
@@ -313,7 +313,7 @@ class Ranges:
         return self._compare(condition.op, condition.a, condition.b)
 
     def refute(self, condition: Expr) -> bool:
-        """Whether a bool expression is certainly false here."""
+        """Return whether a bool expression is certainly false here."""
         if isinstance(condition, Const):
             return not condition.value
         if isinstance(condition, Unary) and condition.op == "not":
@@ -326,10 +326,11 @@ class Ranges:
         return condition.op in NEGATED and self._compare(NEGATED[condition.op], condition.a, condition.b)
 
     def inside(self, index: Expr, size: Expr) -> bool:
-        """Whether `0 <= index < size`, so that an access needs no guard."""
+        """Return whether `0 <= index < size`, so that an access needs no guard."""
         return self._compare(">=", index, ZERO) and self._compare("<", index, size)
 
     def _compare(self, op: str, a: Expr, b: Expr) -> bool:
+        """Return whether `a op b` is certainly true, by intervals or by polynomials."""
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
             return False
         x, y = self.interval(a), self.interval(b)
@@ -351,11 +352,11 @@ class Ranges:
         return self._verdicts[key]
 
     def _is_refuted(self, p: Polynomial) -> bool:
-        """Whether numbers were found that keep to all that holds here, and make `p` negative."""
+        """Return whether a counterexample exists: numbers that satisfy all facts here and make `p` negative."""
         return Counterexample(self._atoms, self._lower, self._upper, self.interval).refutes(p)
 
     def _non_negative(self, p: Polynomial, tried: dict[Hashable, bool]) -> bool:
-        """Whether `p >= 0`: the innermost atom is replaced by a bound in outer ones until a number is left."""
+        """Return whether `p >= 0`, by replacing innermost atoms by their bounds until a number is left."""
         p = p.tightened()
         if p.is_constant:
             return p.constant >= 0
@@ -375,7 +376,7 @@ class Ranges:
         )
 
     def _sign(self, p: Polynomial, tried: dict[Hashable, bool]) -> int:
-        """1 if `p >= 0` is known, -1 if `p <= 0` is, else 0."""
+        """Return 1 if `p >= 0` is known, -1 if `p <= 0` is, else 0."""
         if p.is_constant:
             return 1 if p.constant >= 0 else -1
         if self._non_negative(p, tried):
@@ -383,7 +384,7 @@ class Ranges:
         return -1 if self._non_negative(p.scaled(-1), tried) else 0
 
     def _bounds(self, atom: int, a: Polynomial, b: Polynomial, sign: int) -> Iterator[list[Polynomial]]:
-        """Lists of polynomials without `atom`; if all of one list are non-negative, so is `a * atom + b`."""
+        """Return lists of polynomials without `atom`; if all of one list are non-negative, so is `a * atom + b`."""
         described = self._atoms.table[atom]
         if described.op in ("min", "max", "select"):
             cases = [a * x + b for x in described.args]
@@ -402,7 +403,7 @@ class Ranges:
                 yield [a * self._atoms.divide(relaxed, d) + b]
 
     def _limits(self, atom: int, described: Atom, sign: int) -> Iterator[tuple[int, Polynomial]]:
-        """`(k, p)` with `k * atom >= p` (sign 1) or `<= p` (sign -1)."""
+        """Return `(k, p)` with `k * atom >= p` (sign 1) or `<= p` (sign -1)."""
         yield from (self._lower if sign > 0 else self._upper).get(atom, ())
         if described.expr is not None:
             interval = self.interval(described.expr)
@@ -411,7 +412,7 @@ class Ranges:
                 yield 1, number(limit)
 
     def _relaxed(self, x: Polynomial, sign: int) -> Iterator[Polynomial]:
-        """Polynomials without the innermost atom of `x` that are at most `x` (sign 1) or at least `x` (sign -1)."""
+        """Return polynomials without the innermost atom of `x`, at most `x` (sign 1) or at least `x` (-1)."""
         if x.is_constant:
             return
         atom = self._innermost(x)
@@ -434,13 +435,15 @@ class Ranges:
         return max(p.atoms(), key=lambda atom: (self._rank(atom), atom))
 
     def _rank(self, atom: int) -> float:
-        """How deep the innermost variable in an atom was bound; compound atoms come after all that they contain."""
+        """Return the depth at which an atom's innermost variable was bound; a compound atom ranks after its inner
+        atoms.
+        """
         inner = self._atoms.table[atom].inner
         return max(map(self._rank, inner)) + 0.25 if inner else self._depth.get(atom, 0)
 
 
 def _apart(op: str, x: Interval, y: Interval) -> bool:
-    """Whether `op` holds between all numbers of two intervals."""
+    """Return whether `op` holds between all numbers of two intervals."""
     if op in ("<", "<="):
         return x.high < y.low if op == "<" else x.high <= y.low
     if op in (">", ">="):
@@ -459,7 +462,7 @@ def prove(condition: Expr, ranges: Ranges) -> bool:
 
 
 def _comparisons(condition: Expr, holds: bool) -> Iterator[tuple[str, Expr, Expr]]:
-    """Integer comparisons that follow from `condition` being `holds`."""
+    """Return the integer comparisons that follow if `condition` has the truth value `holds`."""
     if isinstance(condition, Unary) and condition.op == "not":
         yield from _comparisons(condition.a, not holds)
     elif isinstance(condition, Binary) and condition.op == ("and" if holds else "or"):
@@ -480,7 +483,7 @@ Bounds = Mapping[int, tuple[tuple[int, Polynomial], ...]]
 
 
 class Counterexample:
-    """One choice of numbers. `lower` and `upper` are as in `Ranges`, `interval` says where an expression lies."""
+    """A choice of a number for each atom. `lower` and `upper` are as in `Ranges`, `interval` bounds an expression."""
 
     def __init__(self, atoms: Atoms, lower: Bounds, upper: Bounds, interval: Callable[[Expr], Interval]):
         self.table, self.lower, self.upper, self.interval = atoms.table, lower, upper, interval
@@ -488,14 +491,14 @@ class Counterexample:
         self.open: set[int] = set()
 
     def refutes(self, p: Polynomial) -> bool:
-        """Whether `p` is negative for these numbers, so that `p >= 0` does not follow from what is known."""
+        """Return whether `p` is negative for these numbers, so that `p >= 0` does not follow from the facts."""
         try:
             return self._of(p, False) < 0
         except _Unknown:
             return False
 
     def _of(self, p: Polynomial, high: bool) -> int:
-        """The value of a polynomial, which shall be large or small."""
+        """Compute the value of a polynomial, made large or small as asked."""
         total = 0
         for monomial, factor in p.terms.items():
             for atom in monomial:
@@ -504,6 +507,7 @@ class Counterexample:
         return total
 
     def _atom(self, atom: int, high: bool) -> int:
+        """Choose the value of an atom within its known bounds."""
         if atom in self.values:
             return self.values[atom]
         if atom in self.open:
@@ -523,7 +527,7 @@ class Counterexample:
         return value
 
     def _chosen(self, described: Atom, low: float, top: float, high: bool) -> int:
-        """One end of a range. Dimensions are at least 1, as something may be divided by them."""
+        """Choose one end of a range. Dimensions are at least 1, as an expression may divide by them."""
         if isinstance(described.expr, Var) and described.expr.role == "dim":
             low = max(low, 1)
         if high:
@@ -531,7 +535,7 @@ class Counterexample:
         return int(low if math.isfinite(low) and (low > -FAR or top < -FAR) else min(top, -FAR))
 
     def _made(self, described: Atom, high: bool) -> int:
-        """The value of a compound atom."""
+        """Compute the value of a compound atom."""
         if described.op == "//":
             x, d = (self._of(p, high) for p in described.args)
             if d > 0:

@@ -41,12 +41,12 @@ class Swizzle:
     shift: int
 
     def __call__(self, x: int) -> int:
-        """Where element offset `x` goes."""
+        """Return the swizzled offset of element offset `x`."""
         return x ^ ((x >> self.shift) & (((1 << self.bits) - 1) << self.base))
 
     @property
     def span(self) -> int:
-        """Elements after which the pattern repeats."""
+        """Number of elements after which the pattern repeats."""
         return 1 << (self.bits + self.base + self.shift)
 
 
@@ -95,7 +95,7 @@ class Layout:
         return not self.digits("t") and not self.digits("r")
 
     def vector_width(self, dim: int = -1) -> int:
-        """How many neighbours along `dim` are contiguous in registers or memory, in aligned runs of that length."""
+        """Return how many neighbours along `dim` are contiguous in registers or memory, in aligned runs."""
         digits = self.canonical.dims[dim] if self.rank else ()
         if not digits or digits[-1].axis == "t" or digits[-1].stride != 1:
             return 1
@@ -113,7 +113,7 @@ class Layout:
 
     @functools.cached_property
     def canonical(self) -> Layout:
-        """The one form of all equal layouts: digits of size 1 left out, neighbours that continue each other joined."""
+        """The one form of all equal layouts: without digits of size 1, with continuing neighbours joined."""
         replicas = _joined(sorted(self.replicas, key=lambda d: -d.stride))
         swizzle = None if self.swizzle is None or self.swizzle.bits == 0 else self.swizzle
         return Layout(tuple(_joined(digits) for digits in self.dims), replicas, swizzle)
@@ -131,7 +131,7 @@ class Layout:
     # Both ways between indices and places.
 
     def apply(self, indices: Sequence[int]) -> dict[str, int]:
-        """Offsets along "t", "r" and "m" of one element (of its first replica)."""
+        """Return the offsets along "t", "r" and "m" of one element (of its first replica)."""
         found = dict.fromkeys(AXES, 0)
         for index, digits in zip(indices, self.dims, strict=True):
             for digit in reversed(digits):
@@ -151,13 +151,13 @@ class Layout:
         return offset(self, axis, indices, ranges)
 
     def invert(self, thread: Expr, register: Expr, ranges: Ranges | None = None) -> tuple[Expr, ...]:
-        """The element that `register` of `thread` holds."""
+        """Return the element that `register` of `thread` holds."""
         from torch_tile.ir.layout_ops import invert
 
         return invert(self, thread, register, ranges)
 
     def owner(self, thread: Expr) -> Expr | None:
-        """The condition that `thread` holds first replicas; None if there are no others."""
+        """Return the condition that `thread` holds first replicas; None if every thread does."""
         from torch_tile.ir.layout_ops import owner
 
         return owner(self, thread)
@@ -165,7 +165,7 @@ class Layout:
     # Layouts from layouts.
 
     def __mul__(self, inner: Layout) -> Layout:
-        """Tiles laid out like `inner`, which are laid out like `self`."""
+        """Lay out tiles as `self`, each tile inside as `inner`."""
         if self.rank != inner.rank or self.swizzle is not None:
             raise InternalError(f"layouts {self} and {inner} do not compose")
         if inner.swizzle is not None and self.digits("m") and inner.extent("m") % inner.swizzle.span:
@@ -179,7 +179,7 @@ class Layout:
         return Layout(dims, (*scaled(self.replicas), *inner.replicas), inner.swizzle).canonical
 
     def drop(self, dim: int) -> Layout:
-        """Without dimension `dim`, as a reduction leaves it: its threads hold replicas, its registers are gone."""
+        """Remove dimension `dim` as a reduction does: its threads hold replicas, its registers are gone."""
         dim %= self.rank
         gone = self.dims[dim]
         kept = (*self.dims[:dim], *self.dims[dim + 1 :])
@@ -187,7 +187,7 @@ class Layout:
         return Layout(_compact(_compact(kept, "r"), "m"), replicas).canonical
 
     def permute(self, order: Sequence[int]) -> Layout:
-        """The layout of the transposed tile: its dimension `k` is dimension `order[k]` of this one."""
+        """Return the layout of the transposed tile: its dimension `k` is dimension `order[k]` of this one."""
         return replace(self, dims=tuple(self.dims[k] for k in order))
 
     def __str__(self) -> str:
@@ -196,20 +196,21 @@ class Layout:
         return to_text(self)
 
     def picture(self) -> str:
-        """The places of the first elements as a grid of text."""
+        """Draw the places of the first elements as a grid of text."""
         from torch_tile.ir.layout_ops import text_picture
 
         return text_picture(self)
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """The layout that prints as `text`."""
+        """Parse the layout that prints as `text`."""
         from torch_tile.ir.layout_ops import parse
 
         return parse(text)
 
 
 def _joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    """Join digits that continue each other and leave out digits of size 1."""
     found: list[Digit] = []
     for d in digits:
         last = found[-1] if found else None
@@ -221,7 +222,7 @@ def _joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def _compact(dims: Dims, axis: str) -> Dims:
-    """The same order along `axis` without holes."""
+    """Renumber `axis` without holes, in the same order."""
     strides: dict[int, int] = {}
     total = 1
     for d in sorted((d for digits in dims for d in digits if d.axis == axis and d.size > 1), key=lambda d: d.stride):
@@ -242,27 +243,27 @@ def _nested(shape: Sequence[int], axis: str) -> Layout:
 
 
 def row_major(shape: Sequence[int]) -> Layout:
-    """Memory with the last dimension contiguous."""
+    """Return the layout of memory with the last dimension contiguous."""
     return _nested(shape, "m")
 
 
 def local(*shape: int) -> Layout:
-    """A tile in the registers of one thread, row-major."""
+    """Return the row-major layout of a tile in the registers of one thread."""
     return _nested(shape, "r")
 
 
 def spatial(*shape: int) -> Layout:
-    """A tile of one element per thread, row-major."""
+    """Return the row-major layout of a tile of one element per thread."""
     return _nested(shape, "t")
 
 
 def replicated(shape: Sequence[int], threads: int) -> Layout:
-    """The whole tile in the registers of every thread."""
+    """Return the layout of the whole tile in the registers of every thread."""
     return replace(_nested(shape, "r"), replicas=(Digit(threads, 1, "t"),)).canonical
 
 
 def shared_tile(shape: Sequence[int], bits: int, span: int = 128) -> Layout:
-    """Operand tile in shared memory, free of bank conflicts, as TMA and wgmma want it too.
+    """Lay out an operand tile in shared memory free of bank conflicts, as TMA and wgmma require.
 
     The last dimension is cut into panels of 128 bytes (64 or 32 if it is narrower), which lie one after another; in a
     panel, 16-byte chunk `c` of row `r` lies at `c ^ (r % 8)` (`c ^ (r // 2 % 4)`, `c ^ (r // 4 % 2)`). Rows are padded
@@ -288,7 +289,7 @@ def _shared_tile(shape: tuple[int, ...], bits: int, span: int) -> Layout:
 
 
 def spread(shape: Sequence[int], threads: int, vector: int) -> Layout:
-    """The default of loops and copies: neighbouring threads take neighbouring elements of the last dimension.
+    """Lay out loops and copies by default: neighbouring threads take neighbouring elements of the last dimension.
 
     `vector` consecutive elements of it are one thread's. Padded where it does not divide evenly; threads for which
     nothing is left hold replicas.
@@ -324,7 +325,7 @@ def _partition(counts: tuple[int, ...], threads: int, last: bool) -> tuple[tuple
 
 
 def points(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All indices of a box, the last fastest."""
+    """Iterate over all indices of a box, the last fastest."""
     total = math.prod(shape)
     for k in range(total):
         index = []

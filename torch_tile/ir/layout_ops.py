@@ -45,7 +45,7 @@ def _total(parts: Iterable[tuple[Digit, Digits]]) -> Digits:
 
 
 def _swizzled(swizzle: Swizzle, parts: Sequence[tuple[Digit, Digits]], radix: MixedRadix) -> Expr:
-    """`high + (chunk ^ row) * width + low`."""
+    """Compute the swizzled offset `high + (chunk ^ row) * width + low`."""
     width, chunks = 1 << swizzle.base, 1 << swizzle.bits
     if not _divides(parts, [1 << n for n in (swizzle.base, swizzle.base + swizzle.bits)], swizzle.shift):
         size = sum(d.stride * (d.size - 1) for d, _ in parts) + 1
@@ -68,7 +68,7 @@ def _swizzled(swizzle: Swizzle, parts: Sequence[tuple[Digit, Digits]], radix: Mi
 
 
 def _divides(parts: Sequence[tuple[Digit, Digits]], boundaries: Sequence[int], shift: int) -> bool:
-    """Whether digits are nested in one another and none straddles a boundary at a fraction of its steps."""
+    """Return whether digits nest in one another and none straddles a boundary at a fraction of its steps."""
     ordered = sorted((digit for digit, _ in parts), key=lambda d: d.stride)
     nested = all(a.stride * a.size <= b.stride for a, b in itertools.pairwise(ordered))
     edges = [edge << k for edge in boundaries for k in (0, shift)]
@@ -123,7 +123,7 @@ _DIGIT = re.compile(r"(\d+):(\d+)([trm])")
 
 
 def to_text(layout: Layout) -> str:
-    """The canonical form as text."""
+    """Print the canonical form as text."""
     form = layout.canonical
     text = f"[{' | '.join(_digits(d) or '1' for d in form.dims)}]"
     if form.replicas:
@@ -312,7 +312,7 @@ def _grid(shape: Sequence[int]) -> list[Any]:
 
 
 def _evaluated(function: Callable[..., object], grid: Sequence[Any], parts: int = 0) -> list[Any]:
-    """What a function gives for all elements, an array for each part of its result.
+    """Evaluate a function for all elements, with an array for each part of its result.
 
     It is asked once for all elements together, where it computes with arrays as with numbers; else for each.
     """
@@ -334,12 +334,12 @@ def _evaluated(function: Callable[..., object], grid: Sequence[Any], parts: int 
 
 
 def refusal(why: str) -> TileError:
-    """The error for a function that no layout expresses."""
+    """Return the error for a function that no layout expresses."""
     return error("bad_layout", None, what="the function", why=f"it {why}", fix=FIX_OF_FUNCTION)
 
 
 def _counted(threads: Any) -> Any:
-    """How many elements of its thread come before each."""
+    """Count for each element the elements of its thread that come before it."""
     import numpy as np
 
     order = np.argsort(threads, kind="stable")
@@ -360,7 +360,7 @@ def _swizzles(largest: int) -> Iterator[Swizzle | None]:
 
 
 def _fit(shape: Sequence[int], axes: str, places: Sequence[Any]) -> tuple[tuple[Digit, ...], ...] | None:
-    """Digits of each dimension that place every element so; None if there are none.
+    """Find digits of each dimension that place every element as given; None if there are none.
 
     `places` has an array of all elements' places for each of the `axes`.
     """
@@ -383,7 +383,7 @@ def _fit(shape: Sequence[int], axes: str, places: Sequence[Any]) -> tuple[tuple[
 
 
 def _line(places: Sequence[Place], axes: str) -> tuple[Digit, ...] | None:
-    """Digits of one dimension from the places along it."""
+    """Find digits of one dimension from the places along it."""
     digits: list[Digit] = []
     weight = 1
     while weight < len(places):

@@ -26,7 +26,7 @@ NATURAL = {"thread", "block", "dim"}  # roles of variables that are never negati
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """`factor * ((atom // divisor) % modulus)`; no modulus is None. The digit is known to be in `[0, limit)`."""
+    """A term `factor * ((atom // divisor) % modulus)`; no modulus is None. The digit is known to be in `[0, limit)`."""
 
     factor: int
     atom: Expr
@@ -36,15 +36,15 @@ class Term:
 
     @property
     def key(self) -> Hashable:
-        """Equal for terms of the same digit."""
+        """A key that is equal for terms of the same digit."""
         return structure(self.atom), self.divisor, self.modulus
 
     def times(self, factor: int) -> Term:
-        """The same digit with another factor."""
+        """Return the same digit with another factor."""
         return Term(factor, self.atom, self.divisor, self.modulus, self.limit)
 
     def below(self, limit: int | None) -> Term:
-        """The same, told that the digit is also in `[0, limit)`; None tells nothing."""
+        """Return the term with the added fact that the digit is in `[0, limit)`; None adds nothing."""
         return Term(self.factor, self.atom, self.divisor, self.modulus, _least(self.limit, limit))
 
 
@@ -59,13 +59,13 @@ class Digits:
         return Digits(_collected((*self.terms, *other.terms)), self.constant + other.constant)
 
     def scaled(self, factor: int) -> Digits:
-        """This sum times an integer."""
+        """Multiply this sum by an integer."""
         if factor in (0, 1):
             return self if factor else Digits()
         return Digits(tuple(t.times(t.factor * factor) for t in self.terms), self.constant * factor)
 
     def expr(self) -> Expr:
-        """The sum as an int32 expression, the constant last."""
+        """Return the sum as an int32 expression, the constant last."""
         total: Expr | None = None
         for term in sorted(self.terms, key=lambda t: t.factor < 0):
             digit = _digit(term)
@@ -81,13 +81,13 @@ class Digits:
 
 
 class MixedRadix:
-    """Reads expressions as `Digits` and takes digits of them, given what is known about variables."""
+    """Read expressions as `Digits` and take digits of them, given what is known about variables."""
 
     def __init__(self, ranges: Ranges | None = None):
         self.ranges = ranges
 
     def of(self, e: Expr) -> Digits:
-        """The expression as a sum of digits."""
+        """Read the expression as a sum of digits."""
         if isinstance(e, Const) and not e.dtype.is_float:
             return Digits((), int(e.value))
         if isinstance(e, Cast) and widens(e.a.dtype, e.type):
@@ -118,7 +118,7 @@ class MixedRadix:
         return None
 
     def interval(self, sum_: Digits) -> Interval:
-        """Numbers between which the sum lies."""
+        """Return numbers between which the sum lies."""
         low: Limit = sum_.constant
         high: Limit = sum_.constant
         for term in sum_.terms:
@@ -128,6 +128,7 @@ class MixedRadix:
         return Interval(low, high)
 
     def _of_digit(self, term: Term) -> Interval:
+        """Return the interval of a term's digit."""
         atom = term.atom
         found = self.ranges.interval(atom) if self.ranges is not None else UNBOUNDED
         low, high = found.low, found.high
@@ -142,7 +143,7 @@ class MixedRadix:
         return Interval(low, high)
 
     def below(self, sum_: Digits, size: int) -> Digits:
-        """The sum, told that `0 <= sum < size`: each of its digits that are never negative has its limit."""
+        """Return the sum with the fact `0 <= sum < size`: each digit that is never negative has its limit."""
         alone = len(sum_.terms) == 1 and sum_.constant == 0
         natural = all(t.factor > 0 and (alone or self._of_digit(t).low >= 0) for t in sum_.terms)
         if not natural or sum_.constant < 0:
@@ -152,7 +153,7 @@ class MixedRadix:
         return Digits(terms, sum_.constant)
 
     def quotient(self, sum_: Digits, divisor: int, modulus: int | None = None) -> Digits:
-        """`(sum // divisor) % modulus`."""
+        """Compute `(sum // divisor) % modulus`."""
         if modulus == 1:
             return Digits()
         if modulus is not None:
@@ -163,6 +164,7 @@ class MixedRadix:
         return found if modulus is None else self._remainder(found, modulus)
 
     def _divided(self, sum_: Digits, d: int) -> Digits:
+        """Divide a sum by `d`, taking out the terms that are multiples of `d`."""
         if d == 1:
             return sum_
         terms = [part for term in sum_.terms for part in self._split(term, d)]
@@ -182,6 +184,7 @@ class MixedRadix:
         return Digits((Term(1, low.expr(), d, None),))
 
     def _remainder(self, sum_: Digits, m: int) -> Digits:
+        """Compute a sum modulo `m`."""
         terms = [t for t in sum_.terms if t.factor % m]
         terms = [part for term in terms for part in self._split(term, m) if part.factor % m]
         sum_ = Digits(_collected(terms), sum_.constant % m)
@@ -195,7 +198,7 @@ class MixedRadix:
         return Digits((Term(1, sum_.expr(), 1, m),))
 
     def _split(self, t: Term, boundary: int) -> tuple[Term, ...]:
-        """The digit as two, so that one is a multiple of `boundary` and the other stays below it; or as it is."""
+        """Split a digit at `boundary` into a multiple of it and a lower digit; or return the digit as it is."""
         if t.factor <= 0 or boundary % t.factor or t.factor == boundary:
             return (t,)
         radix = boundary // t.factor
@@ -223,7 +226,7 @@ def _digit(t: Term) -> Expr:
 
 
 def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """The same sum with fewer terms: equal digits added up, neighbouring digits of one atom joined."""
+    """Merge terms of a sum: add up equal digits and join neighbouring digits of one atom."""
     found: dict[Hashable, Term] = {}
     for t in terms:
         key = t.key
@@ -241,14 +244,14 @@ def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def _parted(terms: Iterable[Term], d: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-    """The multiples of `d`, divided by it, and the other terms."""
+    """Return the multiples of `d`, divided by it, and the other terms."""
     terms = tuple(terms)
     high = (t.times(t.factor // d) for t in terms if t.factor % d == 0)
     return _collected(high), _collected(t for t in terms if t.factor % d)
 
 
 def _neighbours(terms: list[Term]) -> tuple[Term, Term] | None:
-    """Two digits of one atom of which the second continues the first."""
+    """Find two digits of one atom of which the second continues the first."""
     for low in terms:
         if low.modulus is None:
             continue

@@ -25,13 +25,13 @@ _POSITIONS = itertools.count()
 
 
 def _bit(name: str) -> int:
-    """One bit for each name of a class of nodes."""
+    """Return the bit of a name of a node class."""
     return _BITS.setdefault(name, 1 << next(_POSITIONS))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:
-    """Base of all nodes. `span` is where the author wrote it; it never takes part in comparisons.
+    """Base of all nodes. `span` is where the author wrote the node; it never takes part in comparisons.
 
     Nodes hash by identity: sets and dictionaries find the very node.
     """
@@ -81,12 +81,12 @@ def _find_layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def field_names(node: Node) -> tuple[str, ...]:
-    """All fields of `node` except its span."""
+    """Return all fields of `node` except its span."""
     return _layout(type(node))[1]
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes that `node` uses, in field order. Symbols that it introduces are not among them."""
+    """Return the nodes that `node` uses, in field order, without the symbols that it introduces."""
     found: tuple[Node, ...] | None = node.__dict__.get("_children")
     if found is None:  # kept: passes walk over what they leave as it is again and again
         below: list[Node] = []
@@ -105,7 +105,7 @@ def _add_nodes(values: Iterable[object], found: list[Node]) -> None:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """`node` and everything below it, parents first."""
+    """Iterate over `node` and everything below it, parents first."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -115,7 +115,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def contents(node: Node) -> int:
-    """The bits of all classes of which there is a node here, itself or below it; kept with the node."""
+    """Return the bits of all node classes that occur in the node or below it; the result is kept with the node."""
     found: int | None = node.__dict__.get("_contents")
     if found is None:
         found = node.bits
@@ -132,7 +132,7 @@ def find(node: Node, a: type[A], b: type[B], /) -> Iterator[A | B]: ...
 @overload
 def find(node: Node, a: type[A], b: type[B], c: type[C], /, *more: type[Node]) -> Iterator[A | B | C]: ...
 def find(node: Node, *kinds: type[Node]) -> Iterator[Node]:
-    """Those of `walk` that are of one of `kinds`. What contains none of them is not walked over."""
+    """Find the nodes of `walk` that are of one of `kinds`; skip subtrees that contain none."""
     wanted = 0
     for kind in kinds:
         wanted |= kind.bit
@@ -146,12 +146,12 @@ def find(node: Node, *kinds: type[Node]) -> Iterator[Node]:
 
 
 def contains(node: Node, *kinds: type[Node]) -> bool:
-    """Whether there is a node of one of `kinds`, itself or below."""
+    """Return whether the node, or a node below it, is of one of `kinds`."""
     return any(True for _ in find(node, *kinds))
 
 
 def symbols(node: Node) -> frozenset[Any]:
-    """The symbols, Var and Buffer, that `node` uses, itself or below it; kept with the node."""
+    """Return the symbols, Var and Buffer, used by `node` or below it; the result is kept with the node."""
     found: frozenset[Any] | None = node.__dict__.get("_symbols")
     if found is None:
         if node.is_symbol:
@@ -161,7 +161,7 @@ def symbols(node: Node) -> frozenset[Any]:
 
 
 def map_children(node: N, f: Callable[[Any], Any]) -> N:
-    """`node` with `f` applied to each child; the same object if no child changed."""
+    """Apply `f` to each child of `node`; return the same object if no child changed."""
     old = children(node)
     new = [f(child) for child in old]
     if all(map(is_, old, new)):
@@ -171,14 +171,14 @@ def map_children(node: N, f: Callable[[Any], Any]) -> N:
 
 
 def _refilled(value: Any, source: Iterator[Any]) -> Any:
-    """A field with its nodes replaced by the next ones of `source`."""
+    """Return a field with its nodes replaced by the next nodes of `source`."""
     if isinstance(value, Node):
         return next(source)
     return tuple([_refilled(item, source) for item in value]) if isinstance(value, tuple) else value
 
 
 def rebuilt(node: N, **changed: Any) -> N:
-    """`node` with fields replaced, as `dataclasses.replace` does it, in a third of the time."""
+    """Replace fields of `node` as `dataclasses.replace` does, in a third of its time."""
     new = object.__new__(type(node))
     new.__dict__.update({name: node.__dict__[name] for name in _layout(type(node))[1]}, span=node.span)
     new.__dict__.update(changed)
@@ -193,13 +193,13 @@ class Visitor:
     """
 
     def method_of(self, node: Node) -> Callable[..., Any] | None:
-        """The bound method that handles `node`, or None."""
+        """Return the bound method that handles `node`, or None."""
         found = _method(type(self), type(node))
         return None if found is None else found.__get__(self)
 
 
 class Rewriter(Visitor):
-    """Rewrites bottom-up or top-down by methods named after node classes; others are walked through.
+    """Rewrite nodes bottom-up or top-down by methods named after node classes; walk through nodes without a method.
 
     `def visit_For(self, node)` handles every `For`; `self.children(node)` goes down. A new node without a span takes
     the span of the node that it replaces. Where no method could be called nothing is looked at.
@@ -240,12 +240,12 @@ def _method(visitor: type, node: type) -> Any:
 
 
 def equal(a: object, b: object) -> bool:
-    """Same structure, with the very same symbols."""
+    """Return whether two nodes have the same structure, with the very same symbols."""
     return a is b or _same(a, b, None)
 
 
 def alike(a: object, b: object) -> bool:
-    """Same structure up to renamed symbols (variables and buffers), each renamed one to one."""
+    """Return whether two nodes have the same structure up to symbols (variables and buffers) renamed one to one."""
     return _same(a, b, ({}, {}))
 
 

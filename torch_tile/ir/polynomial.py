@@ -23,7 +23,7 @@ MAX_TERMS = 32
 
 
 def structure(value: object) -> Hashable:
-    """A key that is the same for values that are `equal`; each symbol enters it by an object of its own."""
+    """Return a key that is the same for values that are `equal`; each symbol enters it by an object of its own."""
     if isinstance(value, Node):
         known: Hashable = value.__dict__.get("_structure")
         if known is None:
@@ -51,7 +51,7 @@ class Polynomial:
 
     @property
     def key(self) -> Hashable:
-        """Equal for equal polynomials."""
+        """A key that is equal for equal polynomials."""
         return frozenset(self.terms.items())
 
     @property
@@ -61,7 +61,7 @@ class Polynomial:
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is no other term."""
+        """Whether the polynomial has no term but the constant."""
         return not self.terms or (len(self.terms) == 1 and () in self.terms)
 
     def __add__(self, other: Polynomial) -> Polynomial:
@@ -102,7 +102,7 @@ class Polynomial:
         return {number for m in self.terms for number in m}
 
     def split(self, atom: int) -> tuple[Polynomial, Polynomial] | None:
-        """`(a, b)` with `self = a * atom + b` and no `atom` in either; None if it occurs in a power."""
+        """Return `(a, b)` with `self = a * atom + b` and no `atom` in either; None if it occurs in a power."""
         inside: dict[Monomial, int] = {}
         outside: dict[Monomial, int] = {}
         for m, c in self.terms.items():
@@ -116,7 +116,7 @@ class Polynomial:
         return Polynomial(inside), Polynomial(outside)
 
     def tightened(self) -> Polynomial:
-        """A smaller polynomial that is non-negative exactly where this one is: the common factor divided out."""
+        """Divide out the common factor; the result is non-negative exactly where this polynomial is."""
         common = math.gcd(*(c for m, c in self.terms.items() if m))
         if common <= 1:
             return self
@@ -124,7 +124,7 @@ class Polynomial:
 
 
 def _without(m: Monomial, factors: Monomial) -> Monomial | None:
-    """A monomial divided by another one; None if it is no multiple."""
+    """Divide a monomial by another one; None if it is no multiple."""
     if not factors:
         return m
     left = list(m)
@@ -136,7 +136,7 @@ def _without(m: Monomial, factors: Monomial) -> Monomial | None:
 
 
 def number(value: int) -> Polynomial:
-    """A constant polynomial."""
+    """Return a constant polynomial."""
     return Polynomial({(): value} if value else {})
 
 
@@ -154,7 +154,7 @@ class Atom:
 
     @functools.cached_property
     def inner(self) -> frozenset[int]:
-        """Atoms inside a compound atom."""
+        """Return the atoms inside a compound atom."""
         return frozenset(number for argument in self.args for number in argument.atoms())
 
 
@@ -167,26 +167,26 @@ class Atoms:
         self._cache: dict[Expr, Polynomial] = {}
 
     def define(self, var: Var, value: Polynomial) -> None:
-        """From now on `var` reads as `value`; it must not have been used before."""
+        """Read `var` as `value` from now on; `var` must not have been used before."""
         self._cache[var] = value
 
     def of(self, expr: Expr) -> Polynomial:
-        """The polynomial that has the value of an integer or bool expression."""
+        """Return the polynomial that has the value of an integer or bool expression."""
         known = self._cache.get(expr)
         if known is None:
             known = self._cache[expr] = self._convert(expr)
         return known
 
     def variable(self, var: Var) -> int:
-        """The number of a variable's atom."""
+        """Return the number of a variable's atom."""
         return self._intern(structure(var), Atom("var", var))
 
     def is_mutable(self, p: Polynomial) -> bool:
-        """Whether the polynomial reads memory."""
+        """Return whether the polynomial reads memory."""
         return any(self.table[n].mutable for n in p.atoms())
 
     def divide(self, x: Polynomial, d: Polynomial) -> Polynomial:
-        """`x // d` for a divisor known to be positive, multiples of `d` taken out of `x`."""
+        """Compute `x // d` for a divisor known to be positive, multiples of `d` taken out of `x`."""
         quotient, rest = self._split_multiples(x, d)
         if rest.is_constant and (rest.constant == 0 or d.is_constant):
             return quotient
@@ -200,6 +200,7 @@ class Atoms:
         return quotient + self._compound("//", rest, d)
 
     def _split_multiples(self, x: Polynomial, d: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Split `x` into the quotient of its multiples of the monomial `d`, and the rest."""
         quotient: dict[Monomial, int] = {}
         rest: dict[Monomial, int] = {}
         ((factors, scale),) = d.terms.items()
@@ -230,6 +231,7 @@ class Atoms:
         return Polynomial({(self._intern(structure(expr), Atom("opaque", expr, mutable=mutable)),): 1})
 
     def _convert(self, expr: Expr) -> Polynomial:
+        """Convert an expression to a polynomial; an expression that is not taken apart becomes an opaque atom."""
         if isinstance(expr, Const) and not expr.dtype.is_float:
             return number(int(expr.value))
         if isinstance(expr, Var):
@@ -267,7 +269,7 @@ class Atoms:
         return None
 
     def _is_positive(self, p: Polynomial) -> bool:
-        """Whether `p` is a positive number times dimensions, which no divisor has 0 of."""
+        """Return whether `p` is a positive number times dimensions, since dimensions in a divisor are not 0."""
         return len(p.terms) == 1 and all(
             c > 0 and all(self._is_dim(n) for n in m) for m, c in p.terms.items()
         )  # fmt: skip
@@ -278,7 +280,7 @@ class Atoms:
 
 
 def widens(source: dt.DType, to: dt.DType) -> bool:
-    """Whether every value of the integer or bool type `source` is one of the integer type `to`."""
+    """Return whether the integer type `to` has every value of the integer or bool type `source`."""
     if not to.is_integer or source.is_float:
         return False
     if source.kind == "bool" or source == to:

@@ -38,25 +38,25 @@ COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}
 
 
 def simplify(expr: Expr, ranges: Ranges | None = None) -> Expr:
-    """A simpler expression with the same value wherever `ranges` holds; the same object if there is none."""
+    """Simplify an expression, with the same value wherever `ranges` holds; return the same object if unchanged."""
     return Simplifier(ranges or Ranges())(expr)
 
 
 class Simplifier:
-    """`simplify` for many expressions at one point: children first, then rules at the node until none applies."""
+    """Apply `simplify` to many expressions at one point: children first, then rules at the node until none applies."""
 
     def __init__(self, ranges: Ranges):
         self.ranges = ranges
         self.done: dict[Expr, Expr] = {}
 
     def define(self, var: Var, value: Expr) -> Simplifier:
-        """After `var = value`, of which nothing follows for what does not mention it."""
+        """Add the fact `var = value`, which changes nothing for expressions without `var`."""
         after = Simplifier(self.ranges.define(var, value))
         after.done = dict(self.done)
         return after
 
     def __call__(self, e: Expr) -> Expr:
-        """The simplified expression."""
+        """Return the simplified expression."""
         if isinstance(e, Const):
             return e
         known = self.done.get(e)
@@ -69,7 +69,7 @@ class Simplifier:
         return new
 
     def _children(self, e: Expr) -> Expr:
-        """Operands that are evaluated only under a condition are simplified knowing it."""
+        """Simplify operands; an operand evaluated only under a condition is simplified given the condition."""
         if isinstance(e, Binary):
             a = self(e.a)
             b = self._under(a, e.op == "and", e.b) if e.op in LOGICAL else self(e.b)
@@ -91,7 +91,7 @@ class Simplifier:
         return self(e) if known is self.ranges else Simplifier(known)(e)
 
     def _step(self, e: Expr) -> Expr | None:
-        """A better expression than `e`, whose children are simple; None if no rule applies."""
+        """Return a better expression than `e`, whose children are simple; None if no rule applies."""
         rule = _RULES.get(type(e))
         return None if rule is None or (new := rule(e, self.ranges)) is e else new
 
@@ -149,7 +149,7 @@ def _float(e: Binary) -> Expr | None:
 
 
 def _linear(e: Expr) -> Expr | None:
-    """The integer combination written with fewer leaves: (x + 1) + 2, x * 2 + x * 3, x - x, x + 0, x * 1, x * 0."""
+    """Write an integer combination with fewer leaves: (x + 1) + 2, x * 2 + x * 3, x - x, x + 0, x * 1, x * 0."""
     if e.dtype.is_float:
         return None
     terms, constant, leaves = _terms(e)
@@ -252,7 +252,7 @@ def _is(e: Expr, value: float) -> bool:
 
 
 def is_literal(e: Expr, value: bool) -> bool:
-    """Whether `e` is the literal `value` of type bool."""
+    """Return whether `e` is the literal `value` of type bool."""
     return isinstance(e, Const) and e.dtype.kind == "bool" and bool(e.value) is value
 
 
@@ -261,7 +261,7 @@ def _fits(value: int, dtype: DType) -> bool:
 
 
 def is_exact(source: DType, to: DType) -> bool:
-    """Whether a cast from `source` to `to` keeps every value."""
+    """Return whether a cast from `source` to `to` keeps every value."""
     if source == to or not to.is_float:
         return source == to or widens(source, to)
     digits, exponent = FORMATS[to.name]
@@ -272,7 +272,7 @@ def is_exact(source: DType, to: DType) -> bool:
 
 
 def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
-    """`e` as (factor, atom) pairs in order of appearance plus a constant; and how many leaves it was written with."""
+    """Return `e` as (factor, atom) pairs in order of appearance plus a constant, and its number of leaves."""
     terms, constant, leaves = _sum(e)
     return [term for term in terms.values() if term[0]], constant, leaves
 
@@ -315,7 +315,7 @@ def _scaled(whole: Sum, factor: int, leaves: int) -> Sum:
 
 
 def _combine(terms: list[tuple[int, Expr]], constant: int, dtype: DType) -> Expr:
-    """The sum of the terms, positive ones first."""
+    """Build the sum of the terms, positive ones first."""
     total: Expr | None = None
     for factor, atom in sorted(terms, key=lambda t: t[0] < 0):
         size = abs(factor)
@@ -339,7 +339,7 @@ NOTHING = stmt.Block(())
 
 
 def simplify_stmt(node: N, ranges: Ranges | None = None) -> N:
-    """A program, kernel or statement that does the same; the same object if nothing could be improved."""
+    """Simplify a program, kernel or statement; return the same object if nothing improved."""
     return _Statements(ranges or Ranges())(node)  # type: ignore[no-any-return]
 
 
@@ -360,24 +360,24 @@ class _Statements(Rewriter):
         return new  # type: ignore[no-any-return]
 
     def visit_Expr(self, e: Expr) -> Expr:
-        """Any expression, under what holds here."""
+        """Simplify an expression, given what holds here."""
         return self.expr(e)
 
     def visit_Kernel(self, k: stmt.Kernel) -> stmt.Kernel:
-        """Block indices are below the grid."""
+        """Simplify a kernel, knowing that block indices are below the grid."""
         grid = tuple(self.expr(g) for g in k.grid)
         self.thread = k.thread
         return _rebuilt(k, grid=grid, body=self._inside(k.body, self._known().kernel(k)))
 
     def visit_Role(self, r: stmt.Role) -> stmt.Role:
-        """The thread is one of the role's."""
+        """Simplify a role, knowing that the thread is one of the role's."""
         if self.thread is None:
             return self.children(r)
         ranges = self._known().within(self.thread, r.first, r.first + r.count - 1)
         return _rebuilt(r, body=self._inside(r.body, ranges))
 
     def visit_Block(self, b: stmt.Block) -> stmt.Block:
-        """Flat, and without what follows a break or continue."""
+        """Flatten a block, and drop what follows a break or continue."""
         outer = self.expr
         stmts: list[stmt.Stmt] = []
         for s in b.stmts:
@@ -389,13 +389,13 @@ class _Statements(Rewriter):
         return _rebuilt(b, stmts=tuple(stmts))
 
     def visit_Let(self, s: stmt.Let) -> stmt.Stmt:
-        """A name for a literal or another name is replaced by what it stands for."""
+        """Replace a name for a literal or another name by its value."""
         value = self.expr(s.value)
         self.expr = self.expr.define(s.var, value)
         return NOTHING if isinstance(value, Const | Var) else _rebuilt(s, value=value)
 
     def visit_For(self, f: stmt.For) -> stmt.Stmt:
-        """Gone if it never runs or does nothing."""
+        """Remove a loop that never runs or does nothing."""
         starts, stops = tuple(self.expr(x) for x in f.starts), tuple(self.expr(x) for x in f.stops)
         ranges = self._known()
         if any(ranges.prove(Binary(">=", a, b)) for a, b in zip(starts, stops, strict=True)):
@@ -406,7 +406,7 @@ class _Statements(Rewriter):
         return _rebuilt(f, starts=starts, stops=stops, body=body) if body.stmts else NOTHING
 
     def visit_While(self, s: stmt.While) -> stmt.Stmt:
-        """Gone if the condition never holds."""
+        """Remove a loop whose condition never holds."""
         condition = self.expr(s.condition)
         if is_literal(condition, False):
             return NOTHING
@@ -414,7 +414,7 @@ class _Statements(Rewriter):
         return _rebuilt(s, condition=condition, body=body)
 
     def visit_If(self, s: stmt.If) -> stmt.Stmt:
-        """One branch if the condition is known."""
+        """Replace a branch by one side if the condition is known."""
         condition = self.expr(s.condition)
         if isinstance(condition, Const):
             return self(s.then if condition.value else s.otherwise)  # type: ignore[no-any-return]
@@ -429,13 +429,13 @@ class _Statements(Rewriter):
         return _rebuilt(s, condition=condition, then=then, otherwise=otherwise)
 
     def visit_Assert(self, s: stmt.Assert) -> stmt.Stmt:
-        """Gone if the condition always holds."""
+        """Remove an assertion whose condition always holds."""
         condition = self.expr(s.condition)
         return NOTHING if is_literal(condition, True) else _rebuilt(s, condition=condition)
 
 
 def _rebuilt(node: N, **changed: Any) -> N:
-    """`node` with fields replaced; the same object if all are the same."""
+    """Replace fields of `node`; return the same object if all are the same."""
     same = all(_same(getattr(node, name), value) for name, value in changed.items())
     return node if same else rebuilt(node, **changed)
 

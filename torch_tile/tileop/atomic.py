@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atomic(RegisteredOp):
-    """`dst = fold(dst, value)` as one indivisible update per element, in a memory order of ORDERS."""
+    """Update each element of `dst` by `dst = fold(dst, value)`, indivisibly and in a memory order of ORDERS."""
 
     kind: ClassVar[str] = ""
     dst: Region
@@ -50,7 +50,10 @@ class Atomic(RegisteredOp):
 
     @classmethod
     def build(cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None) -> Atomic:
-        """`dst` is an element, a slice or a buffer; `value` a scalar, or a region of the same shape."""
+        """Build the op.
+
+        `dst` is an element, a slice or a buffer; `value` is a scalar, or a region of the same shape.
+        """
         order = check_order(f"T.{cls.op_name}", memory_order or "relaxed")
         if cls.kind == "exchange" and order in ("acquire", "acq_rel"):
             why, fix = f"is {order!r}", "a store is relaxed, release or seq_cst"
@@ -66,7 +69,7 @@ class Atomic(RegisteredOp):
         return cls(target, source, order)
 
     def check(self) -> list[Diagnostic]:
-        """A region value must have the destination's extents; bits are those of integers."""
+        """Check that a region value has the destination's extents, and that bitwise updates are of integers."""
         dtype = self.dst.buffer.dtype
         if self.kind in BITWISE and dtype.is_float:
             why, fix = f"has dtype {dtype}", "bitwise updates take integers"
@@ -80,23 +83,23 @@ class Atomic(RegisteredOp):
         return [diagnose("copy_shape", self.span, src=src, dst=dst)]
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads and writes the destination, reads a region value."""
+        """Return the destination as read and written, and a region value as read."""
         return [self.dst] + ([] if isinstance(self.value, Expr) else [self.value]), [self.dst]
 
     def lower_cpu(self) -> Stmt:
-        """One atomic operation per element."""
+        """Emit one atomic operation per element."""
         return self._each()
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """A value fragment stays where it is: each thread updates memory with what it holds."""
+        """Demand no layout: each thread updates memory with the elements of a value fragment that it holds."""
         return []
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """One atomic operation per element."""
+        """Emit one atomic operation per element."""
         return self._each()
 
     def _each(self) -> Stmt:
-        """The update of every element, side by side."""
+        """Return a parallel nest that updates every element."""
         target = self.dst.buffer
 
         def one(point: tuple[Any, ...]) -> Stmt:
@@ -109,7 +112,10 @@ class Atomic(RegisteredOp):
         return ordered(parallel(extents, one) if extents else one(()), self.memory_order)
 
     def evaluate(self, env: Env) -> None:
-        """Blocks run one after another here, so a plain update is atomic; computed in float64 or int64."""
+        """Update the region in float64 or int64.
+
+        The interpreter runs blocks one after another, so a plain update is atomic.
+        """
 
         old = env.read(self.dst)
         if isinstance(self.value, Expr):
@@ -121,7 +127,7 @@ class Atomic(RegisteredOp):
 
 
 def folded(kind: str, old: Any, new: Any, dtype: dt.DType) -> Any:
-    """What an update makes of two tensors in float64 or int64, which hold values of `dtype`."""
+    """Apply an update to two tensors in float64 or int64, which hold values of `dtype`."""
     if kind in ("max", "min") and dtype.name == "uint64":  # held as two's complement
         top = -(2**63)
         return folds()[kind](old ^ top, new ^ top) ^ top
@@ -129,7 +135,7 @@ def folded(kind: str, old: Any, new: Any, dtype: dt.DType) -> Any:
 
 
 def folds() -> dict[str, Any]:
-    """What each kind makes of the old value and the operand, tensors of one type."""
+    """Return the function of each kind of update, from the old value and the operand (tensors of one type)."""
     import torch
 
     return {
@@ -139,7 +145,7 @@ def folds() -> dict[str, Any]:
 
 
 def check_order(what: str, memory_order: Any) -> str:
-    """A memory order by name; an author error for others."""
+    """Return the memory order of this name; raise an author error for an unknown name."""
     if memory_order not in ORDERS:
         why, fix = f"is {memory_order!r}", f"give one of {', '.join(ORDERS)}"
         raise error("bad_argument", None, op=what, name="memory_order", why=why, fix=fix)
@@ -147,7 +153,7 @@ def check_order(what: str, memory_order: Any) -> str:
 
 
 def ordered(update: Stmt, memory_order: str) -> Stmt:
-    """An update between the fences of its memory order."""
+    """Put an update between the fences of its memory order."""
     before, after = ORDERS[memory_order]
     if not before and not after:
         return update
@@ -175,7 +181,7 @@ _ONE_AT_A_TIME = threading.Lock()  # blocks of a cluster run side by side in the
 @tile_op("arrive_last")
 @dataclass(frozen=True, eq=False, repr=False)
 class ArriveLast(RegisteredOp):
-    """`flag` becomes 1 in the last of `count` blocks that come here, else 0; `counter` counts them from 0."""
+    """Set `flag` to 1 in the last of `count` blocks that arrive, else to 0; `counter` counts arrivals from 0."""
 
     counter: Region
     count: Expr
@@ -183,7 +189,10 @@ class ArriveLast(RegisteredOp):
 
     @classmethod
     def build(cls, counter: Any, count: Any, flag: Any) -> ArriveLast:
-        """`counter` is an element of a global int32 tensor, `count` an integer, `flag` an int32 in shared memory."""
+        """Build the op.
+
+        `counter` is an element of a global int32 tensor, `count` an integer, `flag` an int32 in shared memory.
+        """
         where = region_of(counter)
         if where is None or any(r.keep for r in where.ranges):
             _refuse("counter", "is no element of a tensor")
@@ -201,23 +210,23 @@ class ArriveLast(RegisteredOp):
         return cls(where, cast(number, dt.int32), need_region(flag, "arrive_last", "flag"))
 
     def check(self) -> list[Diagnostic]:
-        """Nothing more can be wrong."""
+        """Return no diagnostics: `build` checks all arguments."""
         return []
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Changes the counter, writes the flag."""
+        """Return the counter as read and written, and the flag as written."""
         return [self.counter], [self.counter, self.flag]
 
     def lower_cpu(self) -> Stmt:
-        """One helper call: a block is one thread."""
+        """Emit one helper call, as one thread runs a block."""
         return self._store(Call("cpu_arrive_last", (self._where, self.count), dt.int32))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """No fragment is touched."""
+        """Demand no layout, as the op touches no fragment."""
         return []
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """All threads meet, so that one of them arrives for what each has written; it tells the others."""
+        """Synchronize the block, let one thread arrive for the writes of all threads, and share the flag."""
         first = binary("==", ctx.thread, const(0, dt.int32))
         arrival = self._store(memory.arrive_last(self._where, self.count))
         return Block((memory.barrier(), If(first, Block((arrival,)), Block(()))))
@@ -230,7 +239,7 @@ class ArriveLast(RegisteredOp):
         return Store(self.flag.buffer, self.flag.starts, last)
 
     def evaluate(self, env: Env) -> None:
-        """Blocks run one after another, or hold a lock."""
+        """Count the arrival. Blocks run one after another in the interpreter, or hold a lock."""
         import torch
 
         with _ONE_AT_A_TIME:

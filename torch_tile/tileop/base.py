@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tile op provides, and the registry that turns it into `T.<name>`.
+"""Define the interface of a tile op, and the registry that turns a tile op into `T.<name>`.
 
 A new op is one file: a frozen dataclass with `build` (from the author's arguments), `check`, `accesses`, `evaluate`
 (its meaning on whole tiles) and `lower_cpu` (plain IR). The language, the interpreter, the passes and the printer find
-it through
-`tile_ops()`.
+it through `tile_ops()`.
 """
 
 from __future__ import annotations
@@ -43,31 +42,34 @@ class RegisteredOp(TileOp):
 
     @classmethod
     def build(cls, *args: Any, **kwargs: Any) -> TileOp:
-        """The op from the arguments of `T.<op_name>(...)`."""
+        """Build the op from the arguments of `T.<op_name>(...)`."""
         raise NotImplementedError
 
     def check(self) -> list[Diagnostic]:
-        """What is wrong with the operands."""
+        """Return a diagnostic for each wrong operand."""
         raise NotImplementedError
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Regions that are read, and regions that are written."""
+        """Return the regions that the op reads, and the regions that it writes."""
         raise NotImplementedError
 
     def lower_cpu(self) -> Stmt:
-        """The op as loops, stores and calls of CPU helpers, for one thread that runs the whole block."""
+        """Lower the op to loops, stores and calls of CPU helpers, for one thread that runs the whole block."""
         raise self._lacks("lower_cpu", "the CPU")
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """What the op asks of its buffers, as far as that follows from `known`; asked again as more becomes known."""
+        """Return the op's demands on its buffers that follow from `known`.
+
+        Inference calls this again as more layouts become known.
+        """
         raise self._lacks("infer_layout", "GPUs")
 
     def as_loop(self) -> For | None:
-        """The op as a T.Parallel loop, if it is one; such an op may choose the layouts of its fragments."""
+        """Return the op as a T.Parallel loop, if it is one; such an op may choose the layouts of its fragments."""
         return None
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """What each thread of the group does: statements that may hold T.Parallel loops over fragments and memory."""
+        """Lower the op to the statements of each thread, which may hold T.Parallel loops over fragments and memory."""
         raise self._lacks("lower_cuda", "GPUs")
 
     def _lacks(self, method: str, target: str) -> TileError:
@@ -81,7 +83,7 @@ C = TypeVar("C", bound=type[RegisteredOp])
 
 
 def tile_op(name: str) -> Callable[[C], C]:
-    """Class decorator: make the op available as `T.<name>`."""
+    """Make the decorated op class available as `T.<name>`."""
 
     def register(cls: C) -> C:
         cls.op_name = name
@@ -94,18 +96,18 @@ def tile_op(name: str) -> Callable[[C], C]:
 
 
 def tile_ops() -> dict[str, type[RegisteredOp]]:
-    """All tile ops by their name in the language."""
+    """Return all tile ops by their name in the language."""
     return dict(_OPS)
 
 
 def is_of_each(regions: Sequence[Region]) -> bool:
-    """Whether each thread does an operation on these by itself: on memory of its own, or on single elements."""
+    """Return whether each thread performs the operation for itself: on its own memory, or on single elements."""
     own = any(region.buffer.scope in ("local", "var") for region in regions)
     return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)
 
 
 def region_of(value: Any) -> Region | None:
-    """The region that an argument names: a whole buffer, a slice, or one element; None for other values."""
+    """Return the region that an argument names: a whole buffer, a slice, or one element; None for other values."""
     value = getattr(value, "buffer", value) if not isinstance(value, Region | Load) else value
     if isinstance(value, Region):
         return value
@@ -117,7 +119,7 @@ def region_of(value: Any) -> Region | None:
 
 
 def need_region(value: Any, op: str, name: str) -> Region:
-    """As `region_of`; an author error if `value` names no region."""
+    """Return the region as `region_of` does; raise an author error if `value` names no region."""
     region = region_of(value)
     if region is None:
         raise error(
@@ -128,7 +130,7 @@ def need_region(value: Any, op: str, name: str) -> Region:
 
 
 def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
-    """An author error unless `value` is one of `known`."""
+    """Raise an author error unless `value` is one of `known`."""
     if value not in known:
         near = get_close_matches(str(value), [str(k) for k in known], 1)
         fix = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(repr(k) for k in known)}"
@@ -136,17 +138,17 @@ def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
 
 
 def is_one(extent: Expr) -> bool:
-    """Whether an extent is the literal 1."""
+    """Return whether an extent is the literal 1."""
     return isinstance(extent, Const) and extent.value == 1
 
 
 def squeezed(region: Region) -> tuple[Expr, ...]:
-    """Extents without those that are 1."""
+    """Return the region's extents without those that are 1."""
     return tuple(e for e in region.extents if not is_one(e))
 
 
 def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
-    """Whether two extent lists agree as written (symbolic extents must be the same expression)."""
+    """Return whether two extent lists agree as written (symbolic extents must be the same expression)."""
     return len(a) == len(b) and all(
         (isinstance(x, Const) and isinstance(y, Const) and x.value == y.value) or equal(x, y)
         for x, y in zip(a, b, strict=True)
@@ -154,7 +156,7 @@ def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
 
 
 def may_overlap(a: Region, b: Region) -> bool:
-    """Whether two regions may share an element: False only where one dimension, or their memory, tells them apart."""
+    """Return whether two regions may share an element; False only where a dimension or their memory separates them."""
     if a.buffer is not b.buffer:
         return (a.buffer.base or a.buffer) is (b.buffer.base or b.buffer)
     for x, y in zip(a.ranges, b.ranges, strict=True):
@@ -168,31 +170,31 @@ def may_overlap(a: Region, b: Region) -> bool:
 
 
 def describe(extents: Iterable[Expr]) -> str:
-    """Extents as the author would write them."""
+    """Format extents as the author would write them."""
     return "(" + ", ".join(str(e.value) if isinstance(e, Const) else repr(e) for e in extents) + ")"
 
 
 def parallel(extents: Sequence[Expr], body: Callable[[tuple[Var, ...]], Stmt], names: str = "ijklmn") -> Stmt:
-    """A T.Parallel nest over `extents` (at least one)."""
+    """Build a T.Parallel nest over `extents` (at least one)."""
     loop_vars = tuple(Var(names[d], dt.int32, "loop") for d in range(len(extents)))
     zeros = tuple(const(0, dt.int32) for _ in extents)
     return For(LoopKind.PARALLEL, loop_vars, zeros, tuple(extents), Block((body(loop_vars),)))
 
 
 def serial(extent: Expr, body: Callable[[Var], Stmt], name: str = "k") -> Stmt:
-    """A T.serial loop from 0."""
+    """Build a T.serial loop from 0."""
     var = Var(name, dt.int32, "loop")
     return For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (extent,), Block((body(var),)))
 
 
 def spread(region: Region, loop_vars: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Indices into the buffer for a point of the squeezed region."""
+    """Return the buffer indices for a point of the squeezed region."""
     point = iter(loop_vars)
     return tuple(r.start if is_one(r.extent) else r.start + next(point) for r in region.ranges)
 
 
 def identity_of(op: str, dtype: dt.DType) -> Const:
-    """The neutral element of a reduction in `dtype`."""
+    """Return the neutral element of a reduction in `dtype`."""
     if op in ("sum", "abssum", "bitor", "bitxor", "absmax"):
         return const(0, dtype)
     if op == "bitand":
@@ -208,24 +210,24 @@ def identity_of(op: str, dtype: dt.DType) -> Const:
 
 
 def lowest_of(dtype: dt.DType) -> int:
-    """The least value of an integer type."""
+    """Return the least value of an integer type."""
     return 0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))
 
 
 def highest_of(dtype: dt.DType) -> int:
-    """The greatest value of an integer type."""
+    """Return the greatest value of an integer type."""
     return (1 << dtype.bits) - 1 if dtype.kind == "uint" else (1 << (dtype.bits - 1)) - 1
 
 
 def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
-    """A scalar argument converted to `dtype`."""
+    """Convert a scalar argument to `dtype`."""
     from torch_tile.ir.expr import cast
 
     return cast(to_expr(value, dtype, op), dtype)
 
 
 def conjunction(conditions: Sequence[Expr]) -> Expr:
-    """All of at least one condition."""
+    """Join at least one condition by "and"."""
     return functools.reduce(lambda a, b: binary("and", a, b), conditions)
 
 
@@ -233,7 +235,9 @@ def conjunction(conditions: Sequence[Expr]) -> Expr:
 
 
 def aligned_run(buffer: Buffer) -> int:
-    """Elements along the last dimension, for a buffer on chip: every multiple of this starts such a run in memory."""
+    """Return a length of runs along the last dimension of an on-chip buffer: each multiple of the length starts a
+    contiguous run.
+    """
     layout = buffer.layout
     if layout is None:
         shape = buffer.static_shape
@@ -246,7 +250,7 @@ def aligned_run(buffer: Buffer) -> int:
 
 
 def strides_of(buffer: Buffer) -> tuple[Expr, ...]:
-    """Elements between neighbours in each dimension."""
+    """Return the stride of each dimension, in elements."""
     if buffer.strides is not None:
         return buffer.strides
     steps: list[Expr] = []

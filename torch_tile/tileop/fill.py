@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @tile_op("fill")
 @dataclass(frozen=True, eq=False, repr=False)
 class Fill(RegisteredOp):
-    """`dst[...] = value`."""
+    """Set every element of `dst` to `value`."""
 
     dst: Region
     value: Expr
@@ -47,23 +47,23 @@ class Fill(RegisteredOp):
         return cls(region, scalar(value, "T.fill", region.buffer.dtype))
 
     def check(self) -> list[Diagnostic]:
-        """Nothing can be wrong that `build` has not refused."""
+        """Return no diagnostics: `build` checks all arguments."""
         return []
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Writes the region."""
+        """Return the region as written."""
         return [], [self.dst]
 
     def lower_cpu(self) -> Stmt:
-        """A parallel nest of stores."""
+        """Emit a parallel nest of stores."""
         return self._stores()
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Any layout will do."""
+        """Demand no layout."""
         return []
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """All registers of a whole fragment; else a parallel nest."""
+        """Set all registers of a whole fragment; else emit a parallel nest."""
         if self.dst.buffer.scope != "fragment" or not same_extents(self.dst.extents, self.dst.buffer.shape):
             return self._stores()
         registers = ctx.registers(self.dst.buffer)
@@ -72,6 +72,7 @@ class Fill(RegisteredOp):
         return For(LoopKind.UNROLLED, (v,), (const(0, dt.int32),), (registers.shape[0],), body)
 
     def _stores(self) -> Stmt:
+        """Build the parallel nest of stores, or one store for a single element."""
         value, before = self.value, []
         if any(load.buffer is self.dst.buffer for load in find(value, Load)):  # read once, before it is overwritten
             before = [Let(Var("filling", value.dtype, "let"), value)]

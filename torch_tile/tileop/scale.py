@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.scale_rows: multiply each row of a tile by its factor, as sums of an online softmax are when a maximum grows."""
+"""T.scale_rows: multiply each row of a tile by its factor, as online softmax rescales sums when the row max grows."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ FEW = 8  # factors of a thread that are worth a look before its elements are mul
 @tile_op("scale_rows")
 @dataclass(frozen=True, eq=False, repr=False)
 class ScaleRows(RegisteredOp):
-    """`tile[i, ...] *= factors[i]`. On a GPU, warps whose factors are all 1 skip it."""
+    """Compute `tile[i, ...] *= factors[i]`. On a GPU, warps whose factors are all 1 skip the op."""
 
     tile: Region
     factors: Region
 
     @classmethod
     def build(cls, tile: Tile, factors: Tile) -> ScaleRows:
-        """`tile[i, ...] *= factors[i]`: one factor for each index of the tile's first dimension."""
+        """Multiply `tile[i, ...] *= factors[i]`: one factor for each index of the tile's first dimension."""
         return cls(need_region(tile, "scale_rows", "tile"), need_region(factors, "scale_rows", "factors"))
 
     def check(self) -> list[Diagnostic]:
-        """One factor for each row."""
+        """Check that there is one factor for each row."""
         tile, factors = self.tile.tile_shape, self.factors.tile_shape
         if tile and same_extents(tile[:1], factors):
             return []
@@ -51,15 +51,15 @@ class ScaleRows(RegisteredOp):
         ]  # fmt: skip
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads both, writes the tile."""
+        """Return tile and factors as read, and the tile as written."""
         return [self.tile, self.factors], [self.tile]
 
     def lower_cpu(self) -> Stmt:
-        """A parallel nest of products."""
+        """Emit a parallel nest of products."""
         return self.as_loop()
 
     def as_loop(self) -> For:
-        """The nest of products."""
+        """Return the nest of products."""
 
         def scaled(point: tuple[Var, ...]) -> Stmt:
             place, row = _inside(self.tile, point), _inside(self.factors, point[:1])
@@ -71,12 +71,12 @@ class ScaleRows(RegisteredOp):
         return nest
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Factors lie where the rows do."""
+        """Demand that factors lie where the rows do."""
         loop = self.as_loop()
         return parallel_loops.infer(loop, known, ctx) if is_static(loop) else []
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """The nest, under a vote of the warp where each thread has the factors of its own rows at hand."""
+        """Emit the nest, under a vote of the warp where each thread holds the factors of its own rows."""
         loop = self.as_loop()
         factors = self.factors.buffer
         if not self._at_hand(loop, ctx):
@@ -88,7 +88,7 @@ class ScaleRows(RegisteredOp):
         return If(vote_any(functools.reduce(lambda a, b: binary("or", a, b), changed)), Block((loop,)), Block(()))
 
     def _at_hand(self, loop: For, ctx: ThreadContext) -> bool:
-        """Whether all factors of a thread are a few registers, written ones, and nothing has to be moved for the nest.
+        """Return whether a thread holds all its factors in a few written registers, and the nest moves no data.
 
         The lanes of a warp run the op together then, and the branch has no barrier inside.
         """
@@ -102,7 +102,7 @@ class ScaleRows(RegisteredOp):
         return held.shape == self.factors.buffer.static_shape and held.extent("r") <= FEW
 
     def evaluate(self, env: Env) -> None:
-        """In the tile's type."""
+        """Multiply in the tile's type."""
         tile, factors = env.read(self.tile), env.read(self.factors)
         rows = [env.size(e) for e in self.factors.tile_shape]
         rest = [1] * (len(self.tile.tile_shape) - 1)
@@ -112,7 +112,7 @@ class ScaleRows(RegisteredOp):
 
 
 def _inside(region: Region, point: tuple[Var, ...]) -> tuple[Expr, ...]:
-    """Indices into the buffer for a point of the region."""
+    """Return the buffer indices for a point of the region."""
     steps = iter(point)
     return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tile op knows and is given while it is laid out and lowered for the threads of a block.
+"""Define the context in which a tile op is laid out and lowered for the threads of a block.
 
 `Demand` is what an op asks of a buffer, `Layouts` what has been decided so far, `ThreadContext` the group of threads
 that runs the op.
@@ -24,7 +24,10 @@ from torch_tile.ir.stmt import Role
 
 @dataclass(frozen=True)
 class Demand:
-    """An op's wish that `buffer` lie in `layout`; `required` if it cannot work otherwise. `why` names the reason."""
+    """A tile op's demand that `buffer` has `layout`; `required` if the op cannot work otherwise.
+
+    `why` names the reason.
+    """
 
     buffer: Buffer
     layout: Layout
@@ -40,12 +43,12 @@ class Layouts:
         self._decided: dict[Buffer, Demand] = {}
 
     def get(self, buffer: Buffer) -> Layout | None:
-        """The layout of `buffer`, or None if it is still open."""
+        """Return the layout of `buffer`, or None if it is still open."""
         decided = self._decided.get(buffer)
         return buffer.layout if decided is None else decided.layout
 
     def reason(self, buffer: Buffer) -> Demand | None:
-        """The demand that decided the layout of `buffer`."""
+        """Return the demand that decided the layout of `buffer`."""
         return self._decided.get(buffer)
 
     def decide(self, demand: Demand) -> None:
@@ -53,14 +56,14 @@ class Layouts:
         self._decided[demand.buffer] = demand
 
     def __iter__(self) -> Iterator[Demand]:
-        """All decisions, in the order in which they were first made."""
+        """Iterate over all decisions, in the order in which they were first made."""
         return iter(self._decided.values())
 
 
 def role_context(
     role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[Var, Expr]
 ) -> ThreadContext:  # fmt: skip
-    """The threads of a role, counted from 0; `thread` is the running thread's index in the block.
+    """Return the context of a role's threads, counted from 0; `thread` is the running thread's index in the block.
 
     Products of theirs are asynchronous if the role begins where a warpgroup does.
     """
@@ -86,11 +89,11 @@ class ThreadContext:
 
     @property
     def target(self) -> Target:
-        """The machine that is compiled for."""
+        """The target that is compiled for."""
         return self.build.target
 
     def registers(self, fragment: Buffer) -> Buffer:
-        """This thread's part of `fragment`, a 1-D local array indexed by the layout's "r" offset."""
+        """Return this thread's part of `fragment`, a 1-D local array indexed by the layout's "r" offset."""
         found = self._registers.get(fragment)
         if found is None:
             assert fragment.layout is not None, f"`{fragment.name}` has no layout"
@@ -100,13 +103,13 @@ class ThreadContext:
         return found
 
     def at(self, ranges: Ranges, values: Mapping[Var, Expr]) -> ThreadContext:
-        """The same threads at another point of the kernel."""
+        """Return the same threads at another point of the kernel."""
         return replace(self, ranges=ranges, values=values)
 
     def local(self, name: str, size: int, dtype: DType) -> Buffer:
-        """A fresh array of each thread; who asks for it puts its Alloc into the statements it returns."""
+        """Create a fresh array of each thread; the caller puts its Alloc into the statements it returns."""
         return Buffer(name, (const(size, dt.int32),), dtype, "local")
 
     def shared(self, name: str, shape: tuple[int, ...], dtype: DType) -> Buffer:
-        """A fresh row-major tile in shared memory; who asks for it puts its Alloc into the statements it returns."""
+        """Create a fresh row-major tile in shared memory; the caller puts its Alloc into the statements it returns."""
         return Buffer(name, tuple(const(size, dt.int32) for size in shape), dtype, "shared")

@@ -39,10 +39,10 @@ ZERO = const(0, dt.int32)
 @tile_op("async_copy")
 @dataclass(frozen=True, eq=False, repr=False)
 class AsyncCopy(Copy):
-    """As T.copy, but the destination may be read only after `cp_async_commit` and `cp_async_wait`."""
+    """Copy as T.copy, but the destination may be read only after `cp_async_commit` and `cp_async_wait`."""
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """This thread's cp.async calls, or an ordinary copy."""
+        """Emit this thread's cp.async calls, or an ordinary copy."""
         reasons = [refuses(self, width, ctx.ranges) for width in WIDTHS]
         width = next((w for w, reason in zip(WIDTHS, reasons, strict=True) if reason is None), None)
         why_not = reasons[0] or ""
@@ -54,7 +54,7 @@ class AsyncCopy(Copy):
 
 
 def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
-    """Why cp.async cannot move `width` bytes at a time; None if it can."""
+    """Return why cp.async cannot move `width` bytes at a time; None if it can."""
     src, dst = op.src.buffer, op.dst.buffer
     if (src.scope, dst.scope) != ("global", "shared"):
         return f"cp.async goes from global to shared memory, not from {src.scope} to {dst.scope}"
@@ -86,6 +86,8 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
 
 
 def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
+    """Emit this thread's cp.async calls of `width` bytes for a copy."""
+
     def move(point: tuple[Expr, ...]) -> Stmt:
         source, target = spread(op.src, point), spread(op.dst, point)
         return cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
@@ -95,7 +97,7 @@ def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
 
 
 def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]], Stmt], ctx: ThreadContext) -> Stmt:
-    """`move` at the first point of each run of `run` elements along the last dimension of a box.
+    """Call `move` at the first point of each run of `run` elements along the last dimension of a box.
 
     Runs are dealt to the threads in row-major order, so that neighbours move neighbouring runs.
     """
@@ -115,7 +117,7 @@ def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]
 
 
 def _split(iteration: Expr, thread: Expr, count: int, per_row: int) -> tuple[Expr, Expr]:
-    """Row and place in the row of run `iteration * count + thread`."""
+    """Return the row of run `iteration * count + thread`, and its place in the row."""
     if count % per_row == 0:
         return iteration * (count // per_row) + thread // per_row, thread % per_row
     if per_row % count == 0:
@@ -125,7 +127,7 @@ def _split(iteration: Expr, thread: Expr, count: int, per_row: int) -> tuple[Exp
 
 
 def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
-    """The index of row number `row` in each dimension."""
+    """Return the index of row number `row` in each dimension."""
     found: list[Expr] = []
     for size in reversed(sizes[1:]):
         found.append(row % size)
@@ -147,7 +149,9 @@ def _number(extent: Expr) -> int:
 
 @dataclass(frozen=True)
 class Gather:
-    """`dst[...] = src[...]` where `condition` holds (None: everywhere), else 0, for each point of a loop's box."""
+    """The gather of a loop: `dst[...] = src[...]` where `condition` holds (None: everywhere), else 0, for each point of
+    the loop's box.
+    """
 
     dst: tuple[Buffer, tuple[Expr, ...]]
     src: tuple[Buffer, tuple[Expr, ...]]
@@ -156,7 +160,7 @@ class Gather:
 
 
 def gather_of(loop: For) -> Gather | None:
-    """What a T.Parallel loop gathers; None if it does anything else than fill a box of a shared tile."""
+    """Return the gather of a T.Parallel loop; None if the loop does anything but fill a box of a shared tile."""
     if loop.kind is not LoopKind.PARALLEL or not loop.body.stmts:
         return None
     *names, last = loop.body.stmts
@@ -183,7 +187,7 @@ def _value(e: Expr) -> int:
 
 
 def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
-    """The box that a loop fills: each variable counts along one dimension, in their order."""
+    """Return the box that a loop fills, where each variable counts along one dimension, in their order."""
     left = list(zip(loop.vars, loop.stops, strict=True))
     own = set(loop.vars)
     ranges = []
@@ -205,24 +209,24 @@ def _mentions(e: Expr, wanted: set[Var]) -> bool:
 @tile_op("async_loop")
 @dataclass(frozen=True, eq=False, repr=False)
 class AsyncLoop(RegisteredOp):
-    """`loop`, whose writes may be read only after `cp_async_commit` and `cp_async_wait`."""
+    """Run `loop`, whose writes may be read only after `cp_async_commit` and `cp_async_wait`."""
 
     loop: For
 
     @classmethod
     def build(cls, loop: Any) -> AsyncLoop:
-        """From a T.Parallel loop."""
+        """Build the op from a T.Parallel loop."""
         return cls(loop)
 
     def check(self) -> list[Diagnostic]:
-        """The loop must fill a box of a shared tile from global memory."""
+        """Check that the loop fills a box of a shared tile from global memory."""
         if gather_of(self.loop) is not None:
             return []
         why, fix = "is set for a loop that does not only fill a shared tile from global memory", "leave it out"
         return [diagnose("bad_argument", self.span, op="T.Parallel", name="asynchronous", why=why, fix=fix)]
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads all that the loop loads, writes the box."""
+        """Return the regions that the loop loads as read, and the box as written."""
         found = gather_of(self.loop)
         assert found is not None
         buffers = {n.buffer: n.buffer for n in find(self.loop, Load)}
@@ -230,7 +234,7 @@ class AsyncLoop(RegisteredOp):
         return whole, [found.region]
 
     def lower_cpu(self) -> Stmt:
-        """The loop itself."""
+        """Return the loop itself."""
         return self.loop
 
     def evaluate(self, env: Env) -> None:
@@ -238,11 +242,11 @@ class AsyncLoop(RegisteredOp):
         env.block(Block((self.loop,)))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Nothing is asked: runs are dealt to the threads as memory has them."""
+        """Demand no layout, as threads take runs in the order of memory."""
         return []
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """This thread's cp.async calls, or an ordinary loop."""
+        """Emit this thread's cp.async calls, or an ordinary loop."""
         found = gather_of(self.loop)
         if found is None:  # nothing of it lies inside the tensor, as has turned out since: zeros are stored
             return self.loop
@@ -255,7 +259,7 @@ class AsyncLoop(RegisteredOp):
         return self._copies(found, width, ctx)
 
     def _refuses(self, found: Gather, width: int, ctx: ThreadContext) -> str:
-        """Why cp.async cannot move `width` bytes at a time; "" if it can."""
+        """Return why cp.async cannot move `width` bytes at a time; "" if it can."""
         dst, src = found.dst[0], found.src[0]
         along, extent = self.loop.vars[-1], self.loop.stops[-1]
         run, uneven = divmod(width, src.dtype.itemsize)
@@ -279,6 +283,7 @@ class AsyncLoop(RegisteredOp):
         return ""
 
     def _copies(self, found: Gather, width: int, ctx: ThreadContext) -> Stmt:
+        """Emit this thread's cp.async calls of `width` bytes for the loop's gather."""
         (dst, dst_indices), (src, src_indices) = found.dst, found.src
 
         def move(point: tuple[Expr, ...]) -> Stmt:

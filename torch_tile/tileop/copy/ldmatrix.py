@@ -30,7 +30,7 @@ ACROSS = (Digit(8, 4, "t"),)  # where the rows of a matrix lie
 
 @dataclass(frozen=True)
 class Blocks:
-    """A fragment as 8 x 8 blocks: the digits that count the blocks in each of its two dimensions.
+    """The digits that count a fragment's 8 x 8 blocks in each of its two dimensions.
 
     `across` is the dimension that runs across the rows in memory: 0 in the usual case, and with `trans` the matrices
     are turned on the way. `run` elements fill the 4 bytes of one lane; a row of a block has `size` elements.
@@ -42,7 +42,7 @@ class Blocks:
 
 
 def refuses(op: Copy, ctx: ThreadContext) -> str | None:
-    """Why matrices cannot be moved; None if they can."""
+    """Return why ldmatrix and stmatrix cannot do the copy; None if they can."""
     store = op.src.buffer.scope == "fragment"
     fragment, shared = (op.src, op.dst) if store else (op.dst, op.src)
     if (fragment.buffer.scope, shared.buffer.scope) != ("fragment", "shared"):
@@ -62,7 +62,7 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
 
 
 def blocks_of(fragment: Region, dtype: dt.DType) -> Blocks | str:
-    """The blocks of a fragment whose elements are stored as `dtype`, or why it has none."""
+    """Return the 8 x 8 blocks of a fragment whose elements are stored as `dtype`, or why it has none."""
     buffer, layout = fragment.buffer, fragment.buffer.layout
     sizes = buffer.static_shape
     layout = layout.canonical if layout is not None else None
@@ -91,7 +91,9 @@ def blocks_of(fragment: Region, dtype: dt.DType) -> Blocks | str:
 
 
 def _without(digits: Digits, end: Digits) -> Digits | None:
-    """`digits` without `end`, which may be the lower part of a longer digit; None if they do not end so."""
+    """Return `digits` without their end `end`, which may be the lower part of a longer digit; None if they end
+    otherwise.
+    """
     for wanted in reversed(end):
         if not digits or (digits[-1].axis, digits[-1].stride) != (wanted.axis, wanted.stride):
             return None
@@ -104,7 +106,7 @@ def _without(digits: Digits, end: Digits) -> Digits | None:
 
 
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:
-    """One ldmatrix or stmatrix for every four blocks (two or one, if their number is odd)."""
+    """Emit one ldmatrix or stmatrix for every four blocks (two or one, if their number is odd)."""
     store = op.src.buffer.scope == "fragment"
     fragment, shared = (op.src, op.dst) if store else (op.dst, op.src)
     blocks = blocks_of(fragment, shared.buffer.dtype)
@@ -141,7 +143,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
 
 
 def _row_of_lane(blocks: Blocks, thread: Expr, first: Expr, count: int, shared: Region) -> tuple[Expr, Expr]:
-    """The row of 16 bytes that this lane names: row l % 8 of block `first + l // 8`."""
+    """Return the row of 16 bytes that this lane addresses: row l % 8 of block `first + l // 8`."""
     block = first + thread // 8 % count if count > 1 else first
     rows, columns = (_outer(digits, thread, block * blocks.run) for digits in blocks.outer)
     chunk = 16 // shared.buffer.dtype.itemsize
@@ -149,6 +151,7 @@ def _row_of_lane(blocks: Blocks, thread: Expr, first: Expr, count: int, shared: 
 
 
 def _outer(digits: Digits, thread: Expr, register: Expr) -> Expr:
+    """Return the block number that the digits of a thread and register form."""
     total: Expr = const(0, dt.int32)
     place = math.prod(d.size for d in digits)
     for d in digits:

@@ -41,7 +41,7 @@ INSTRUCTIONS = (None, "tma", "cp_async", "sync")
 @tile_op("copy")
 @dataclass(frozen=True, eq=False, repr=False)
 class Copy(RegisteredOp):
-    """`dst = src`, element by element in row-major order of both regions, dimensions of size 1 ignored.
+    """Copy `src` to `dst`, element by element in row-major order of both regions; dimensions of size 1 are ignored.
 
     The scheduling hints say how a GPU moves the data; they never change the result.
     """
@@ -59,7 +59,9 @@ class Copy(RegisteredOp):
         eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
         loop_layout: Any = None,
     ) -> Copy:  # fmt: skip
-        """`dst = src`, converted to dst's dtype: buffers, regions, or an element from which the other's shape counts.
+        """Copy `src` to `dst`, converted to dst's dtype.
+
+        Operands are buffers or regions; an element takes the other operand's shape.
 
         Dimensions of size 1 are ignored. What lies outside a tensor reads as 0 and is not written.
 
@@ -74,7 +76,7 @@ class Copy(RegisteredOp):
 
     @staticmethod
     def regions(src: Tile, dst: Tile) -> tuple[Region, Region]:
-        """Regions from buffers, slices or head addresses; a head address takes the other side's extents."""
+        """Return the regions of buffers, slices or head addresses; a head address takes the other side's extents."""
         a, b = region_of(src), region_of(dst)
         for value, region, what in ((src, a, "the source"), (dst, b, "the destination")):
             if region is None:
@@ -88,27 +90,29 @@ class Copy(RegisteredOp):
         return a, b
 
     def check(self) -> list[Diagnostic]:
-        """Extents must agree once dimensions of size 1 are dropped."""
+        """Check that extents agree once dimensions of size 1 are dropped."""
         if same_extents(squeezed(self.src), squeezed(self.dst)):
             return []
         src, dst = describe(self.src.extents), describe(self.dst.extents)
         return [diagnose("copy_shape", self.span, src=src, dst=dst)]
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads the source, writes the destination."""
+        """Return the source as read and the destination as written."""
         return [self.src], [self.dst]
 
     def lower_cpu(self) -> Stmt:
-        """A parallel nest of element moves."""
+        """Emit a parallel nest of element moves."""
         return self._moves()
 
     def as_loop(self) -> For | None:
-        """The nest, unless a single element is moved."""
+        """Return the parallel nest, or None for the copy of a single element."""
         moves = self._moves()
         return moves if isinstance(moves, For) else None
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Fragments lie alike on both sides; shared memory on the way to or from a fragment is free of conflicts."""
+        """Demand equal layouts of fragments on both sides, and a layout free of bank conflicts for shared memory beside
+        a fragment.
+        """
         found = []
         for shared, other in ((self.src.buffer, self.dst.buffer), (self.dst.buffer, self.src.buffer)):
             sizes = shared.static_shape
@@ -124,12 +128,14 @@ class Copy(RegisteredOp):
         return [*found, *parallel_loops.infer(loop, known, ctx)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """Matrices by ldmatrix and stmatrix where the fragment lies so; else a parallel nest in wide moves."""
+        """Emit ldmatrix or stmatrix where the fragment's layout allows it; else a parallel nest of wide moves."""
         if ldmatrix.refuses(self, ctx) is None:
             return ldmatrix.lower(self, ctx)
         return self._moves()
 
     def _moves(self) -> Stmt:
+        """Build the parallel nest that moves the elements, or one store for a single element."""
+
         def move(point: tuple[Any, ...]) -> Stmt:
             value = Load(self.src.buffer, spread(self.src, point))
             return Store(self.dst.buffer, spread(self.dst, point), cast(value, self.dst.buffer.dtype))
@@ -138,19 +144,19 @@ class Copy(RegisteredOp):
         return parallel(extents, move) if extents else move(())
 
     def evaluate(self, env: Env) -> None:
-        """Read the box, convert, write the box."""
+        """Read the box, convert it and write it."""
         tile = env.read(self.src)
         env.write(self.dst, tile.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
 
 
 def policy_of(op: str, eviction_policy: str | None) -> str | None:
-    """A policy of the L2 cache by TileLang's name; None is the normal one."""
+    """Return the policy of the L2 cache that TileLang's name means; None is the normal policy."""
     need_choice(op, "eviction_policy", eviction_policy, POLICIES)
     return None if eviction_policy == "evict_normal" else eviction_policy
 
 
 def _extend(head: Region, other: Region) -> Region:
-    """A head address given the extents of `other`, right-aligned."""
+    """Give a head address the extents of `other`, right-aligned."""
     extents = [e for r in other.ranges if r.keep for e in (r.extent,)]
     while len(extents) > len(head.ranges) and is_one(extents[0]):
         extents = extents[1:]

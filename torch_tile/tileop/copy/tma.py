@@ -50,8 +50,10 @@ TYPES = {
 @tile_op("tma_copy")
 @dataclass(frozen=True, eq=False, repr=False)
 class TmaCopy(Copy):
-    """As T.copy, by one thread of those that run it. A load has a `barrier`, for which its bytes are expected; whoever
-    waits for the barrier sees the tile, once somebody arrives. A store has none. `by` is that thread's number.
+    """Copy as T.copy, by one thread of those that run the op; `by` is that thread's number.
+
+    A load has a `barrier`, which expects the load's bytes. A thread that waits for the barrier sees the tile, once a
+    thread has arrived. A store has no barrier.
 
     With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
     parts of the tile each starts its own, number `share`, which comes to all of them.
@@ -69,7 +71,7 @@ class TmaCopy(Copy):
         shares: int = 1, by: int = 0, eviction_policy: str | None = None, cluster_mask: Scalar = None,
         leader_scope_threads: int | None = None, annotations: Annotations = None,
     ) -> TmaCopy:  # fmt: skip
-        """T.copy in bulk between global and shared memory, started by one thread of those that run it (Hopper).
+        """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
         A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
         is complete after the call. `by` is the number of the thread. `eviction_policy` is as for T.copy.
@@ -98,7 +100,7 @@ class TmaCopy(Copy):
         )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:
-        """Extents agree, and the copy goes between global and shared memory."""
+        """Check that extents agree, and that the copy goes between global and shared memory."""
         found = super().check()
         scopes = self.src.buffer.scope, self.dst.buffer.scope
         if scopes not in (("global", "shared"), ("shared", "global")):
@@ -111,7 +113,7 @@ class TmaCopy(Copy):
         return found
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Panels, or rows where one row is copied, unless something else asks for the tile."""
+        """Prefer panels for the tile, or rows where one row is copied, unless another op demands a layout."""
         region = self.dst if self.barrier is not None else self.src
         tile, sizes = region.buffer, region.buffer.static_shape
         if sizes is None:
@@ -121,7 +123,7 @@ class TmaCopy(Copy):
         return [Demand(tile, shared_tile(sizes, tile.dtype.bits), False, "panels of bulk copies", self.span)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """The boxes, by one thread. A store that cannot be made so is an ordinary one."""
+        """Emit the box copies of one thread, or an ordinary copy for a store that bulk copies cannot do."""
         why = refuses(self, ctx)
         if why is None:
             return lower(self, ctx)
@@ -132,7 +134,7 @@ class TmaCopy(Copy):
 
 
 def refuses(op: Copy, ctx: ThreadContext) -> str | None:
-    """Why bulk copies cannot do it; None if they can."""
+    """Return why bulk copies cannot do the copy; None if they can."""
     if not ctx.target.has_tma:
         return f"{ctx.target} has no bulk copies of tiles"
     if {op.src.buffer.scope, op.dst.buffer.scope} != {"global", "shared"}:
@@ -148,7 +150,7 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
 
 
 def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
-    """What of the tensor a map cannot describe."""
+    """Return which property of the tensor a tensor map cannot describe."""
     tensor, size = region.buffer, region.buffer.dtype.itemsize
     if tensor.dtype.name not in TYPES:
         return f"no bulk copy moves {tensor.dtype}"
@@ -171,7 +173,7 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
 
 
 def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
-    """What stores cannot do and loads can, as seen on an H200.
+    """Return what a bulk store cannot do and a bulk load can, as observed on an H200.
 
     Across the end of a row they write the rest of the 16 bytes that the end lies in; in front of a tensor they stop the
     GPU.
@@ -186,7 +188,7 @@ def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
 
 
 def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
-    """What of the tile is not made of boxes."""
+    """Return why the tile does not consist of boxes."""
     tile, region = sides.tile.buffer, sides.tile
     shape, size = tile.static_shape, tile.dtype.itemsize
     if shape is None or is_one(sides.tensor.extents[-1]) or is_one(region.extents[-1]):
@@ -208,7 +210,7 @@ def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
 
 
 def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
-    """The same for a tile that does not lie in panels."""
+    """Return why a tile without panels does not consist of boxes."""
     tile, shape, size = region.buffer, region.buffer.static_shape or (), region.buffer.dtype.itemsize
     if tile.layout is not None and tile.layout != row_major(shape):
         return f"`{tile.name}` lies neither in panels nor row by row"
@@ -226,7 +228,7 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
 
 
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:
-    """One thread starts one copy for each box, or for each of its share."""
+    """Emit the code of the one thread that starts a copy for each box, or for each box of its share."""
     sides = Sides.of(op)
     tile, tensor = sides.tile.buffer, sides.tensor.buffer
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
@@ -276,26 +278,26 @@ def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadCo
 
 @dataclass(frozen=True)
 class Sides:
-    """The tile and the part of the tensor that it is copied from or to."""
+    """The tile and the part of the tensor that the copy reads or writes."""
 
     tile: Region
     tensor: Region
 
     @staticmethod
     def of(op: Copy) -> Sides:
-        """Of a copy between shared and global memory."""
+        """Return the sides of a copy between shared and global memory."""
         return Sides(op.dst, op.src) if op.src.buffer.scope == "global" else Sides(op.src, op.dst)
 
 
 def box_of(sides: Sides) -> tuple[int, ...] | None:
-    """The box that a copy is made of; None if there is none."""
+    """Return the box that a copy repeats; None if there is none."""
     tile, span = sides.tile.buffer, panel_span(sides.tile.buffer) or 0
     extents, size = [number_of(e) for e in sides.tensor.extents], tile.dtype.itemsize
     return _box(extents, span // size if span else _width(extents[-1], size), size, 8 * span or 128)
 
 
 def _width(row: int, size: int) -> int:
-    """The width of the boxes that dense rows are copied by: all of a row up to 256 elements, else an equal part of it.
+    """Compute the width of the boxes for dense rows: the whole row up to 256 elements, else an equal part of it.
 
     Parts begin at multiples of 128 bytes; 0 if there are no such parts.
     """
@@ -305,7 +307,7 @@ def _width(row: int, size: int) -> int:
 
 
 def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
-    """The largest box of rows, at most 256 of them and dense in the tile, of which whole ones make it.
+    """Compute the largest box of rows, at most 256 of them and dense in the tile, that divides the tile.
 
     It has one dimension beside its rows. Boxes begin at multiples of `unit` bytes of the tile, elements having `size`;
     None if there is no such box.
@@ -324,7 +326,7 @@ def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...
 
 
 def corners(extents: list[int], box: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The first point of each box."""
+    """Return the first point of each box."""
     counts = [e // b for e, b in zip(extents, box, strict=True)]
     for number in range(math.prod(counts)):
         point = []
@@ -335,13 +337,13 @@ def corners(extents: list[int], box: tuple[int, ...]) -> Iterator[tuple[int, ...
 
 
 def number_of(extent: Expr) -> int:
-    """The value of a literal."""
+    """Return the value of a literal."""
     assert isinstance(extent, Const)
     return int(extent.value)
 
 
 def refuses_shares(op: Copy, count: int) -> str | None:
-    """Why a copy that bulk copies can do cannot be done by `count` blocks, a part by each; None if it can."""
+    """Return why `count` blocks cannot each do a part of a bulk copy; None if they can."""
     sides = Sides.of(op)
     return (
         None if part_of(sides, count, ZERO) else f"`{sides.tile.buffer.name}` has no {count} equal parts of whole boxes"
@@ -349,7 +351,8 @@ def refuses_shares(op: Copy, count: int) -> str | None:
 
 
 def part_of(sides: Sides, count: int, number: Expr) -> Sides | None:
-    """Part `number` of `count` equal ones, the one of the fewest boxes; None if there are none of whole boxes.
+    """Return part `number` of `count` equal parts, split so that a part has the fewest boxes; None if no split gives
+    whole boxes.
 
     A part begins where boxes can: at whole patterns of the swizzle, or at whole 128 bytes of a dense tile.
     """
@@ -377,7 +380,7 @@ def _cut(region: Region, dim: int, count: int, number: Expr) -> Region:
 
 
 def _boxes(sides: Sides) -> int:
-    """How many boxes a copy takes."""
+    """Count the boxes of a copy."""
     box = box_of(sides)
     assert box is not None
     return math.prod(number_of(e) for e in sides.tensor.extents) // math.prod(box)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
-    """Nothing."""
+    """Return None: this implementation takes every product."""
     return None
 
 
 def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """C spread over the threads; fragment operands with each thread's rows or columns, whole along k."""
+    """Spread C over the threads, and give fragment operands each thread's rows or columns, whole along k."""
     demands = []
     accumulator = None
     shape = op.C.buffer.static_shape
@@ -50,7 +50,10 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """Loops: k outside and the elements of C inside, so that loads are shared; k inside where C is too narrow."""
+    """Emit the loops of one thread.
+
+    The k loop is outside, so that elements of C share loads, or inside where C is too narrow.
+    """
     zero = const(0, dt.int32)
     m, n = op.C.extents[-2:]
     extent = op.A.extents[-2 if op.transpose_A else -1]
@@ -87,19 +90,20 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
 
 
 def _place(region: Region, i: Expr, j: Expr) -> tuple[Expr, ...]:
-    """Indices of row `i`, column `j` of the matrix that a region is."""
+    """Return the buffer indices of row `i`, column `j` of the matrix that a region is."""
     *lead, rows, columns = region.starts
     return (*lead, rows + i, columns + j)
 
 
 def _whole(region: Region) -> bool:
-    """Whether a region is all of its buffer."""
+    """Return whether a region is all of its buffer."""
     sizes = region.buffer.static_shape or ()
     return all(isinstance(e, Const) and e.value == size for e, size in zip(region.extents, sizes, strict=False))
 
 
 def _grid(shape: tuple[int, ...], threads: int) -> Layout:
-    """Threads in a grid over the last two dimensions, neighbours along columns; surplus threads repeat the work.
+    """Lay C over a grid of threads in the last two dimensions, neighbours along columns; surplus threads repeat the
+    work.
 
     As many threads as divide the sizes take part, on the grid that reads the fewest elements per step along k.
     """
@@ -122,7 +126,9 @@ def _grid(shape: tuple[int, ...], threads: int) -> Layout:
 
 
 def _follow(accumulator: Layout, dim: int, k: int, transposed: bool) -> Layout:
-    """An operand whose rows (`dim` 0) or columns (1) lie in the threads of C's, with all of k in registers."""
+    """Lay out an operand so that its rows (`dim` 0) or columns (1) are in the threads of C's, with all of k in
+    registers.
+    """
     stride = k * math.prod(d.size for d in accumulator.dims[dim] if d.axis == "r")
     digits = []
     for d in accumulator.dims[dim]:

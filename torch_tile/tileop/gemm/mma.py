@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
-    """Why this product cannot go to the tensor cores; None if it can."""
+    """Return why the tensor cores cannot compute this product; None if they can."""
     types = operand_types(op, ctx)
     name = shape_for(*types, ctx.target)
     if name is None:
@@ -55,7 +55,9 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
 
 
 def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """C in accumulators; fragment operands as the instruction reads them; shared ones swizzled for ldmatrix."""
+    """Demand accumulators for C, fragment operands as the instruction reads them, and shared operands swizzled for
+    ldmatrix.
+    """
     chosen = next((p for p in _choices(op, ctx) if _agrees(op, p, known)), _choices(op, ctx)[0])
     demands = []
     for operand in (op.C, op.A, op.B):
@@ -70,12 +72,12 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """What one thread does."""
+    """Emit what one thread does."""
     return gemm_steps.product(op, partition_of(op, ctx), ctx)
 
 
 def partition_of(op: Gemm, ctx: ThreadContext) -> Partition:
-    """The partition that C's layout belongs to."""
+    """Return the partition that C's layout belongs to."""
     for p in _choices(op, ctx):
         if op.C.buffer.layout == _layout_of(op, op.C, p):
             return p
@@ -83,12 +85,12 @@ def partition_of(op: Gemm, ctx: ThreadContext) -> Partition:
 
 
 def has_product(op: Gemm, ctx: ThreadContext) -> bool:
-    """Whether the tensor cores multiply these types, whatever the sizes."""
+    """Return whether the tensor cores multiply these types, whatever the sizes."""
     return shape_for(*operand_types(op, ctx), ctx.target) is not None
 
 
 def operand_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
-    """The types of A, B, C as `intrinsics.matrix` names them: float32 counts as tf32 where the author allows it."""
+    """Return the types of A, B, C as `intrinsics.matrix` names them: float32 is as tf32 where the author allows it."""
     a, b, c = (region.buffer.dtype.name for region in (op.A, op.B, op.C))
     if ctx.build.options.tf32 and a == b == c == "float32":
         return "tf32", "tf32", c
@@ -96,7 +98,7 @@ def operand_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
 
 
 def problem(op: Gemm) -> tuple[int, int, int] | None:
-    """M, N, K, or None if one of them is known only at run time."""
+    """Return M, N, K, or None if one of them is known only at run time."""
     m, n = op.C.extents[-2:]
     k = op.A.extents[-2 if op.transpose_A else -1]
     sizes = [e.value for e in (m, n, k) if isinstance(e, Const)]
@@ -104,14 +106,14 @@ def problem(op: Gemm) -> tuple[int, int, int] | None:
 
 
 def step_of(op: Gemm, ctx: ThreadContext) -> int:
-    """How far one instruction goes along K."""
+    """Return how many elements of K one instruction covers."""
     name = shape_for(*operand_types(op, ctx), ctx.target)
     assert name is not None
     return FRAGMENTS[name].k
 
 
 def registers(op: Gemm, ctx: ThreadContext) -> tuple[int, int, int]:
-    """4-byte registers of a thread for its part of C, and for its parts of A and B in one step along K."""
+    """Count a thread's 4-byte registers for its part of C, and for its parts of A and B in one step along K."""
     sizes, p = problem(op), _choices(op, ctx)[0]
     assert sizes is not None
     m_tiles, n_tiles = p.tiles(*sizes[:2])
@@ -121,20 +123,22 @@ def registers(op: Gemm, ctx: ThreadContext) -> tuple[int, int, int]:
 
 
 def matrix_sizes(region: Region) -> tuple[int, int]:
-    """Rows and columns of the buffer behind a region."""
+    """Return the rows and columns of the buffer behind a region."""
     shape = region.buffer.static_shape
     assert shape is not None
     return shape[-2], shape[-1]
 
 
 def start_of(region: Region, dim: int) -> int | None:
-    """The first index along a dimension if it is a literal."""
+    """Return the first index along a dimension if it is a literal."""
     start = region.starts[dim]
     return int(start.value) if isinstance(start, Const) else None
 
 
 def _in_tiles(region: Region, whole: int, unit: int) -> bool:
-    """Whether a fragment is used whole along dimension `whole` (-2 rows, -1 columns) and by tiles along the other."""
+    """Return whether a fragment is used whole along dimension `whole` (-2 rows, -1 columns) and by tiles along the
+    other.
+    """
     shape = region.buffer.static_shape
     if shape is None or any(size != 1 for size in shape[:-2]):
         return False
@@ -145,7 +149,10 @@ def _in_tiles(region: Region, whole: int, unit: int) -> bool:
 
 
 def _choices(op: Gemm, ctx: ThreadContext) -> list[Partition]:
-    """Partitions that fit, best first. A slice of the columns of C must lie alike in all warps: one column of warps."""
+    """Return the partitions that fit, best first.
+
+    A slice of C's columns must be alike in all warps, so it needs one column of warps.
+    """
     sizes, name = problem(op), shape_for(*operand_types(op, ctx), ctx.target)
     assert sizes is not None and name is not None
     m, n, _ = sizes
@@ -154,7 +161,7 @@ def _choices(op: Gemm, ctx: ThreadContext) -> list[Partition]:
 
 
 def _layout_of(op: Gemm, operand: Region, p: Partition) -> Layout:
-    """The layout of the whole fragment behind an operand."""
+    """Return the layout of the whole fragment behind an operand."""
     rows, columns = matrix_sizes(operand)
     if operand is op.C:
         found = p.accumulator(rows, columns)
@@ -167,6 +174,6 @@ def _layout_of(op: Gemm, operand: Region, p: Partition) -> Layout:
 
 
 def _agrees(op: Gemm, p: Partition, known: Layouts) -> bool:
-    """Whether a partition keeps every layout that is already known."""
+    """Return whether a partition keeps every layout that is already known."""
     fragments = (r for r in (op.C, op.A, op.B) if r.buffer.scope == "fragment")
     return all((layout := known.get(r.buffer)) is None or layout == _layout_of(op, r, p) for r in fragments)

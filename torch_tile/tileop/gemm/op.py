@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class GemmImplementation(Protocol):
-    """A module that puts products on threads: why it does not take one, what it wants, what it makes of it."""
+    """A module that lowers products to threads: why it refuses a product, which layouts it demands, and the code."""
 
     def refuses(self, op: Gemm, ctx: ThreadContext) -> str | None:
-        """Why it does not take this product; None if it does."""
+        """Return why the implementation does not take this product; None if it does."""
 
     def infer_layout(self, op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """The layouts that it wants, as far as they follow from what is known."""
+        """Return the layouts that the implementation demands, as far as they follow from the known ones."""
 
     def lower(self, op: Gemm, ctx: ThreadContext) -> Stmt:
-        """What one thread does."""
+        """Emit what one thread does."""
 
 
 IMPLEMENTATIONS: tuple[GemmImplementation, ...] = (
@@ -42,21 +42,21 @@ IMPLEMENTATIONS: tuple[GemmImplementation, ...] = (
 
 
 class GemmWarpPolicy(enum.Enum):
-    """How the warps of a block split the rows and columns of C; no effect on results."""
+    """How the warps of a block split the rows and columns of C; the policy has no effect on results."""
 
     Square = "Square"
     FullRow = "FullRow"
     FullCol = "FullCol"
 
     def to_language(self) -> str:
-        """As an author writes it."""
+        """Format the policy as an author writes it."""
         return f"T.GemmWarpPolicy.{self.value}"
 
 
 @tile_op("gemm")
 @dataclass(frozen=True, eq=False, repr=False)
 class Gemm(RegisteredOp):
-    """A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
+    """Multiply: A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
 
     A product by wgmma ends with a wait for all but the `wg_wait` youngest groups of products; -1 is none. With `wgmma`
     it goes so or not at all.
@@ -78,7 +78,7 @@ class Gemm(RegisteredOp):
         policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, wg_wait: int = 0,
         wgmma: bool = False,
     ) -> Gemm:  # fmt: skip
-        """Operands are buffers or slices: asynchronous.py has what an author may write."""
+        """Build the op. Operands are buffers or slices; asynchronous.py has what an author may write."""
         if not isinstance(policy, GemmWarpPolicy):
             why, fix = f"is {policy!r}"[:80], f"give one of {', '.join(p.to_language() for p in GemmWarpPolicy)}"
             raise error("bad_argument", None, op="T.gemm", name="policy", why=why, fix=fix)
@@ -86,7 +86,7 @@ class Gemm(RegisteredOp):
         return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
 
     def check(self) -> list[Diagnostic]:
-        """Shapes must fit, operands must be on chip, and the types must have a product."""
+        """Check that shapes fit, operands are on chip, and the types have a product."""
         found = []
         for region, operand in ((self.A, "A"), (self.B, "B"), (self.C, "C")):
             if region.buffer.scope == "global":
@@ -110,11 +110,11 @@ class Gemm(RegisteredOp):
         return same_extents((m, n, k), (*c, k2))
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads A, B and (unless cleared) C; writes C."""
+        """Return A, B and (unless cleared) C as read, and C as written."""
         return [self.A, self.B] + ([] if self.clear_accum else [self.C]), [self.C]
 
     def lower_cpu(self) -> Stmt:
-        """One call of the register-blocked micro-kernel, after a clear if asked."""
+        """Call the register-blocked micro-kernel once, after a clear if asked."""
         a, b, c = (_matrix(r) for r in (self.A, self.B, self.C))
         assert a and b and c
         m, n = c
@@ -126,11 +126,13 @@ class Gemm(RegisteredOp):
         return Block((Fill(self.C, const(0, self.C.buffer.dtype)).lower_cpu(), product))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """What the implementation of this product wants."""
+        """Return the layouts that the implementation of this product demands."""
         return self.implementation(ctx)[0].infer_layout(self, known, ctx)
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """By the first carrier that does not refuse; the report says why the ones before it did."""
+        """Lower by the first implementation that does not refuse; the schedule report says why each earlier one
+        refused.
+        """
         implementation, reasons = self.implementation(ctx)
         if self.wgmma and implementation is not gemm_wgmma:
             raise error("no_wgmma", self.span, why=reasons[0])
@@ -144,7 +146,7 @@ class Gemm(RegisteredOp):
         return implementation.lower(self, ctx)
 
     def implementation(self, ctx: ThreadContext) -> tuple[GemmImplementation, list[str]]:
-        """The implementation, and why each one before it refused."""
+        """Return the implementation, and why each one before it refused."""
         reasons: list[str] = []
         for implementation in IMPLEMENTATIONS:
             why_not = implementation.refuses(self, ctx)
@@ -164,7 +166,7 @@ class Gemm(RegisteredOp):
 
 
 def _matrix(region: Region) -> tuple[Expr, Expr] | None:
-    """The two extents of a region used as a matrix: leading dimensions must have size 1."""
+    """Return the two extents of a region used as a matrix: leading dimensions must have size 1."""
     extents = region.extents
     if len(extents) < 2 or not all(is_one(e) for e in extents[:-2]):
         return None
@@ -172,12 +174,12 @@ def _matrix(region: Region) -> tuple[Expr, Expr] | None:
 
 
 def _leading(region: Region) -> Expr:
-    """Elements from one row of the matrix to the next."""
+    """Return the elements from one row of the matrix to the next."""
     return region.buffer.strides[-2] if region.buffer.strides else region.buffer.shape[-1]
 
 
 def _refuses(a: dt.DType, b: dt.DType, c: dt.DType) -> str:
-    """Why there is no product of these types, as the fix; empty if there is one."""
+    """Return why these types have no product, as the fix; empty if they have one."""
     if a.is_float != b.is_float or "bool" in (a.kind, b.kind):
         return "give A and B of one kind: both floating or both integer"
     if a.is_float and not c.is_float:

@@ -18,7 +18,7 @@ from torch_tile.ir.layout import Digit, Layout
 
 @dataclass(frozen=True)
 class Partition:
-    """`rows x columns` warps of `warps` share C; each tile is one instruction of `shape`."""
+    """A split of C over `rows x columns` warps of `warps`; each tile is one instruction of `shape`."""
 
     shape: Shape
     rows: int
@@ -27,22 +27,22 @@ class Partition:
 
     @property
     def copies(self) -> int:
-        """How many warps do the same."""
+        """Number of warps that do the same work."""
         return self.warps // (self.rows * self.columns)
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
-        """Instruction tiles of one warp along the rows and the columns of an m x n product."""
+        """Return the instruction tiles of one warp along the rows and the columns of an m x n product."""
         return m // (self.rows * self.shape.m), n // (self.columns * self.shape.n)
 
     def _thread_digits(self) -> tuple[Digit, Digit, Digit]:
-        """The warp's place along the rows, along the columns, and which of the copies it is."""
+        """Return the thread digits of the warp's place along the rows, along the columns, and of its copy."""
         strides = WARP * self.columns, WARP, WARP * self.columns * self.rows
         sizes = self.rows, self.columns, self.copies
         row, column, copy = (Digit(size, stride, "t") for size, stride in zip(sizes, strides, strict=True))
         return row, column, copy
 
     def accumulator(self, m: int, n: int) -> Layout:
-        """Where C (m x n) lies: registers count tile row, tile column, element."""
+        """Return the layout of C (m x n): registers count tile row, tile column, element."""
         row, column, copy = self._thread_digits()
         m_tiles, n_tiles = self.tiles(m, n)
         each = self.shape.registers("d")
@@ -51,7 +51,7 @@ class Partition:
         return _layout(rows, columns, (copy,))
 
     def operand_a(self, m: int, k: int) -> Layout:
-        """Where A (m x k) lies: registers count tile row, step of k, element; equal in all columns of warps."""
+        """Return the layout of A (m x k): registers count tile row, step of k, element; equal in all warp columns."""
         row, column, copy = self._thread_digits()
         m_tiles, k_tiles = self.tiles(m, 0)[0], k // self.shape.k
         each = self.shape.registers("a")
@@ -60,7 +60,7 @@ class Partition:
         return _layout(rows, columns, (copy, column))
 
     def operand_b(self, k: int, n: int) -> Layout:
-        """Where B (k x n) lies: registers count tile column, step of k, element; equal in all rows of warps."""
+        """Return the layout of B (k x n): registers count tile column, step of k, element; equal in all warp rows."""
         row, column, copy = self._thread_digits()
         n_tiles, k_tiles = self.tiles(0, n)[1], k // self.shape.k
         each = self.shape.registers("b")
@@ -70,21 +70,21 @@ class Partition:
 
 
 def _layout(rows: Digits, columns: Digits, replicas: Digits) -> Layout:
-    """A layout without the digits of size 1."""
+    """Build a layout without the digits of size 1."""
     rows, columns, replicas = (tuple(d for d in digits if d.size > 1) for digits in (rows, columns, replicas))
     return Layout((rows, columns), replicas)
 
 
 def transposed(layout: Layout) -> Layout:
-    """The layout of the transposed matrix."""
+    """Return the layout of the transposed matrix."""
     return Layout(layout.dims[::-1], layout.replicas, layout.swizzle)
 
 
 def partitions(shape: Shape, m: int, n: int, warps: int, policy: str) -> Iterator[Partition]:
-    """The ways to split an m x n product, best first.
+    """Return the ways to split an m x n product over warps, best first.
 
-    The more warps take part, the better. Then "FullRow" and "FullCol" want as many of them along the rows or columns
-    as fit, "Square" the boxes that read the least: the smallest sum of a box's sides.
+    The more warps take part, the better. Then "FullRow" and "FullCol" want as many of them along the rows or columns as
+    fit, "Square" the boxes that read the least: the smallest sum of a box's sides.
     """
     found = [
         Partition(shape, rows, columns, warps)
@@ -110,7 +110,7 @@ WarpgroupDigits = tuple[Digit, ...]
 
 @dataclass(frozen=True)
 class WarpgroupPartition:
-    """`rows x columns` of `groups` warpgroups share C."""
+    """A split of C over `rows x columns` of `groups` warpgroups."""
 
     rows: int
     columns: int
@@ -118,21 +118,21 @@ class WarpgroupPartition:
 
     @property
     def copies(self) -> int:
-        """How many warpgroups do the same."""
+        """Number of warpgroups that do the same work."""
         return self.groups // (self.rows * self.columns)
 
     def tiles(self, m: int) -> int:
-        """Tiles of 64 rows of one warpgroup."""
+        """Count the tiles of 64 rows of one warpgroup."""
         return m // (self.rows * wgmma.M)
 
     def _group_digits(self) -> tuple[Digit, Digit, Digit]:
-        """The warpgroup's place along the rows, along the columns, and which of the copies it is."""
+        """Return the thread digits of the warpgroup's place along the rows, along the columns, and of its copy."""
         each = WARPGROUP
         row = Digit(self.rows, each * self.columns, "t")
         return row, Digit(self.columns, each, "t"), Digit(self.copies, each * self.columns * self.rows, "t")
 
     def accumulator(self, m: int, n: int) -> Layout:
-        """Where C (m x n) lies: registers count tile row, block of 8 columns, element of the block."""
+        """Return the layout of C (m x n): registers count tile row, block of 8 columns, element of the block."""
         row, column, copy = self._group_digits()
         blocks = n // (self.columns * 8)
         rows = row, Digit(self.tiles(m), 4 * blocks, "r"), *wgmma.ROWS_D
@@ -140,7 +140,9 @@ class WarpgroupPartition:
         return _warpgroup_layout(rows, columns, (copy,))
 
     def operand_a(self, m: int, k: int, bits: int) -> Layout:
-        """Where A (m x k) lies: registers count tile row, step of k, element; equal in all columns of warpgroups."""
+        """Return the layout of A (m x k): registers count tile row, step of k, element; equal in all columns of
+        warpgroups.
+        """
         row, column, copy = self._group_digits()
         each_rows, each_columns = {8: wgmma.A_8, 16: wgmma.A_16, 32: wgmma.A_32}[bits]
         registers = 256 // bits * wgmma.M // WARPGROUP
@@ -151,19 +153,19 @@ class WarpgroupPartition:
 
 
 def _warpgroup_layout(rows: WarpgroupDigits, columns: WarpgroupDigits, replicas: WarpgroupDigits) -> Layout:
-    """A layout without the digits of size 1."""
+    """Build a layout without the digits of size 1."""
     rows, columns, replicas = (tuple(d for d in digits if d.size > 1) for digits in (rows, columns, replicas))
     return Layout((rows, columns), replicas)
 
 
 def instruction_columns(n: int, type_of_a: str) -> int:
-    """The widest instruction of which whole ones make `n` columns; 0 if none does."""
+    """Return the columns of the widest instruction that divides `n`; 0 if none does."""
     widths = range(min(n, wgmma.LARGEST_N), 7, -8)
     return next((w for w in widths if n % w == 0 and wgmma.allowed_n(w, type_of_a)), 0) if n % 8 == 0 else 0
 
 
 def warpgroup_partitions(m: int, n: int, groups: int, policy: str, type_of_a: str) -> Iterator[WarpgroupPartition]:
-    """The ways to split an m x n product, best first.
+    """Return the ways to split an m x n product over warpgroups, best first.
 
     The more warpgroups take part, the better. Then "FullRow" and "FullCol" want as many of them along the rows or
     columns as fit; "Square" the boxes that read the least, for the same the widest instructions.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one thread does for a product by mma.sync: load the operands of a step along k into registers, multiply.
+"""Emit what one thread does for a product by mma.sync: load the operands of a step along k into registers, multiply.
 
 The steps are unrolled. A comes a step at a time, B two tiles at a time, right before their products: the assembler
 moves the loads of what follows up among these as far as registers allow, and knows better how far that is. Assumes the
@@ -31,7 +31,7 @@ ZERO = const(0, dt.int32)
 
 
 def unrolled(name: str, count: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """`body` for 0 to `count - 1`; a single turn needs no loop."""
+    """Unroll `body` for 0 to `count - 1`; a single turn needs no loop."""
     if count == 1:
         return body(ZERO)
     var = Var(name, dt.int32, "loop")
@@ -44,7 +44,7 @@ LoadBatch = Callable[[Expr, Expr], Stmt]  # of the tiles from a first one on, of
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B in registers: `index` gives the first register of a tile; `load` brings a batch of `batch` tiles there.
+    """A or B in registers: `index` gives the first register of a tile; `load` loads a batch of `batch` tiles.
 
     `load` is None where all is in place. `how` tells the schedule report where the operand comes from, `why_not` what
     kept it from a better way.
@@ -83,13 +83,13 @@ class Source:
     tf32: bool
 
     def place(self, i: Expr, k: Expr) -> tuple[Expr, ...]:
-        """Indices into the buffer."""
+        """Return the indices into the buffer."""
         *lead, rows, columns = self.region.starts
         return (*lead, rows + k, columns + i) if self.across else (*lead, rows + i, columns + k)
 
 
 def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
-    """The whole product: `C += A B`, after a clear if asked."""
+    """Emit the whole product: `C += A B`, after a clear if asked."""
     m, n, k = (_number(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
     shape, (m_tiles, n_tiles) = p.shape, p.tiles(m, n)
     tf32 = ctx.build.options.tf32 and op.A.buffer.dtype == dt.float32
@@ -116,7 +116,7 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
         return mma(d, x, y, name, (*types, op.C.buffer.dtype.name))
 
     def batch(j: Expr, step: Expr) -> Stmt:
-        """The products of all of A's tiles with a batch of B's."""
+        """Multiply all of A's tiles with a batch of B's."""
         products = unrolled("mi", m_tiles, lambda i: unrolled("nj", right.batch, lambda n: one(i, j + n, step)))
         return Block((*right.bring(j, step), products))
 
@@ -130,7 +130,7 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
 
 
 def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int, all_columns: int) -> list[Stmt]:
-    """Zero in the accumulators that this product uses, if it starts afresh."""
+    """Set the accumulators of this product to zero, if it starts afresh."""
     if not op.clear_accum:
         return []
     total, each = ctx.registers(op.C.buffer), p.shape.registers("d")
@@ -144,7 +144,7 @@ def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int,
 
 
 def _operand(s: Source, ctx: ThreadContext) -> Operand:
-    """How an operand gets into registers."""
+    """Choose how an operand gets into registers."""
     buffer = s.region.buffer
     kept = _in_place(s, ctx) if buffer.scope == "fragment" else None
     if kept is not None and not s.tf32:
@@ -171,7 +171,7 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
 
 
 def _in_place(s: Source, ctx: ThreadContext) -> Operand:
-    """A fragment, used where it is."""
+    """Use a fragment where it is."""
     rows, columns = (_number(size) for size in s.region.buffer.shape[-2:])
     along, start = (rows, s.region.starts[-2]) if s.across else (columns, s.region.starts[-1])
     steps, first = along // s.step, _number(start) // s.step
@@ -183,7 +183,7 @@ def _in_place(s: Source, ctx: ThreadContext) -> Operand:
 
 
 def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
-    """Why ldmatrix cannot load an operand of at most 32 bits from shared memory; empty if it can."""
+    """Return why ldmatrix cannot load an operand of at most 32 bits from shared memory; empty if it can."""
     buffer = s.region.buffer
     if s.across and buffer.dtype.bits != 16:
         return f"`{buffer.name}` runs across k, and ldmatrix turns only 16-bit elements"
@@ -196,7 +196,7 @@ def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
 
 
 def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> LoadBatch:
-    """Loads by ldmatrix: a tile of A, or two tiles of B, are 2 x 2 matrices of 8 rows of 16 bytes.
+    """Load by ldmatrix: a tile of A, or two tiles of B, are 2 x 2 matrices of 8 rows of 16 bytes.
 
     Lane l names row l % 8 of matrix l // 8; the matrices of A are counted along i first, those of B along k first.
     """
@@ -216,7 +216,7 @@ def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> Load
 
 
 def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[Expr, Expr, Expr], Expr]) -> LoadBatch:
-    """One load or move per element."""
+    """Load or move one element at a time."""
 
     def load(first: Expr, step: Expr) -> Stmt:
         def move(tile: Expr, v: Expr) -> Stmt:
@@ -228,7 +228,7 @@ def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[E
 
 
 def _rounded(s: Source, registers: Buffer, index: Index, load: LoadBatch) -> LoadBatch:
-    """The same loads, each value then rounded to tf32."""
+    """Wrap the loads of an operand so that each value is then rounded to tf32."""
 
     def rounding(first: Expr, step: Expr) -> Stmt:
         def one(v: Expr) -> Stmt:
@@ -241,7 +241,7 @@ def _rounded(s: Source, registers: Buffer, index: Index, load: LoadBatch) -> Loa
 
 
 def _coordinate(digits: Digits, thread: Expr, register: Expr) -> Expr:
-    """The index within a tile of what a thread holds in a register."""
+    """Return the index within a tile of the element that a thread holds in a register."""
     total: Expr = ZERO
     place = math.prod(d.size for d in digits)
     for d in digits:
@@ -251,6 +251,6 @@ def _coordinate(digits: Digits, thread: Expr, register: Expr) -> Expr:
 
 
 def _number(extent: Expr) -> int:
-    """The value of a literal."""
+    """Return the value of a literal."""
     assert isinstance(extent, Const)
     return int(extent.value)

@@ -35,7 +35,7 @@ NO_BULK_COPIES = "its operands do not come by bulk copies"
 
 
 def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
-    """Why this product cannot go by wgmma; None if it can."""
+    """Return why wgmma cannot compute this product; None if it can."""
     types = operand_types(op, ctx)
     step, sizes = wgmma.step_of(*types, ctx.target), problem(op)
     if not ctx.asynchronous and not op.wgmma:
@@ -66,7 +66,7 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
 
 
 def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """C in accumulators, A in registers as the instruction reads it, shared operands in swizzled panels."""
+    """Demand accumulators for C, A in registers as the instruction reads it, and swizzled panels if shared."""
     choices = _choices(op, ctx)
     chosen = next((p for p in choices if known.get(op.C.buffer) in (None, _accumulator(op, p))), choices[0])
     demands = [Demand(op.C.buffer, _accumulator(op, chosen), True, "wgmma accumulator", op.span)]
@@ -80,7 +80,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """What one thread does: all products of the tile as one group, and the wait for it that the author asks for."""
+    """Emit what one thread does: all products of the tile as one group, and the wait that the author asks for."""
     sizes, p = problem(op), _partition_of(op, ctx)
     assert sizes is not None
     m, n, k = sizes
@@ -96,6 +96,7 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     each_a = wgmma.M * step // WARPGROUP
 
     def one(ks: Expr, mi: Expr, nj: Expr) -> Stmt:
+        """Emit one wgmma of step `ks` along k, tile row `mi` and column tile `nj`."""
         d = Address(total, (mi * (columns // 2) + nj * (width // 2),))
         a_step: Expr = ZERO
         if left is None:
@@ -124,7 +125,7 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
 
 @dataclass(frozen=True)
 class Walk:
-    """An operand in shared memory: the address of its tile, how wgmma walks it, and where its parts begin.
+    """How wgmma walks an operand in shared memory, the address of its tile, and where its parts begin.
 
     `rows` are those of the buffer, padded; `across` that memory runs along M or N.
     """
@@ -136,7 +137,7 @@ class Walk:
 
     @staticmethod
     def of(region: Region, across: bool) -> Walk:
-        """From the layout of the buffer."""
+        """Derive the walk from the layout of the buffer."""
         buffer = region.buffer
         span = panel_span(buffer)
         assert span is not None and buffer.static_shape is not None
@@ -145,7 +146,7 @@ class Walk:
         return Walk(first, Descriptor(span, rows * span if across else 16, 8 * span, across), region, rows)
 
     def offset(self, i: Expr, k: Expr) -> Expr:
-        """Bytes from the tile's start to where the product from row (of B: column) `i` and step `k` on begins."""
+        """Compute the bytes from the tile's start to the part that begins at row (of B: column) `i` and step `k`."""
         span, size = self.walk.swizzle, self.region.buffer.dtype.itemsize
         first, second = self.region.starts[-2:]
         row, column = (first + k, second + i) if self.walk.across else (first + i, second + k)
@@ -154,7 +155,7 @@ class Walk:
 
 
 def panel_span(buffer: Buffer) -> int | None:
-    """Bytes of the rows of the panels that a shared tile consists of; None if it does not."""
+    """Return the bytes of a panel row of a shared tile that consists of panels; None for another tile."""
     shape = buffer.static_shape
     if shape is None or len(shape) < 2:
         return None
@@ -167,7 +168,7 @@ def panel_span(buffer: Buffer) -> int | None:
 
 
 def _no_panels(region: Region, across: bool, step: int, ctx: ThreadContext) -> str:
-    """Why wgmma cannot read a shared operand; empty if it can."""
+    """Return why wgmma cannot read a shared operand; empty if it can."""
     buffer, span = region.buffer, panel_span(region.buffer)
     if across and buffer.dtype.bits != 16:
         return f"`{buffer.name}` runs across K, and wgmma turns only 16-bit elements"
@@ -184,20 +185,20 @@ def _no_panels(region: Region, across: bool, step: int, ctx: ThreadContext) -> s
 
 
 def _shared_operands(op: Gemm) -> list[tuple[Region, bool]]:
-    """A and B as far as they are in shared memory, with whether memory runs across K."""
+    """Return A and B as far as they are in shared memory, each with whether memory runs across K."""
     operands = [(op.A, op.transpose_A), (op.B, not op.transpose_B)]
     return [(region, across) for region, across in operands if region.buffer.scope == "shared"]
 
 
 def _is_whole(region: Region) -> bool:
-    """Whether a region is all of its buffer, a matrix."""
+    """Return whether a region is all of its buffer, a matrix."""
     shape = region.buffer.static_shape
     sizes = [getattr(e, "value", None) for e in region.extents]
     return shape is not None and list(shape) == sizes and all(n == 1 for n in shape[:-2])
 
 
 def _choices(op: Gemm, ctx: ThreadContext) -> list[WarpgroupPartition]:
-    """Partitions that fit, best first. Where memory runs along N, a warpgroup's columns are whole panels."""
+    """Return the partitions that fit, best first. Where memory runs along N, a warpgroup's columns are whole panels."""
     sizes, types = problem(op), operand_types(op, ctx)
     assert sizes is not None
     m, n, _ = sizes
@@ -214,7 +215,7 @@ def _choices(op: Gemm, ctx: ThreadContext) -> list[WarpgroupPartition]:
 
 
 def _partition_of(op: Gemm, ctx: ThreadContext) -> WarpgroupPartition:
-    """The partition that C's layout belongs to."""
+    """Return the partition that C's layout belongs to."""
     for p in _choices(op, ctx):
         if op.C.buffer.layout == _accumulator(op, p):
             return p
@@ -230,7 +231,7 @@ def _operand_a(op: Gemm, p: WarpgroupPartition) -> Layout:
 
 
 def _leading(buffer: Buffer, layout: Layout) -> Layout:
-    """With dimensions of size 1 in front."""
+    """Put dimensions of size 1 in front."""
     return Layout((((),) * (buffer.rank - 2)) + layout.dims, layout.replicas)
 
 
@@ -238,7 +239,7 @@ def _remark(
     op: Gemm, p: WarpgroupPartition, shape: tuple[int, int, int], types: tuple[str, str, str],
     walks: tuple[Walk | None, Walk], ctx: ThreadContext,
 ) -> None:  # fmt: skip
-    """A line of the schedule report."""
+    """Add a line to the schedule report."""
     width, step, columns = shape
     rows = matrix_sizes(op.C)[0] // p.rows
     how = [
@@ -257,36 +258,36 @@ def _remark(
 @tile_op("wgmma_results")
 @dataclass(frozen=True, eq=False, repr=False)
 class WgmmaResults(RegisteredOp):
-    """After a wait for the products that wrote the fragment `C`: no arithmetic on it is moved before that wait."""
+    """Mark the wait for the products that wrote the fragment `C`: no arithmetic on it is moved before that wait."""
 
     C: Region
 
     @classmethod
     def build(cls, C: Any) -> WgmmaResults:
-        """A whole fragment."""
+        """Build the op from a whole fragment."""
         return cls(need_region(C, "wgmma_results", "C"))
 
     def check(self) -> list[Diagnostic]:
-        """Nothing can be wrong."""
+        """Return no diagnostics."""
         return []
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """As good as computed here."""
+        """Return the fragment as read and written, as if it were computed here."""
         return [self.C], [self.C]
 
     def lower_cpu(self) -> Stmt:
-        """Nothing."""
+        """Emit nothing."""
         return Block(())
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Any."""
+        """Demand no layout."""
         return []
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """This thread's accumulators."""
+        """Mark this thread's accumulators."""
         registers, layout = ctx.registers(self.C.buffer), self.C.buffer.layout
         assert layout is not None
         return wgmma_results(Address(registers, (const(0, dt.int32),)), layout.extent("r"))
 
     def evaluate(self, env: Env) -> None:
-        """Nothing."""
+        """Do nothing."""

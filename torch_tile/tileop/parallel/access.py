@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements the iterations of a nest touch: whether two accesses ever meet, and in which iterations.
+"""Decide which elements the iterations of a nest touch: whether two accesses ever meet, and in which iterations.
 
 Indices are polynomials (ir/polynomial) over the loop variables, quotients of them, and what all iterations see alike.
 What is not shown is taken to meet.
@@ -20,7 +20,7 @@ Range = tuple[int, int]  # from and to, both included
 
 
 class Places:
-    """The indices of a nest's accesses. Loop variables are known by the numbers of their atoms."""
+    """The indices of a nest's accesses as polynomials. Loop variables are known by the numbers of their atoms."""
 
     def __init__(self, loop: For):
         self.atoms = Atoms()
@@ -38,22 +38,22 @@ class Places:
         self.known: dict[Load | Store, list[Polynomial]] = {}
 
     def of(self, access: Load | Store) -> list[Polynomial]:
-        """Its indices; answers are remembered."""
+        """Return the access's indices as polynomials, and remember them."""
         if access not in self.known:
             self.known[access] = [self.atoms.of(self.expand(i)) for i in access.indices]
         return self.known[access]
 
     def disjoint(self, a: Load | Store, b: Load | Store) -> bool:
-        """Whether two accesses of a buffer meet in no two iterations, nor in one."""
+        """Return whether two accesses of a buffer never touch the same element, in any iterations."""
         return any(self._differ(p, q) for p, q in zip(self.of(a), self.of(b), strict=True))
 
     def together(self, var: Var, a: Load | Store, b: Load | Store) -> bool:
-        """Whether two accesses of a buffer meet only in iterations that have the same value of a variable."""
+        """Return whether two accesses of a buffer meet only in iterations that have the same value of a variable."""
         alike = [p for p, q in zip(self.of(a), self.of(b), strict=True) if p.key == q.key]
         return self.atoms.variable(var) in self._told(alike)
 
     def _differ(self, p: Polynomial, q: Polynomial) -> bool:
-        """Whether `p` in one iteration is never `q` in another one."""
+        """Return whether `p` in one iteration never equals `q` in any iteration."""
         fixed, moving = self._split(p - q)[0], [self._split(p)[1], self._split(q)[1]]
         # What the terms add up to is a multiple of their common factor.
         common = math.gcd(*(c for part in (fixed, *moving) for m, c in part.terms.items() if m))
@@ -67,12 +67,12 @@ class Places:
         return first[0] + fixed.constant > second[1] or first[1] + fixed.constant < second[0]
 
     def _split(self, p: Polynomial) -> tuple[Polynomial, Polynomial]:
-        """What all iterations see alike, and the rest."""
+        """Split a polynomial into the terms that are equal in all iterations, and the rest."""
         moving = {m: c for m, c in p.terms.items() if any(map(self._varies, m))}
         return Polynomial({m: c for m, c in p.terms.items() if m not in moving}), Polynomial(moving)
 
     def _range(self, p: Polynomial) -> Range | None:
-        """The values of a sum of loop variables; None if they are not known."""
+        """Return the range of a sum of loop variables; None if it is not known."""
         low = high = 0
         for m, c in p.terms.items():
             found = self.ranges.get(m[0]) if len(m) == 1 else None
@@ -83,7 +83,7 @@ class Places:
         return low, high
 
     def _varies(self, atom: int) -> bool:
-        """Whether iterations may see different values."""
+        """Return whether an atom may have different values in different iterations."""
         if atom not in self.varying:
             found = self.atoms.table[atom]
             inside = found.op in ("//", "min", "max") and not any(map(self._varies, found.inner))
@@ -94,7 +94,10 @@ class Places:
         return self.bound.isdisjoint(symbols(expr)) and self.changed.isdisjoint(symbols(expr))
 
     def _told(self, indices: Sequence[Polynomial]) -> set[int]:
-        """Atoms that have one value where these indices have one; those of quotients help to tell what was divided."""
+        """Return the atoms whose values follow from the values of these indices.
+
+        Known quotients help to solve for their dividends.
+        """
         told: set[int] = set()
         size = -1
         while size != len(told):
@@ -104,7 +107,7 @@ class Places:
         return told
 
     def _solved(self, p: Polynomial, told: set[int]) -> set[int]:
-        """What a value of `p` tells besides."""
+        """Return the further atoms whose values follow from the value of `p` and the atoms in `told`."""
         factors: dict[int, int] = {}
         for m, c in p.terms.items():
             new = [a for a in m if a not in told and self._varies(a)]
@@ -125,7 +128,7 @@ class Places:
         return set(factors)
 
     def _reads_changed(self, atom: int) -> bool:
-        """Whether two accesses may see different values of it in one iteration."""
+        """Return whether two accesses may see different values of an atom in one iteration."""
         found = self.atoms.table[atom]
         if found.expr is None:
             return found.op == "select" or any(map(self._reads_changed, found.inner))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the indices of an access follow the variables of a loop nest, and layouts carried over from one to the other.
+"""Express how the indices of an access follow a nest's loop variables, and carry layouts from one to the other.
 
 An index is a sum of digits of variables, as `i`, `j // 4`, `j % 4` or `i * 8 + j`; other indices are opaque (None).
 Assumes layouts whose thread digits are digits of one mixed-radix number, as those of instructions and spreads are.
@@ -22,7 +22,9 @@ Dim = tuple[Digit, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """`factor * ((var // divisor) % size)` of variable number `var`; its size is None where nothing is cut off."""
+    """A piece `factor * ((var // divisor) % size)` of an index, of variable number `var`; `size` is None without a
+    modulus.
+    """
 
     factor: int
     var: int
@@ -30,21 +32,21 @@ class Piece:
     size: int | None = None
 
     def at(self, value: int) -> int:
-        """What it adds to an index where the variable has a value."""
+        """Return what the piece adds to an index for a value of the variable."""
         digit = value // self.divisor
         return self.factor * (digit if self.size is None else digit % self.size)
 
 
 @dataclass(frozen=True)
 class Index:
-    """One index: its pieces by ascending factor, and what does not depend on the variables (None is 0)."""
+    """One index: its pieces by ascending factor, and the rest that does not depend on the variables (None is 0)."""
 
     pieces: tuple[Piece, ...]
     rest: Expr | None = None
 
 
 def index_of(expr: Expr, numbers: Mapping[Var, int]) -> Index | None:
-    """An index in terms of the variables that `numbers` counts (by identity); None if it is opaque."""
+    """Express an index in the variables that `numbers` counts (by identity); None if it is opaque."""
     pieces, others = [], []
     found = MixedRadix().of(expr)
     for term in found.terms:
@@ -61,7 +63,7 @@ def index_of(expr: Expr, numbers: Mapping[Var, int]) -> Index | None:
 
 
 def sliced(digits: Dim, low: int, high: int | None) -> Dim | None:
-    """The digits at the places from `low` to below `high`; None if they do not fall on boundaries."""
+    """Return the digits at the places from `low` to below `high`; None if they do not fall on boundaries."""
     found: list[Digit] = []
     place = 1
     for d in reversed(digits):
@@ -75,7 +77,7 @@ def sliced(digits: Dim, low: int, high: int | None) -> Dim | None:
 
 
 def stacked(parts: Iterable[tuple[int, Dim]]) -> Dim | None:
-    """One dimension from digits and the places where they begin; None if the places do not follow each other."""
+    """Join digits and the places where they begin to one dimension; None if the places do not follow each other."""
     place = 1
     total: Dim = ()
     for factor, digits in sorted(parts, key=lambda part: part[0]):
@@ -87,7 +89,7 @@ def stacked(parts: Iterable[tuple[int, Dim]]) -> Dim | None:
 
 
 def threads_of(dims: Iterable[Dim], count: int) -> Dim | None:
-    """The thread digits that `dims` do not use, of `count` threads; None if they use one twice."""
+    """Return the thread digits that `dims` do not use, of `count` threads; None if they use one twice."""
     free, next_ = [], 1
     for d in sorted((d for dim in dims for d in dim if d.axis == "t" and d.size > 1), key=lambda d: d.stride):
         if d.stride < next_:
@@ -101,7 +103,7 @@ def threads_of(dims: Iterable[Dim], count: int) -> Dim | None:
 
 
 def renumbered(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The same order of registers without holes."""
+    """Renumber registers without holes, in the same order."""
     strides: dict[int, int] = {}
     total = 1
     for d in sorted((d for dim in dims for d in dim if d.axis == "r" and d.size > 1), key=lambda d: d.stride):
@@ -112,7 +114,7 @@ def renumbered(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def through(index: Index, dims: Sequence[Dim]) -> Dim | None:
-    """The digits of an index, given those of the variables; None if they do not fit together."""
+    """Return the digits of an index, given those of the variables; None if they do not fit together."""
     parts = []
     for p in index.pieces:
         cut = sliced(dims[p.var], p.divisor, None if p.size is None else p.divisor * p.size)
@@ -125,7 +127,8 @@ def through(index: Index, dims: Sequence[Dim]) -> Dim | None:
 def layout_of_buffer(
     indices: Sequence[Index | None], dims: Sequence[Dim], shape: Sequence[int], count: int
 ) -> Layout | None:
-    """Where a fragment must lie for the threads that run a nest to hold what they access; None if that is no layout.
+    """Return the layout in which a fragment's accessed elements lie in the threads that run a nest; None if there is no
+    such layout.
 
     `dims` are the digits of the variables. Threads that differ only in variables that the indices lack hold replicas.
     """
@@ -140,7 +143,8 @@ def layout_of_buffer(
 
 
 def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Sequence[int]) -> list[Dim | None] | None:
-    """The digits that variables of these extents must have for each thread to access what it holds of a fragment.
+    """Compute the digits of variables of these extents for which each thread accesses the elements of a fragment that
+    it holds.
 
     None for variables that the indices lack; None at all if no layout of the nest does it.
     """
@@ -177,7 +181,7 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
 
 
 def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
-    """How much of a dimension an index covers, if what lies above is only a matter of registers; None: all of it."""
+    """Return how much of a dimension an index covers, if only registers lie above; None if it covers all."""
     if not index.pieces:
         return 1
     last = index.pieces[-1]
@@ -188,14 +192,18 @@ def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
 
 
 def _is_slice(index: Index, top: int | None) -> bool:
-    """Whether what an index covers begins at a constant multiple of its size, so that it chooses registers."""
+    """Return whether the part that an index covers begins at a constant multiple of its size, so that it chooses
+    registers.
+    """
     if index.rest is None:
         return True
     return top is not None and isinstance(index.rest, Const) and index.rest.value % top == 0
 
 
 def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -> bool:
-    """Whether each thread that runs a nest holds all that it accesses of a fragment in `layout`, in known registers."""
+    """Return whether each thread that runs a nest holds all elements that it accesses of a fragment in `layout`, in
+    known registers.
+    """
     extents = [math.prod(d.size for d in dim) for dim in dims]
     for index, digits in zip(indices, layout.dims, strict=True):
         if index is None or not _is_slice(index, _top(index, digits, extents)):
@@ -211,7 +219,7 @@ def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -
 
 
 def _alike(a: Dim, b: Dim) -> bool:
-    """Whether the thread digits of two dimensions are the same, as far as both reach."""
+    """Return whether the thread digits of two dimensions are the same, as far as both reach."""
     size = min(math.prod(d.size for d in dim) for dim in (a, b))
     bounds = sorted(_bounds(a) | _bounds(b))
     for low, high in itertools.pairwise(bounds):

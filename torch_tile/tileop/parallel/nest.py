@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a T.Parallel nest touches, and how: the facts from which its layout follows."""
+"""Collect what a T.Parallel nest touches, and how: the facts from which its layout follows."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Nest:
     """A nest over constant extents. `inner` are loops of constant extent in its body, whose variables count on.
 
     `carried` numbers the variables along which iterations run in order in one thread, none if the author says that they
-    never meet; `uniform` says that the nest
-    sets a variable that every thread has for itself, so that every thread runs it all.
+    never meet; `uniform` says that the nest sets a variable that every thread has for itself, so that every thread runs
+    it all.
     """
 
     loop: For
@@ -57,14 +57,14 @@ class Nest:
 
 
 def is_static(loop: For) -> bool:
-    """Whether a nest begins at 0 and all of its extents are constants."""
+    """Return whether a nest begins at 0 and all of its extents are constants."""
     return all(isinstance(e, Const) for e in loop.stops) and all(
         isinstance(s, Const) and s.value == 0 for s in loop.starts
     )
 
 
 def nest_of(loop: For, values: Mapping[Var, Expr]) -> Nest:
-    """The facts of a static nest; `values` are the names bound around it."""
+    """Collect the facts of a static nest; `values` are the names bound around it."""
     numbers: dict[Var, int] = {v: k for k, v in enumerate(loop.vars)}
     inner, allocated, values = [], set(), dict(values)
     for node in find(loop.body, For, Let, Alloc):
@@ -88,6 +88,7 @@ def nest_of(loop: For, values: Mapping[Var, Expr]) -> Nest:
 
 
 def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[Var, int], own: set[Buffer]) -> None:
+    """Add one access to the nest's uses of fragments or memory."""
     scope = node.buffer.scope
     stored = isinstance(node, Store)
     if scope in ("local", "var"):
@@ -102,7 +103,7 @@ def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: di
 
 
 def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
-    """Whether one of the symbols (by identity) occurs in the nodes."""
+    """Return whether one of the symbols (by identity) occurs in the nodes."""
     return any(not wanted.isdisjoint(symbols(node)) for node in nodes)
 
 
@@ -114,12 +115,12 @@ def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
 
 
 def carried_vars(loop: For) -> list[Var]:
-    """The variables of a nest whose iterations are not independent."""
+    """Return the variables of a nest whose iterations are not independent."""
     return [var for var, _ in carriers(loop)]
 
 
 def carriers(loop: For) -> list[tuple[Var, Store]]:
-    """Those variables, each with a store through which iterations may meet."""
+    """Return the variables with dependent iterations, each with a store through which iterations may meet."""
     known: list[tuple[Var, Store]] | None = loop.__dict__.get("_carriers")
     if known is None:  # nests are asked about often, and never change
         known = loop.__dict__["_carriers"] = _carriers(loop)
@@ -127,6 +128,7 @@ def carriers(loop: For) -> list[tuple[Var, Store]]:
 
 
 def _carriers(loop: For) -> list[tuple[Var, Store]]:
+    """Compute `carriers` from the stores and accesses of the loop."""
     uses, places = Uses(loop), Places(loop)
     stores = [n for n in find(loop.body, Store) if not uses.is_private(n.buffer)]
     accesses = list(find(loop.body, Load, Store))
@@ -157,11 +159,11 @@ class Uses:
                     self.lets[node.buffer] = node.init
 
     def is_private(self, buffer: Buffer) -> bool:
-        """Whether each iteration has its own."""
+        """Return whether each iteration has its own copy of a buffer."""
         return buffer in self.private
 
     def depends(self, expr: Expr, var: Var) -> bool:
-        """Whether the value may change with `var`."""
+        """Return whether the value may change with `var`."""
         return any(n is var or (isinstance(n, Load) and self.is_private(n.buffer)) for n in self._reach(expr))
 
     def _reach(self, expr: Node) -> Iterator[Node]:
@@ -171,14 +173,14 @@ class Uses:
                 yield from self._reach(self.lets[node])
 
     def resolve(self, expr: Expr) -> Expr:
-        """The definition of a bound name, or the expression itself."""
+        """Return the definition of a bound name, or the expression itself."""
         while isinstance(expr, Var) and expr in self.lets:
             expr = self.lets[expr]
         return expr
 
 
 def _moves_with(indices: tuple[Expr, ...], var: Var, uses: Uses) -> bool:
-    """Whether different values of `var` certainly give different places: some index is affine in it.
+    """Return whether different values of `var` certainly give different places, as some index is affine in `var`.
 
     So is a pair of indices `x // c` and `x % c` that together tell such an `x`.
     """
@@ -194,7 +196,7 @@ def _moves_with(indices: tuple[Expr, ...], var: Var, uses: Uses) -> bool:
 
 
 def _is_affine(expr: Expr, var: Var, uses: Uses) -> bool:
-    """`var` times a non-zero constant plus something free of `var`."""
+    """Return whether an index is `var` times a non-zero constant plus an expression free of `var`."""
     expr = uses.resolve(expr)
     if expr is var:
         return True

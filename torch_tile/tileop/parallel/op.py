@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which thread runs which points of a T.Parallel nest, and what that asks of the fragments it touches.
+"""Choose which thread runs which points of a T.Parallel nest, and demand layouts of the fragments it touches.
 
 A nest follows a fragment whose layout is known, so that every thread finds its elements in its own registers; a nest
 that follows none is spread for coalesced access. Fragments without a layout then follow the nest.
@@ -31,12 +31,12 @@ from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 
 def layout_of(nest: Nest, ctx: ThreadContext) -> Layout:
-    """The layout of a nest: its own if the author or a pass set one, else by those of its fragments."""
+    """Return the layout of a nest: its own if the author or a pass set one, else that of its fragments."""
     return following(nest, Layouts(), ctx, partial=True) or default_layout(nest, ctx)
 
 
 def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> Layout | None:
-    """The layout of a nest that follows a fragment with a known layout; None if there is none to follow.
+    """Compute the layout of a nest that follows a fragment with a known layout; None if there is none to follow.
 
     With `partial`, a fragment may lack variables of the nest; these are dealt out to the threads that hold replicas.
     """
@@ -61,7 +61,7 @@ def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> 
 
 
 def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """What fragments without a layout must have for a nest in `layout`."""
+    """Return what layouts fragments without a layout must have for a nest in `layout`."""
     found: dict[Buffer, Demand] = {}
     dims = all_dims(nest, layout)
     for use in nest.fragments:
@@ -78,7 +78,7 @@ def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext) -> l
 
 
 def infer(loop: For, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """What follows for the fragments of a nest from those that are known; nothing yet if none says it all."""
+    """Derive demands on a nest's fragments from the known layouts; return none if no fragment decides the nest."""
     nest = nest_of(loop, ctx.values)
     if not any(known.get(use.buffer) is None for use in nest.fragments):
         return []
@@ -87,7 +87,7 @@ def infer(loop: For, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def all_dims(nest: Nest, layout: Layout) -> list[Dim]:
-    """Digits of all variables: inner loops are run by each thread by itself."""
+    """Return the digits of all variables; each thread runs inner loops by itself."""
     dims, stride = list(layout.dims), layout.extent("r")
     for size in nest.all_extents[nest.rank :]:
         dims.append((Digit(size, stride, "r"),))
@@ -96,7 +96,7 @@ def all_dims(nest: Nest, layout: Layout) -> list[Dim]:
 
 
 def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
-    """Fragments of which a thread would need elements that others hold."""
+    """Return the fragments of which a thread would need elements that other threads hold."""
     dims = all_dims(nest, layout)
     found: dict[Buffer, None] = {}
     for use in nest.fragments:
@@ -107,13 +107,15 @@ def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
 
 
 def _allowed(nest: Nest, dims: Sequence[Dim | None]) -> bool:
-    """Whether variables that need order, and loops inside, stay in one thread."""
+    """Return whether variables that need order, and loops inside, stay in one thread."""
     alone = [*nest.carried, *range(nest.rank, len(dims))]
     return not any(d.axis == "t" and d.size > 1 for k in alone for d in dims[k] or ())
 
 
 def _completed(nest: Nest, dims: Sequence[Dim | None], layout: Layout, stored: bool, ctx: ThreadContext) -> Layout:
-    """Digits for the variables that a fragment lacks: in threads that hold replicas, unless they must write them."""
+    """Add digits for the variables that a fragment lacks: in threads that hold replicas, unless those threads must
+    write the replicas.
+    """
     replicas = [] if stored else list(threads_of([dim for dim in dims if dim is not None], ctx.count) or ())
     widths = {k: w for k, w in vectors(nest, ctx).items() if dims[k] is None}
     fastest = max(widths, key=lambda k: (widths[k], k), default=None)
@@ -136,7 +138,7 @@ def _completed(nest: Nest, dims: Sequence[Dim | None], layout: Layout, stored: b
 
 
 def _taken(replicas: list[Digit], size: int) -> Dim:
-    """Thread digits, taken out of `replicas`, that split `size` values; neighbouring threads first."""
+    """Take thread digits that split `size` values out of `replicas`; neighbouring threads first."""
     found: list[Digit] = []
     for d in sorted(replicas, key=lambda d: d.stride):
         part = math.gcd(d.size, size)
@@ -152,7 +154,7 @@ def _taken(replicas: list[Digit], size: int) -> Dim:
 
 
 def _in_order(nest: Nest, count: int) -> Layout:
-    """Every thread runs all iterations."""
+    """Return the layout in which every thread runs all iterations."""
     strides = [math.prod(nest.extents[k + 1 :]) for k in range(nest.rank)]
     dims = tuple((Digit(n, s, "r"),) for n, s in zip(nest.extents, strides, strict=True))
     return Layout(dims, (Digit(count, 1, "t"),)).canonical
@@ -162,7 +164,7 @@ def _in_order(nest: Nest, count: int) -> Layout:
 
 
 def default_layout(nest: Nest, ctx: ThreadContext) -> Layout:
-    """Neighbouring threads take neighbouring elements of memory, in vectors as wide as is proved to be aligned."""
+    """Give neighbouring threads neighbouring elements of memory, in vectors as wide as is proved to be aligned."""
     widths = vectors(nest, ctx)
     free = [k for k in range(nest.rank) if k not in nest.carried]
     fastest = max(widths, key=lambda k: (widths[k], k), default=free[-1] if free else 0)
@@ -183,7 +185,7 @@ def default_layout(nest: Nest, ctx: ThreadContext) -> Layout:
 
 
 def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
-    """For each variable along which memory is contiguous, how many neighbours one access may take."""
+    """Compute how many neighbours one access may take, for each variable along which memory is contiguous."""
     found: dict[int, int] = {}
     for scope in ("global", "shared"):
         uses = [use for use in nest.memory if use.buffer.scope == scope]
@@ -204,7 +206,7 @@ def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
 
 
 def _contiguous(use: Use, nest: Nest) -> int | None:
-    """The variable that alone moves an access to the next element of memory."""
+    """Return the variable that alone moves an access to the next element of memory."""
     if not use.map or use.map[-1] is None:
         return None
     first = [p for p in use.map[-1].pieces if p.factor == 1 and p.divisor == 1 and p.var < nest.rank]
@@ -214,7 +216,7 @@ def _contiguous(use: Use, nest: Nest) -> int | None:
 
 
 def _aligned(use: Use, k: int, width: int, nest: Nest, ctx: ThreadContext) -> bool:
-    """Whether runs of `width` along variable `k` start at multiples of `width` elements and stay together."""
+    """Return whether runs of `width` along variable `k` start at multiples of `width` elements and stay together."""
     var = nest.loop.vars[k]
     last = use.map[-1]
     assert last is not None
@@ -232,7 +234,7 @@ def _aligned(use: Use, k: int, width: int, nest: Nest, ctx: ThreadContext) -> bo
 
 
 def _outer_strides(buffer: Buffer) -> Iterable[Expr]:
-    """Strides of all dimensions but the last (and those of size 1, which never move)."""
+    """Return the strides of all dimensions but the last (and those of size 1, which never move)."""
     strides: list[Expr] = list(buffer.strides or ())
     if not strides:
         step: Expr = const(1, dt.int32)

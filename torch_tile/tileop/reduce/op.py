@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reduce(RegisteredOp):
-    """`dst = fold(src, dim)`; with clear=False the old content of dst is folded in too."""
+    """Fold one dimension: `dst = fold(src, dim)`; with clear=False the old content of dst is folded in too."""
 
     kind: ClassVar[str] = ""
     src: Region
@@ -72,7 +72,7 @@ class Reduce(RegisteredOp):
         return a, b, dim % rank
 
     def check(self) -> list[Diagnostic]:
-        """The result is the source without the dimension, or with size 1 there."""
+        """Check that the result is the source without the dimension, or with size 1 there."""
         shape, out = list(self.src.tile_shape), list(self.dst.tile_shape)
         dropped = shape[: self.dim] + shape[self.dim + 1 :]
         kept = [*shape[: self.dim], const(1, dt.int32), *shape[self.dim + 1 :]]
@@ -87,21 +87,26 @@ class Reduce(RegisteredOp):
         return found
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads the source (and the result unless cleared), writes the result."""
+        """Return the source (and the result unless cleared) as read, and the result as written."""
         return [self.src] + ([] if self.clear else [self.dst]), [self.dst]
 
     @property
     def fold(self) -> str:
-        """How a value is folded in: the kind, for `combine`."""
+        """The kind of fold for each source value, as `combine` takes it."""
         return self.kind
 
     @property
     def merging(self) -> str:
-        """How what was there before, or a part, meets a part: as it is, since an integer's sum may have wrapped."""
+        """The kind of fold that joins two partial results.
+
+        It takes them as they are, since an integer's sum may have wrapped.
+        """
         return self.fold.removeprefix("abs")
 
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """Indices of a source element and of its result, for a point without and an index along the dimension."""
+        """Return the indices of a source element and of its result, for a point without the dimension and an index
+        along it.
+        """
         position = [*outer[: self.dim], inner, *outer[self.dim :]]
         steps = iter(position)
         source = tuple(r.start + next(steps) if r.keep else r.start for r in self.src.ranges)
@@ -111,7 +116,7 @@ class Reduce(RegisteredOp):
         return source, tuple(r.start + next(steps) if r.keep else r.start for r in self.dst.ranges)
 
     def lower_cpu(self) -> Stmt:
-        """Rows by a vector helper when the last dimension is folded, else a serial loop around a parallel nest."""
+        """Fold rows by a vector helper if the last dimension is folded, else by a serial loop around a nest."""
         shape = self.src.tile_shape
         outer = (*shape[: self.dim], *shape[self.dim + 1 :])
         target = self.dst.buffer
@@ -138,7 +143,7 @@ class Reduce(RegisteredOp):
         return Block((Fill(self.dst, identity_of(self.kind, target.dtype)).lower_cpu(), folding))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """A result fragment would lie where the source's rows lie, so that nothing moves."""
+        """Prefer that a result fragment lies where the source's rows lie, so that no element moves."""
         target, source = self.dst.buffer, self.src.buffer
         if target.scope != "fragment" or not whole(self.dst):
             return []
@@ -150,7 +155,7 @@ class Reduce(RegisteredOp):
         return [Demand(target, result_layout(self, layout, folded), False, why, self.span)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """In each thread, then over the lanes of a warp, then across warps: threads.py."""
+        """Fold in each thread, then over the lanes of a warp, then across warps (threads.py)."""
         return ThreadReduce(self, ctx, combine).statements()
 
     def evaluate(self, env: Env) -> None:
@@ -169,7 +174,7 @@ class Reduce(RegisteredOp):
 
 
 def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
-    """Serial loops over the rows: each row is vectorised by itself."""
+    """Build serial loops over the rows: each row is vectorised by itself."""
 
     def nest(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
         if not rest:
@@ -183,7 +188,7 @@ def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Extremum(Reduce):
-    """A maximum or minimum, which leaves NaN out unless it is told to keep it."""
+    """Compute a maximum or minimum, which ignores NaN unless told to keep it."""
 
     nan_propagate: bool = False
 
@@ -203,13 +208,13 @@ class Extremum(Reduce):
 
     @property
     def fold(self) -> str:
-        """The kind, or the one of it that leaves NaN out."""
+        """The kind of fold, or its variant that ignores NaN."""
         floats = self.src.buffer.dtype.is_float or self.dst.buffer.dtype.is_float
         return self.kind if self.nan_propagate or not floats else WITHOUT_NAN[self.kind]
 
 
 def check_batch(op: str, batch: object) -> None:
-    """An author error unless the hint `batch` is a positive integer."""
+    """Raise an author error unless the hint `batch` is a positive integer."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         fix = "give a positive integer"
         raise error("bad_argument", None, op=f"T.{op}", name="batch", why=f"is {batch!r}", fix=fix)
@@ -219,7 +224,7 @@ WITHOUT_NAN = {"max": "fmax", "min": "fmin", "absmax": "absfmax"}
 
 
 def combine(kind: str, a: Expr, b: Expr) -> Expr:
-    """One folding step. NaN stays in max and min, as in torch.amax; fmax and fmin leave it out, as C's do."""
+    """Apply one folding step. NaN stays in max and min, as in torch.amax; fmax and fmin leave it out, as C's do."""
     if kind in ("sum", "abssum"):
         return a + (magnitude(b) if kind == "abssum" else b)
     if kind in ("max", "absmax"):
@@ -232,17 +237,17 @@ def combine(kind: str, a: Expr, b: Expr) -> Expr:
 
 
 def magnitude(x: Expr) -> Expr:
-    """|x|, folded for literals."""
+    """Return |x|, folded for literals."""
     return Const(abs(x.value), x.dtype) if isinstance(x, Const) else abs(x)
 
 
 def ordered(bits: Any) -> Any:
-    """int64 in the order of the uint64 whose bits they hold, and back again."""
+    """Map int64 that hold the bits of uint64 to int64 in the order of those uint64; the map is its own inverse."""
     return bits ^ -(2**63)
 
 
 def fold_tensor(kind: str, tile: Any, dim: int, unsigned: bool = False) -> Any:
-    """The fold of a torch tensor along `dim`; of int64 that hold the bits of uint64 if `unsigned`."""
+    """Fold a torch tensor along `dim`, of int64 that hold the bits of uint64 if `unsigned`."""
     if unsigned and not tile.is_floating_point():
         kind = {"absmax": "max", "abssum": "sum"}.get(kind, kind)
         if kind in ("max", "min"):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scan(RegisteredOp):
-    """`dst[..., k, ...] = fold(src[..., :k + 1, ...])`, from the other end with reverse."""
+    """Scan one dimension: `dst[..., k, ...] = fold(src[..., :k + 1, ...])`, from the other end with reverse."""
 
     kind: ClassVar[str] = ""
     src: Region
@@ -53,7 +53,7 @@ class Scan(RegisteredOp):
 
     @classmethod
     def build(cls, src: Tile, dst: Tile | None = None, dim: int = 0, reverse: bool = False) -> Scan:
-        """Running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
+        """Write running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
 
         With `reverse` they run from the last element to the first.
         """
@@ -65,18 +65,18 @@ class Scan(RegisteredOp):
         return cls(a, b, dim % rank, bool(reverse))
 
     def check(self) -> list[Diagnostic]:
-        """Source and destination have one shape."""
+        """Check that source and destination have one shape."""
         if same_extents(self.src.tile_shape, self.dst.tile_shape):
             return []
         src, dst = describe(self.src.tile_shape), describe(self.dst.tile_shape)
         return [diagnose("scan_shape", self.span, op=self.op_name, src=src, dst=dst)]
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Reads the source, writes the destination."""
+        """Return the source as read and the destination as written."""
         return [self.src], [self.dst]
 
     def lower_cpu(self) -> Stmt:
-        """A serial walk along the dimension; each step adds the previous result."""
+        """Emit a serial walk along the dimension; each step adds the previous result."""
         shape = self.src.tile_shape
         outer = (*shape[: self.dim], *shape[self.dim + 1 :])
         extent, target = shape[self.dim], self.dst.buffer
@@ -96,7 +96,10 @@ class Scan(RegisteredOp):
         return serial(extent, lambda k: parallel(outer, lambda p: step(p, k)) if outer else step((), k))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Fragments pass through shared memory, so that any layout will do; that of the other side if there is one."""
+        """Prefer the other side's layout, if there is one.
+
+        Fragments pass through shared memory, so any layout works.
+        """
         source, target = self.src.buffer, self.dst.buffer
         layout = known.get(source) if "fragment" == source.scope == target.scope else None
         if layout is None or source is target or not same_extents(source.shape, target.shape):
@@ -104,11 +107,11 @@ class Scan(RegisteredOp):
         return [Demand(target, layout, False, f"holds the running values of `{source.name}`", self.span)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """Rows by a few lanes of a warp each: scan.py."""
+        """Scan each row by a few lanes of a warp."""
         return scan_on_threads(self, ctx, combine)
 
     def evaluate(self, env: Env) -> None:
-        """torch's scan in float64 (int64 for integers)."""
+        """Scan by torch in float64 (int64 for integers)."""
         import torch
 
         old = env.read(self.dst)
@@ -129,7 +132,7 @@ class Scan(RegisteredOp):
 @tile_op("cumsum")
 @dataclass(frozen=True, eq=False, repr=False)
 class CumSum(Scan):
-    """Inclusive sums."""
+    """Compute inclusive sums."""
 
     kind: ClassVar[str] = "sum"
 
@@ -137,7 +140,7 @@ class CumSum(Scan):
 @tile_op("cummax")
 @dataclass(frozen=True, eq=False, repr=False)
 class CumMax(Scan):
-    """Running maxima."""
+    """Compute running maxima."""
 
     kind: ClassVar[str] = "max"
 
@@ -151,14 +154,14 @@ ZERO = const(0, dt.int32)
 
 @dataclass(frozen=True)
 class Place:
-    """Where the scan reads or writes: a buffer in memory, and its index for a point of the region."""
+    """The place that the scan reads or writes: a buffer in memory, and its index for a point of the region."""
 
     buffer: Buffer
     at: Callable[[Sequence[Expr]], tuple[Expr, ...]]
 
 
 def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Expr], Expr]) -> Stmt:
-    """The statements of one thread."""
+    """Emit the statements of one thread."""
     before: list[Stmt] = []
     after: list[Stmt] = []
     source, target = _place(op.src), _place(op.dst)
@@ -178,8 +181,8 @@ def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Ex
 
 
 def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Callable[[str, Expr, Expr], Expr]) -> Stmt:
-    """Row `iteration * groups + group` is scanned by the `lanes` threads of a group; `carry` is what came before a
-    piece.
+    """Scan row `iteration * groups + group` by the `lanes` threads of a group; `carry` holds the result of the row's
+    earlier pieces.
     """
     shape = op.src.tile_shape
     length, outer = shape[op.dim], (*shape[: op.dim], *shape[op.dim + 1 :])
@@ -192,6 +195,7 @@ def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Cal
     lane, rows = ctx.thread % lanes, math.prod(outer, start=const(1, dt.int32))
 
     def piece(row: Expr, start: Expr) -> Stmt:
+        """Scan one piece of a row by shuffles, one element for each lane, on top of the carry."""
         step = start * lanes + lane
         valid = conjunction([row < rows, step < length])
         along = length - 1 - step if op.reverse else step
@@ -231,7 +235,7 @@ def _place(region: Region) -> Place:
 
 
 def _lanes(length: Expr, count: int) -> int:
-    """How many threads share a row: no more than its elements, a warp, or the threads that there are."""
+    """Choose how many threads share a row: at most its elements, a warp, or the threads of the group."""
     most = 1 << (min(32, count).bit_length() - 1)
     if isinstance(length, Const):
         most = min(most, 1 << max(0, int(length.value) - 1).bit_length())
@@ -239,7 +243,7 @@ def _lanes(length: Expr, count: int) -> int:
 
 
 def _unravel(row: Expr, extents: Sequence[Expr]) -> list[Expr]:
-    """The indices of row number `row`, the last dimension fastest."""
+    """Return the indices of row number `row`, the last dimension fastest."""
     point: list[Expr] = []
     for n, extent in reversed(list(enumerate(extents))):
         point.insert(0, row % extent if n else row)
@@ -248,13 +252,13 @@ def _unravel(row: Expr, extents: Sequence[Expr]) -> list[Expr]:
 
 
 def _padded(fragment: Buffer) -> tuple[int, ...]:
-    """The shape of a fragment's layout, which may reach beyond the fragment's."""
+    """Return the shape of a fragment's layout, which may reach beyond the fragment's."""
     assert fragment.layout is not None
     return tuple(math.prod(d.size for d in digits) for digits in fragment.layout.dims)
 
 
 def _spill(fragment: Buffer, staged: Buffer, ctx: ThreadContext) -> Stmt:
-    """A fragment to shared memory, by one of the threads that hold each element."""
+    """Copy a fragment to shared memory; one of the threads that hold an element writes it."""
     assert fragment.layout is not None
     steps = steps_of(fragment.layout)
     point = tuple(coordinate(fragment.layout, d, ctx.thread, steps) for d in range(fragment.rank))
@@ -264,7 +268,7 @@ def _spill(fragment: Buffer, staged: Buffer, ctx: ThreadContext) -> Stmt:
 
 
 def _fetch(region: Region, staged: Buffer, ctx: ThreadContext) -> Stmt:
-    """From shared memory into the region of a fragment, in every thread that holds a part of it."""
+    """Copy from shared memory into the region of a fragment, in every thread that holds a part of it."""
     fragment = region.buffer
     assert fragment.layout is not None
     steps = steps_of(fragment.layout)

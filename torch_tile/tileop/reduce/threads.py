@@ -42,7 +42,7 @@ class Step:
 
 
 def steps_of(layout: Layout) -> list[Step]:
-    """The register digits, in the order of the dimensions, major to minor."""
+    """Return the register digits as steps, in the order of the dimensions, major to minor."""
     found: list[Step] = []
     for dim, digits in enumerate(layout.dims):
         place = math.prod(d.size for d in digits)
@@ -55,7 +55,7 @@ def steps_of(layout: Layout) -> list[Step]:
 
 
 def coordinate(layout: Layout, dim: int, thread: Expr, steps: Sequence[Step]) -> Expr:
-    """The index along `dim` of what `thread` holds at a turn of the steps."""
+    """Compute the index along `dim` of the element that `thread` holds at a turn of the steps."""
     total: Expr = ZERO
     place = math.prod(d.size for d in layout.dims[dim])
     for digit in layout.dims[dim]:
@@ -69,14 +69,14 @@ def coordinate(layout: Layout, dim: int, thread: Expr, steps: Sequence[Step]) ->
 
 
 def unrolled(steps: Sequence[Step], body: Stmt) -> Stmt:
-    """The body at every iteration of the steps."""
+    """Repeat the body at every iteration of the steps."""
     for step in reversed(steps):
         body = For(LoopKind.UNROLLED, (step.var,), (ZERO,), (const(step.size, dt.int32),), Block((body,)))
     return body
 
 
 def accumulator(source: dt.DType, target: dt.DType) -> dt.DType:
-    """The type in which a reduction from `source` to `target` is computed: at least 32 bits."""
+    """Return the type in which a reduction from `source` to `target` is computed: at least 32 bits."""
     if target.is_float:
         double = "float64" in (source.name, target.name)
         return dt.float64 if double else dt.float32
@@ -86,7 +86,7 @@ def accumulator(source: dt.DType, target: dt.DType) -> dt.DType:
 
 
 def whole(region: Region) -> bool:
-    """Whether the region is all of its buffer."""
+    """Return whether the region is all of its buffer."""
     return all(
         isinstance(r.start, Const) and r.start.value == 0 and isinstance(r.extent, Const) and isinstance(n, Const)
         and r.extent.value == n.value
@@ -95,7 +95,7 @@ def whole(region: Region) -> bool:
 
 
 def static(extents: Sequence[Expr], op: Reduce) -> tuple[int, ...]:
-    """Extents as integers; an author error where one is known only at run time."""
+    """Return extents as integers; raise an author error where one is known only at run time."""
     sizes = [e.value for e in extents if isinstance(e, Const)]
     if len(sizes) < len(extents):
         what, fix = f"a reduction of {describe(extents)}", "copy to a tile of constant size and reduce that"
@@ -104,13 +104,13 @@ def static(extents: Sequence[Expr], op: Reduce) -> tuple[int, ...]:
 
 
 def folded_dims(op: Reduce) -> set[int]:
-    """The dimensions of a source fragment that the result lacks: the reduced one, and those given by one index."""
+    """Return the source fragment's dimensions that the result lacks: the reduced one, and those given by one index."""
     kept = [d for d, r in enumerate(op.src.ranges) if r.keep]
     return {d for d, r in enumerate(op.src.ranges) if not r.keep} | {kept[op.dim]}
 
 
 def result_layout(op: Reduce, source: Layout, folded: set[int]) -> Layout:
-    """Where results lie without any move: the source's layout without the folded dimensions."""
+    """Return the layout in which results need no move: the source's layout without the folded dimensions."""
     result = source
     for dim in sorted(folded, reverse=True):
         result = result.drop(dim)
@@ -124,14 +124,14 @@ def result_layout(op: Reduce, source: Layout, folded: set[int]) -> Layout:
 
 
 def source_layout(op: Reduce, known: Layout | None, threads: int) -> Layout | None:
-    """The layout in which the source is walked: a fragment's own; memory is spread over the threads."""
+    """Return the layout in which the source is walked: a fragment's own, or memory spread over the threads."""
     if op.src.buffer.scope == "fragment":
         return known
     return layouts.spread(static(op.src.tile_shape, op), threads, 1)
 
 
 class ThreadReduce:
-    """One reduction for one thread; the methods give its statements in order."""
+    """The code of one reduction for one thread; the methods give its statements in order."""
 
     def __init__(self, op: Reduce, ctx: ThreadContext, merge: Merge):
         self.op, self.ctx, self.merge = op, ctx, merge
@@ -149,25 +149,25 @@ class ThreadReduce:
         self.partial = ctx.local("partial", count * self.ways, self.dtype)
 
     def statements(self) -> Stmt:
-        """The whole reduction."""
+        """Return the statements of the whole reduction."""
         return Block((Alloc(self.partial), *self.in_thread(), *self.in_warp(), *self.across_warps(), *self.deliver()))
 
     # What is where.
 
     def slot(self) -> Expr:
-        """Which of the thread's results a turn of the outer steps works on, as an index of its partial results."""
+        """Return the index of the thread's partial result that a turn of the outer steps works on."""
         index: Expr = ZERO
         for step in self.outer:
             index = index * step.size + step.var
         return index * self.ways
 
     def at(self, dim: int) -> Expr:
-        """The thread's index along a dimension, relative to the source region."""
+        """Return the thread's index along a dimension, relative to the source region."""
         here = coordinate(self.layout, dim, self.ctx.thread, [*self.outer, *self.inner])
         return here - self.op.src.ranges[dim].start if self.registers else here
 
     def inside(self, dims: Sequence[int]) -> list[Expr]:
-        """Conditions that hold within the source region, for the dimensions that reach beyond it."""
+        """Return the conditions that hold within the source region, for the dimensions that reach beyond it."""
         found = []
         extents = self.op.src.extents if self.registers else self.op.src.tile_shape
         for dim in dims:
@@ -183,7 +183,7 @@ class ThreadReduce:
     # The stages.
 
     def in_thread(self) -> list[Stmt]:
-        """Fold what the thread's registers hold of each row."""
+        """Fold each row's elements in the thread's registers."""
         op, slot = self.op, self.slot()
         if self.registers:
             index: Expr = ZERO
@@ -211,18 +211,20 @@ class ThreadReduce:
         return [unrolled(self.outer, Block((*start, unrolled(self.inner, fold), *merged)))]
 
     def plain(self, a: Expr, b: Expr) -> Expr:
-        """Two partial results as one."""
+        """Fold two partial results into one."""
         return self.merge(self.op.merging, a, b)
 
     def in_warp(self) -> list[Stmt]:
-        """Butterflies over the lanes that share a row."""
+        """Fold over the lanes that share a row, by butterflies of shuffles."""
         slot, masks = self.slot(), [1 << b for b in self.lane_bits()]
         here = Load(self.partial, (slot,))
         rounds = [Store(self.partial, (slot,), self.plain(here, shuffle_xor(here, mask))) for mask in masks]
         return [unrolled(self.outer, Block(tuple(rounds)))] if rounds else []
 
     def across_warps(self) -> list[Stmt]:
-        """Through shared memory: one entry for each warp that shares a row (or thread, if their number is odd)."""
+        """Fold through shared memory, with one entry for each warp (or thread, if their number is odd) that shares a
+        row.
+        """
         parts = self.far_digits()
         count = math.prod(size for size, _ in parts)
         if count == 1:
@@ -242,7 +244,7 @@ class ThreadReduce:
         return [Alloc(scratch), put, unrolled(self.outer, Store(self.partial, (slot,), get))]
 
     def deliver(self) -> list[Stmt]:
-        """Put the results where they belong, folded into what is there unless it is cleared."""
+        """Store the results at their destination, folded into its content unless it is cleared."""
         op, target = self.op, self.op.dst.buffer
         result = result_layout(op, self.layout, self.folded)
         moved = any(self.inside([d]) for d in self.kept)
@@ -271,7 +273,7 @@ class ThreadReduce:
         return Store(buffer, place, cast(total, buffer.dtype))
 
     def fetch(self, scratch: Buffer) -> Stmt:
-        """From shared memory into a fragment of another layout, or into a part of one."""
+        """Copy results from shared memory into a fragment of another layout, or into a part of one."""
         target, ranges = self.op.dst.buffer, self.op.dst.ranges
         assert target.layout is not None
         steps = steps_of(target.layout)
@@ -294,7 +296,7 @@ class ThreadReduce:
     # Which threads share a row.
 
     def lane_bits(self) -> list[int]:
-        """Bits of the lane number that tell threads of one row and one warp apart."""
+        """Bits of the lane number that differ between lanes of one warp that share a row."""
         found = []
         for digit in self.thread_digits():
             if _power(digit[0]) and _power(digit[1]):
@@ -318,7 +320,7 @@ class ThreadReduce:
         return [(d.size, d.stride) for n in self.folded for d in self.layout.dims[n] if d.axis == "t" and d.size > 1]
 
     def writer(self, across: bool = False) -> list[Expr]:
-        """Conditions that choose one thread of those that hold the same (partial, or with `across` final) result."""
+        """Return conditions that choose one thread of those with the same (partial, or with `across` final) result."""
         found = []
         owner = self.layout.owner(self.ctx.thread)
         if owner is not None:
@@ -332,7 +334,7 @@ class ThreadReduce:
 
 
 def _split(steps: list[Step]) -> tuple[list[Step], int]:
-    """Long rows are folded in two chains, as an addition takes several cycles; a last step of size 2 chooses one."""
+    """Fold long rows in two chains, as an addition takes several cycles; a last step of size 2 chooses one."""
     if math.prod(s.size for s in steps) < 8:
         return steps, 1
     for n, step in enumerate(steps):
@@ -344,7 +346,7 @@ def _split(steps: list[Step]) -> tuple[list[Step], int]:
 
 
 def _register(result: Layout, op: Reduce, point: list[int]) -> int:
-    """The register of a result, given its indices without the folded dimension."""
+    """Return the register of a result, given its indices without the folded dimension."""
     if len(point) < len(result.dims):
         point.insert(op.dim, 0)
     return result.apply(point).get("r", 0)
@@ -355,5 +357,5 @@ def _power(n: int) -> bool:
 
 
 def guarded(conditions: Sequence[Expr], body: Stmt) -> Stmt:
-    """The body where all conditions hold."""
+    """Guard the body by all conditions."""
     return If(conjunction(conditions), Block((body,)), Block(())) if conditions else body
