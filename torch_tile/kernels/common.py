@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of all kernel families: the dtype of sums, parameter types of any stride, and the machine that runs kernels."""
+"""Helpers of all kernel families: the dtype of sums, parameter types of any stride, and the machine that
+runs kernels.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that runs a kernel: its target, and how many blocks' worth of work it does at once (threads or SMs)."""
+    """The machine that runs a kernel: its target, and how many blocks' worth of work it does at once
+    (threads or SMs).
+    """
 
     target: Target
     num_sms: int
@@ -52,7 +56,9 @@ class Machine:
         return self.target.kind == "cuda"
 
     def kernel(self, function: JITFunction) -> Callable[..., Any]:
-        """Compile a kernel function for this machine. While a plan is made, the compiled kernels only note their calls."""
+        """Compile a kernel function for this machine. While a plan is made, the compiled kernels only note
+        their calls.
+        """
         plan, compiled = current_plan(), function.on(self.target)
         return compiled if plan is None else plan.noting(compiled)
 

@@ -21,6 +21,7 @@ from torch_tile.kernels.footprint import Part, Tile
 @dataclass(frozen=True)
 class Config:
     """The tiling of attention. A block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
+
     `split`: blocks take splits of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
     of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask. With `side`
     of at least 2, only that many heads run side by side, so that their keys and values stay in the second-level cache.
@@ -30,16 +31,6 @@ class Config:
     sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
     are packed. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks that run on
     an SM at once.
-
-    `split`: blocks take splits of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
-    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask; with `side`
-    of at least 2 only so many heads run side by side, so that their keys and values stay in the second-level cache
-    (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
-    registers; `shared_probs` hands the probabilities to other warps, as tiles of few rows need; `partial_sums` is in
-    how many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged`
-    sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
-    are packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the
-    same time.
     """
 
     block_q: int = 64

@@ -28,7 +28,9 @@ class Problem:
     adjacent: bool = True
 
     def packs(self, block_q: int) -> bool:
-        """Return whether packing rows into blocks of `block_q` needs no copies, or saves at least half of each block."""
+        """Return whether packing rows into blocks of `block_q` needs no copies, or saves at least half of
+        each block.
+        """
         return self.adjacent or 2 * self.rows <= self.groups * block_q
 
 

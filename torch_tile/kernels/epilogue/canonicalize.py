@@ -221,7 +221,9 @@ class _Graph:
         return None
 
     def _is(self, index: int, wanted: Operand, statements: dict[str, Statement], found: dict[str, int]) -> bool:
-        """Return whether a node computes `wanted` of the statements. Inputs match any node, and `found` records which."""
+        """Return whether a node computes `wanted` of the statements. Inputs match any node, and `found`
+        records which.
+        """
         if isinstance(wanted, float):
             literal = self._literal(index)
             return literal is not None and math.isclose(literal, wanted, rel_tol=1e-6)

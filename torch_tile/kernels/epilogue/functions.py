@@ -18,7 +18,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function of the table. Operands are other calls, numbers, or values of the reader (nodes of a graph)."""
+    """A call of a function of the table. Operands are other calls, numbers, or values of the reader (nodes
+    of a graph).
+    """
 
     function: str
     operands: tuple[Any, ...]
@@ -29,7 +31,9 @@ class Call:
             yield from x.leaves() if isinstance(x, Call) else (x,)
 
     def reduce(self, leaf: Callable[[Any], Value], apply: Callable[[str, Sequence[Value]], Value]) -> Value:
-        """Evaluate the call: `leaf` values the leaves in order, and `apply` takes a function's name and operand values."""
+        """Evaluate the call: `leaf` values the leaves in order, and `apply` takes a function's name and
+        operand values.
+        """
         values = [x.reduce(leaf, apply) if isinstance(x, Call) else leaf(x) for x in self.operands]
         return apply(self.function, values)
 
