@@ -95,9 +95,7 @@ class Estimate:
 
 
 def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
-    """The model's word on `program` for a machine of `num_sms` SMs or cores; `sizes` are its run-time sizes, if
-    known.
-    """
+    """Estimate the time of `program` on a machine of `num_sms` SMs or cores. `sizes` are its run-time sizes, if any."""
     rates = rates_of(target)
     parts = [_launch(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
     return Estimate(
@@ -202,7 +200,7 @@ class _Counter:
                 self.bind(node.var, node.value)
 
     def loop(self, loop: For, times: float) -> None:
-        """A loop, whose variables stand at their middle inside."""
+        """Count a loop, with its variables at the middle of their range."""
         trips = 1.0
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             first = _number(start, self.values, 0)
@@ -261,7 +259,7 @@ class _Counter:
                 self.work.scalars += times
 
     def move(self, buffer: Buffer, elements: float) -> None:
-        """Elements that go to or come from a buffer; those on the chip cost nothing here."""
+        """Count the elements that are read from or written to a buffer. On-chip buffers cost nothing here."""
         if buffer.scope == "global":
             moved = self.work.moved
             moved[buffer] = moved.get(buffer, 0.0) + elements * buffer.dtype.bits / 8

@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is done for arguments of a form: a call of tensors and results, made anew."""
+    """The prepared call for arguments of one form: a function of tensors and results."""
 
     launch: Callable[..., object]
     results: tuple[Result, ...]

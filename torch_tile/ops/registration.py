@@ -131,7 +131,7 @@ def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Cal
 
 
 def _of_given(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """`backward` without the gradients of trailing arguments that a call left to their defaults.
+    """Wrap `backward` for calls that left trailing arguments to their defaults, and drop the gradients of these.
 
     Where an argument is a list, torch compares what is returned with the arguments that were given.
     """
