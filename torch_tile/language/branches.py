@@ -61,7 +61,7 @@ class Branches:
 
     @staticmethod
     def _again(before: Any, value: Any) -> Any:
-        """Prepare a name for the second branch, which cannot read device values of the first."""
+        """Return the value of a name in the second branch, which cannot read device values of the first branch."""
         return value if before is UNBOUND and isinstance(value, Expr) else before
 
     def _joined(self, position: int, value: Any) -> Any:

@@ -187,7 +187,9 @@ def _has_room(a: Expr, b: Expr) -> bool:
 
 
 def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
-    """Return the scopes of the names in `values`, and the variables and elements that `values` are computed from."""
+    """Return the value ranges of the names in `values`, and the variables and elements that `values` are
+    computed from.
+    """
     lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
         lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))

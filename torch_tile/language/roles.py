@@ -238,7 +238,7 @@ def _together(stmts: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _is_pure(one: Stmt) -> bool:
-    """Return whether a statement only names a value that never changes."""
+    """Return whether a statement only names a value that reads no memory and calls no function."""
     value = one.value if isinstance(one, Let) else one.init if isinstance(one, Alloc) else one
     return value is None or (not isinstance(value, Stmt) and not contains(value, Load, Call))
 
@@ -294,7 +294,7 @@ class _WithRegisters(Rewriter):
 
 
 def _registers(known: int, one: Role) -> int:
-    """Combine the known register counts of two parts of a role."""
+    """Combine the register counts of two parts of a role. Two different counts are an error."""
     if known and one.registers and known != one.registers:
         why, fix = (
             f"is {one.registers}, and other parts of the role have {known} registers",

@@ -117,7 +117,7 @@ def resolve(program: Program) -> Program:
 
 
 def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buffer:
-    """Return a tile's own name as a buffer, to which its views resolve."""
+    """Choose the buffer that remains for a tile and all its views."""
     used = [b for b in known if any(b is f for f in firm)]
     found = used[0] if used else min(known, key=lambda b: b.dtype.bits)
     if found is root:
