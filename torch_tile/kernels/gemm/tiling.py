@@ -395,7 +395,7 @@ def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) ->
 
 
 def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
-    """Return the cluster size, up to `most`, that gives all SMs work. Return None if most SMs would still idle."""
+    """Return the tiling with up to `most` blocks a cluster that give all SMs work; None if most SMs would idle."""
     count = count_of(config, problem)
     wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
