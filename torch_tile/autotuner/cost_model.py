@@ -95,8 +95,8 @@ class Estimate:
 
 
 def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
-    """The model's word on `program` for a machine of `num_sms` SMs or cores; `sizes` are its run-time sizes, if
-    known.
+    """Estimate the time of `program` on a machine of `num_sms` SMs or cores. `sizes` are its run-time
+    sizes, if known.
     """
     rates = rates_of(target)
     parts = [_launch(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
@@ -149,7 +149,7 @@ def _wave(work: Work, resident: int, threads: int, target: Target, rates: Rates)
 
 
 def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Scalar]) -> float:
-    """Bytes that have to come from or go to memory at least once: no more of a buffer than it holds."""
+    """Count the bytes that must move to or from memory at least once: no more of a buffer than it holds."""
     total = 0.0
     for buffer in (*program.params, *program.workspaces, *program.outputs, *program.views):
         if isinstance(buffer, Buffer) and buffer in work.moved:
@@ -159,7 +159,7 @@ def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Sca
 
 
 def work_of(kernel: Kernel, values: dict[Var, Scalar], target: Target) -> Work:
-    """What the block with these indices does; `values` has the indices and the run-time sizes."""
+    """Count the work of the block with these indices. `values` has the indices and the run-time sizes."""
     counter = _Counter(kernel, values, target)
     counter.visit(kernel.body, 1.0)
     counter.work.held = max(counter.held, max(counter.shared.values(), default=0))
@@ -202,7 +202,7 @@ class _Counter:
                 self.bind(node.var, node.value)
 
     def loop(self, loop: For, times: float) -> None:
-        """A loop, whose variables stand at their middle inside."""
+        """Count a loop, with its variables at the middle of their range."""
         trips = 1.0
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             first = _number(start, self.values, 0)
@@ -219,13 +219,13 @@ class _Counter:
         self.visit(loop.body, times * trips)
 
     def bind(self, var: Var, value: Expr) -> None:
-        """Remember a name's value, if it follows from what is known."""
+        """Remember a name's value if it follows from known values."""
         found = _known(value, self.values)
         if found is not None:
             self.values[var] = found
 
     def alloc(self, buffer: Buffer) -> None:
-        """A tile comes to life."""
+        """Count a tile that is allocated."""
         if buffer.scope == "shared":
             self.shared[buffer] = _bytes(buffer)
         elif buffer.scope in ("fragment", "local"):
@@ -246,7 +246,7 @@ class _Counter:
             self.work.scalars += times * max((self.elements(r) for r in (*read, *written)), default=0.0)
 
     def cost(self, op: Gemm) -> float:
-        """How much longer a product takes than one of 16-bit operands."""
+        """Return the cost of a product relative to one of 16-bit operands."""
         bits = max(op.A.buffer.dtype.bits, op.B.buffer.dtype.bits)
         if self.target.kind == "cpu":
             return max(1.0, bits / 32)
@@ -261,7 +261,7 @@ class _Counter:
                 self.work.scalars += times
 
     def move(self, buffer: Buffer, elements: float) -> None:
-        """Elements that go to or come from a buffer; those on the chip cost nothing here."""
+        """Count the elements that are read from or written to a buffer. On-chip buffers cost nothing here."""
         if buffer.scope == "global":
             moved = self.work.moved
             moved[buffer] = moved.get(buffer, 0.0) + elements * buffer.dtype.bits / 8
@@ -281,7 +281,7 @@ def _bytes(tile: Buffer) -> int:
 
 
 def _known(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
-    """An expression's value; None where it does not follow from `values`."""
+    """Return an expression's value, or None where it does not follow from `values`."""
     try:
         return evaluate(expr, values)
     except (KeyError, ValueError, ZeroDivisionError, OverflowError):

@@ -16,7 +16,7 @@ from torch_tile.runtime.source_digest import source_digest
 
 
 def can_measure(target: Target) -> bool:
-    """Whether kernels for `target` can be timed now: the GPU is here, and no CUDA graph is being captured."""
+    """Return whether kernels for `target` can be timed now: the GPU is present, and no CUDA graph is being captured."""
     if target.kind == "cpu":
         return True
     import torch
@@ -43,13 +43,13 @@ def device_name(target: Target) -> str:
 
 
 def surroundings(target: Target) -> tuple[str, ...]:
-    """The target, and all that decides what a program becomes there."""
+    """Return the target and all facts that decide how a program is compiled for it."""
     compiler = find_nvrtc().identity if target.kind == "cuda" else find_compiler().identity
     return str(target), compiler, own_text()
 
 
 def own_text() -> str:
-    """A digest of the compiler's own text: what was measured with another one says nothing of this one."""
+    """Return a digest of the compiler's own source. Measurements with another source do not apply."""
     return key_of(headers_digest(), source_digest("autotuner", *PARTS))
 
 

@@ -138,7 +138,7 @@ class Settings:
 
     @property
     def effort(self) -> tuple[object, ...]:
-        """What decides how well it is searched: another effort is another search."""
+        """The settings that decide how thorough the search is. Another value makes another search."""
         factor = self.early_stop_factor if self.early_stop else None
         return self.checks, self.warmup, self.rep, factor, self.prune
 
@@ -161,7 +161,7 @@ WITHOUT_EFFECT = {
 
 
 def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """`base` with the fields that TileLang's keywords name; TileError for a name that is none of them."""
+    """Return `base` with the fields that TileLang's keywords name. Raise TileError for an unknown name."""
     kept = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
     return (base or Settings()).changed(op, kept)
 

@@ -97,7 +97,7 @@ class Session:
         return made[0] if made else from_json(found.read_text(), [c.config for c in self.candidates])
 
     def key(self) -> str:
-        """All that the outcome depends on: the traced programs, what compiles and runs them, how they are tried."""
+        """The key of the outcome: the traced programs, the toolchain and machine, and how they are tried."""
         texts = [part for c in self.candidates for part in (repr(c.program), repr(c.function.options))]
         sizes = [str(max(0, size - 1).bit_length()) for size in self.sizes().values()]  # classes: powers of two
         how = str(self.settings.effort)
@@ -140,7 +140,7 @@ class Session:
                 each.note = f"the model expects {each.seconds / best:.1f} times the best's time"
 
     def running(self) -> list[Candidate]:
-        """The candidates that are in."""
+        """Return the candidates that are still in the search."""
         return [c for c in self.candidates if not c.note]
 
     def by_model(self) -> AutotuneResult:
@@ -187,7 +187,7 @@ class Session:
         return AutotuneResult(self.name, best, tuple(c.tried for c in self.candidates), self.ref_latency)
 
     def nothing_works(self) -> TileError:
-        """The error that lists why."""
+        """Return the error that lists why each candidate failed."""
         failed = [f"{show(c.config)}: {c.note}" for c in self.candidates]
         if len(failed) > MOST_NOTES:
             failed[MOST_NOTES:] = [f"and {len(failed) - MOST_NOTES} more"]

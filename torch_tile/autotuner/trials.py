@@ -64,6 +64,7 @@ def check_all(
 
 
 def _check(each: Candidate, settings: Settings, reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    """Compare one kernel's results with those of ref_prog."""
     copies = [spare(x) for x in inputs]
     if each.kernel is not None and settings.manual_check_prog is not None:
         settings.manual_check_prog(each.kernel(*copies), reference(*map(spare, inputs)))
@@ -164,7 +165,9 @@ def written(program: Program) -> set[Buffer]:
 
 
 def spare(value: Any) -> Any:
-    """A copy of a tensor with its strides; anything else, and a tensor that overlaps itself, as it is."""
+    """Return a copy of a tensor with its strides. Return anything else, and a tensor that overlaps itself,
+    unchanged.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor):

@@ -50,7 +50,9 @@ class Plan:
 
 
 def plan_for(module: nn.Module, kinds: Mapping[str, bool]) -> Plan | None:
-    """What to turn a layer into; None if it is nothing that we know, or something that we would compute differently."""
+    """Return the plan for a layer. Return None if the layer is unknown, or if our layer would compute
+    something else.
+    """
     if "forward" in module.__dict__ or not all(type(p) is nn.Parameter for p in module.parameters(recurse=False)):
         return None  # patched by someone, quantised or distributed
     for kind, make in PLANNERS.items():
@@ -265,7 +267,7 @@ def is_plain_linear(module: nn.Module | None) -> bool:
 
 
 def is_watched(module: nn.Module | None) -> bool:
-    """Whether someone has hooks on the call of a module."""
+    """Return whether a module's call has hooks."""
     return module is not None and ("forward" in module.__dict__ or any(getattr(module, name, None) for name in HOOKS))
 
 

@@ -153,7 +153,9 @@ def computes_itself(config: type) -> bool:
 
 
 def has_unknown_value(*values: int | Tensor) -> bool:
-    """Whether one of these positions is a tensor, which a static cache has, while a graph is captured."""
+    """Return whether a position is a tensor without a readable value, as in a static cache while a graph is
+    captured.
+    """
     return is_tracing() and any(isinstance(value, torch.Tensor) for value in values)
 
 
@@ -168,12 +170,12 @@ def has_padding(mask: Tensor | None, length: int, offset: int) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether values of tensors may not be read now."""
+    """Return whether values of tensors may not be read now."""
     return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
 
 
 def tell(message: str) -> None:
-    """Say something once."""
+    """Warn once with a message."""
     if not torch.compiler.is_compiling() and message not in _told:
         _told.add(message)
         log.warning(message)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel families share: the dtype of sums, parameter types of any stride, and the machine that runs them."""
+"""Helpers of all kernel families: the dtype of sums, parameter types of any stride, and the machine that
+runs kernels.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,23 @@ Problem = TypeVar("Problem")
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums are kept in: float64 for float64 operands, otherwise float32."""
+    """Return the dtype of sums: float64 for float64 operands, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """Whether the compiler has a target for the tensor's device; elsewhere the families run their reference."""
+    """Return whether the compiler has a target for the tensor's device. On other devices the families run their
+    reference.
+    """
     kind = x.device.type
     return kind == "cpu" or (kind == "cuda" and (planned_machine() is not None or _is_ready(x.device.index)))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs a kernel: the target, and how many blocks' worth of work it does at a time (threads or SMs)."""
+    """The machine that runs a kernel: its target, and how many blocks' worth of work it does at once
+    (threads or SMs).
+    """
 
     target: Target
     num_sms: int
@@ -50,13 +56,15 @@ class Machine:
         return self.target.kind == "cuda"
 
     def kernel(self, function: JITFunction) -> Callable[..., Any]:
-        """A kernel function, compiled for this machine; its kernels only note their calls while a plan is made."""
+        """Compile a kernel function for this machine. While a plan is made, the compiled kernels only note
+        their calls.
+        """
         plan, compiled = current_plan(), function.on(self.target)
         return compiled if plan is None else plan.noting(compiled)
 
 
 def machine_of(x: torch.Tensor) -> Machine:
-    """The machine on which a tensor lies, or the one that launches are planned for."""
+    """Return the machine that holds a tensor, or the machine that launches are planned for."""
     if planned := planned_machine():
         return planned
     if x.device.type == "cuda":
@@ -65,7 +73,7 @@ def machine_of(x: torch.Tensor) -> Machine:
 
 
 def planned_machine() -> Machine | None:
-    """The machine that launches are planned for, where that need not be the one of the tensors."""
+    """Return the machine that launches are planned for, which need not hold the tensors. Return None outside a plan."""
     plan = current_plan()
     return None if plan is None else plan.machine
 
@@ -76,7 +84,9 @@ def _target_of(index: int) -> Target:
 
 @cache
 def _is_ready(index: int) -> bool:
-    """Whether kernels can be compiled for a GPU: tensor cores of Ampere or later, and NVRTC found (else a warning)."""
+    """Return whether kernels can be compiled for a GPU. It needs tensor cores of Ampere or later, and NVRTC (else it
+    warns).
+    """
     if torch.version.hip or not _target_of(index).is_supported:
         return False
     try:
@@ -101,7 +111,7 @@ def strided(
     multiple: int = 1,
     align: int | None = None,
 ) -> TensorType:
-    """The type of a parameter whose strides are known at run time only; with `unit` its last dimension is dense.
+    """Return the type of a parameter whose strides are known at run time only. With `unit` its last dimension is dense.
 
     The other strides are multiples of `multiple`; the address is a multiple of `align` bytes (see T.Tensor).
     """
@@ -112,13 +122,13 @@ def strided(
 
 
 def dynamic(names: str, multiple: int = 1) -> Any:
-    """`T.dynamic` of sizes or strides that are multiples of `multiple`."""
+    """Declare sizes or strides with `T.dynamic` that are multiples of `multiple`."""
     return T.dynamic(names) if multiple == 1 else T.dynamic(names, multiple_of=multiple)
 
 
 def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
-    """How many elements 16 bytes hold, if every row of the tensors starts at a multiple of 16 bytes and `sizes` are
-    multiples of that many; else 1.
+    """Return how many elements 16 bytes hold, if all rows start at multiples of 16 bytes and `sizes` are multiples of
+    that number. Return 1 otherwise.
 
     The last dimension of each tensor must be dense.
     """
@@ -129,36 +139,36 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
 
 
 def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    """`result`, in `out` where that is given."""
+    """Return `result`, copied into `out` if that is given."""
     return result if out is None else out.copy_(result)
 
 
 def is_unit(x: torch.Tensor) -> bool:
-    """Whether the last dimension is dense."""
+    """Return whether the last dimension is dense."""
     return x.shape[-1] <= 1 or x.stride(-1) == 1
 
 
 def dense_last(x: torch.Tensor) -> torch.Tensor:
-    """`x`, or a copy whose last dimension is dense."""
+    """Return `x`, or a copy whose last dimension is dense."""
     return x if is_unit(x) else x.contiguous()
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` as `[rows, N]` with dense rows: a view if the strides allow it, else a copy. `x` may be 0-d."""
+    """Return `x` as `[rows, N]` with dense rows: a view if the strides allow it, else a copy. `x` may be 0-d."""
     return dense_last(x.reshape(-1, x.shape[-1] if x.dim() else 1) if x.numel() else x.reshape(0, 1))
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `value`, and at least one."""
+    """Return the least multiple of `multiple` that is not below `value`, and at least `multiple`."""
     return max(1, -(-value // multiple)) * multiple
 
 
 def power_of_two(value: int) -> int:
-    """The least power of two that is not below `value`."""
+    """Return the least power of two that is not below `value`."""
     return 1 << max(0, value - 1).bit_length()
 
 
 def typical(problem: Problem) -> Problem:
-    """A dataclass with typical values for its sizes that are symbols: for choices on which only speed depends."""
+    """Replace symbolic sizes of a dataclass by typical values, for choices on which only speed depends."""
     hints = {name: x.node.hint for name, x in vars(problem).items() if isinstance(x, torch.SymInt)}
     return replace(problem, **hints) if hints else problem  # type: ignore[type-var]

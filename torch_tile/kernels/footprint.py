@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared memory that a block of a tiling takes, told from its tiles before anything is compiled.
+"""The shared memory that a block of a tiling takes, computed from its tiles before compilation.
 
 It is never less than what the compiler allocates, and never `SPARE` bytes more: test/kernels/test_footprint.py.
 """
@@ -40,12 +40,12 @@ class Tile:
 
     @property
     def bytes(self) -> int:
-        """Side by side."""
+        """Bytes of all versions of the tile, side by side."""
         return self.versions * self.rows * self.columns * self.bits // 8
 
     @property
     def boxed(self) -> int:
-        """In columns of 128 bytes, whose swizzles begin anew, as bulk copies fill it."""
+        """Bytes of the tile as bulk copies fill it: in columns of 128 bytes, each with its own swizzle."""
         row = self.columns * self.bits // 8
         if self.rows == 1 or row % BOX_BYTES or self.rows % BOX_ROWS == 0:
             return self.bytes
@@ -55,8 +55,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The tiles of a block. Those that `bulk` copies fill or empty share their memory with no others; else tiles that
-    are not in use in the same part of the kernel do.
+    """The tiles of a block. Tiles that `bulk` copies fill or empty share their memory with no other tiles. Other tiles
+    share memory unless the same part of the kernel uses them.
     """
 
     tiles: tuple[Tile, ...]
@@ -71,14 +71,14 @@ class Footprint:
 
     @property
     def bytes(self) -> int:
-        """What a block needs at most."""
+        """Upper bound of the shared memory of a block in bytes."""
         return self.tile_bytes + SPARE
 
     def fits(self, target: Target) -> bool:
-        """Whether a block of the target may have so much."""
+        """Return whether the target allows a block this much shared memory."""
         return self.bytes <= target.shared_limit
 
 
 def most_stages(footprint: Callable[[int], Footprint], stages: Iterable[int], target: Target) -> int:
-    """The first of `stages` with which a block fits; 0 if it does with none."""
+    """Return the first of `stages` with which a block fits, or 0 if none fits."""
     return next((n for n in stages if n > 0 and footprint(n).fits(target)), 0)

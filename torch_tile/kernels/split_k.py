@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins what blocks computed that each saw a split of the keys, or of a sum."""
+"""Combination of the partial results of blocks that each took a split of the keys, or of a sum."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_AHEAD = 8  # shares of a row that are read together, as what they wait for 
 
 @T.macro
 def read_ahead(parts: Any, iteration: Any, count: int, place: tuple[Any, ...], first: Any, width: int) -> Any:
-    """`parts[s, *place, first : first + width]` of the `count` shares of an iteration, 0 where there is no such
-    share.
+    """Read `parts[s, *place, first : first + width]` of the `count` splits of an iteration, with 0 for splits that do
+    not exist.
     """
     values = [T.alloc_fragment((width,), parts.dtype) for _ in range(count)]
     for n, value in zip(range(count), values, strict=True):
@@ -31,7 +31,7 @@ def read_ahead(parts: Any, iteration: Any, count: int, place: tuple[Any, ...], f
 
 @T.macro
 def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> Any:
-    """`sum_s parts[s, *place, first : first + width]` of all that others wrote."""
+    """Compute `sum_s parts[s, *place, first : first + width]` over the splits that all blocks wrote."""
     total = T.alloc_fragment((width,), parts.dtype)
     T.clear(total)
     for iteration in T.serial(T.ceildiv(parts.shape[0], MOST_AHEAD)):
@@ -43,7 +43,7 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
 
 @T.macro
 def left_for_cluster(products: Sequence[Any]) -> list[Any]:
-    """Each fragment in a shared tile, which the other blocks of the cluster may read from here on."""
+    """Copy each fragment to a shared tile that the other blocks of the cluster may read from here on."""
     parts: list[Any] = []
     for product in products:
         part = T.alloc_shared(product.shape, product.dtype)
@@ -55,7 +55,7 @@ def left_for_cluster(products: Sequence[Any]) -> list[Any]:
 
 @T.macro
 def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
-    """The sum of an element of a shared tile over the `count` blocks of the cluster, which have all written it."""
+    """Sum an element of a shared tile over the `count` blocks of the cluster, which have all written the tile."""
     total: Any = T.alloc_var(tile.dtype, 0.0)
     for rank in range(count):
         total += T.at_rank(tile[place], rank)
@@ -64,7 +64,8 @@ def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
 
 @jit
 def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
-    """`out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`; rows that saw nothing: 0 and -inf.
+    """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
+    keys give 0 and -inf.
 
     `ahead` shares are read together: more are sooner done, but take registers of which other rows' blocks have fewer.
     A row of `out` has three indices, since they may lie in memory in any order.
@@ -114,7 +115,7 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
 def combine_parts(
     part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, machine: Machine
 ) -> None:
-    """`combine` of parts `[splits, ..., width]` and `[splits, ...]` into `out` and `lse`.
+    """Combine parts `[splits, ..., width]` and `[splits, ...]` into `out` and `lse`.
 
     `out` has four dimensions and is dense in some order, the last one innermost; the others are contiguous.
     """

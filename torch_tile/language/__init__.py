@@ -295,7 +295,7 @@ _check_all(globals())  # a call that does not fit is an error on its line
 
 
 def __getattr__(name: str) -> Any:
-    """A clear answer for names that are misspelt, and for those of TileLang that this compiler does not have."""
+    """Raise an error that explains a misspelt name, or a name of TileLang that this compiler does not have."""
     if name.startswith("__") and name.endswith("__"):  # Python asks modules for such names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if "x" in name and name[0].islower():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hopper's order by hand: mbarriers, named barriers, fences, registers of roles, early starts of kernels.
+"""Manual ordering on Hopper: mbarriers, named barriers, fences, registers of roles, and early starts of kernels.
 
 The compiler places all of this in kernels that do not; those that do are for GPUs from sm_90 on.
 """
@@ -29,7 +29,9 @@ from torch_tile.tileop.gemm.wgmma import WgmmaResults
 
 
 def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
-    """Wait until the phase of this parity of a T.alloc_barrier is over; of a fresh one, that of parity 1 is."""
+    """Wait until the phase of this parity of a T.alloc_barrier is complete. In a fresh mbarrier the phase of parity 1
+    is.
+    """
     at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)
     if not value.dtype.is_integer or (isinstance(value, Const) and value.value not in (0, 1)):
@@ -39,7 +41,8 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
 
 
 def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
-    """Each thread that runs this arrives: at the same mbarrier of block `cta_id` of the cluster, if that is given.
+    """Arrive at an mbarrier with each thread that runs this. With `cta_id`, the mbarrier is that of this block of the
+    cluster.
 
     There it lets go of what this block has read; what it wrote others see after T.cluster_sync.
     """
@@ -51,7 +54,7 @@ def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
 
 
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
-    """The phase waits for `tx` bytes more, for each thread that runs this; T.tma_copy says it for itself."""
+    """Add `tx` bytes that the phase waits for, for each thread that runs this. T.tma_copy does this by itself."""
     at, where = _barrier("T.mbarrier_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_expect_tx", where, tx))
 
@@ -94,39 +97,39 @@ def ptx_arrive_cluster_barrier(mbarrier: Tile, cta_id: Scalar) -> None:
 
 
 def ptx_fence_barrier_init() -> None:
-    """Nothing: T.alloc_barrier makes mbarriers known to all."""
+    """Do nothing: T.alloc_barrier makes mbarriers visible to all threads."""
     in_kernel("T.ptx_fence_barrier_init")
 
 
 def tma_store_arrive() -> None:
-    """Nothing: a T.tma_copy to global memory closes its group by itself."""
+    """Do nothing: a T.tma_copy to global memory commits its group by itself."""
     in_kernel("T.tma_store_arrive")
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> None:
-    """Nothing: a T.tma_copy to global memory has read its tile when it returns."""
+    """Do nothing: a T.tma_copy to global memory has read its tile when it returns."""
     in_kernel("T.tma_store_wait")
 
 
 def warpgroup_arrive() -> None:
-    """Nothing: T.wgmma_gemm orders its operands by itself."""
+    """Do nothing: T.wgmma_gemm orders its operands by itself."""
     in_kernel("T.warpgroup_arrive")
 
 
 def warpgroup_commit_batch() -> None:
-    """Nothing: each T.wgmma_gemm is a group of its own."""
+    """Do nothing: each T.wgmma_gemm is a group of its own."""
     in_kernel("T.warpgroup_commit_batch")
 
 
 def warpgroup_wait(num_mma: int) -> None:
-    """T.wait_wgmma."""
+    """Wait as T.wait_wgmma does."""
     wait_wgmma(num_mma)
 
 
 def warpgroup_fence_operand(
     buffer_or_ptr: Any, offset: Scalar = 0, num_regs: Scalar = None, dtype: Any = None
 ) -> None:  # fmt: skip
-    """Nothing: the compiler keeps accumulators where they are until they are complete."""
+    """Do nothing: the compiler keeps accumulators in place until they are complete."""
     in_kernel("T.warpgroup_fence_operand")
 
 
@@ -150,7 +153,7 @@ def _expect(what: str, where: Address, size: Any) -> Do:
 
 
 def fence_proxy_async() -> None:
-    """What this thread wrote to shared memory is seen by wgmma and bulk copies after the next barrier.
+    """Make this thread's writes to shared memory visible to wgmma and bulk copies after the next barrier.
 
     The compiler places these fences itself, in front of barriers and arrivals.
     """
@@ -158,14 +161,14 @@ def fence_proxy_async() -> None:
 
 
 def named_barrier_arrive(barrier_id: int, arrive_count: int | None = None) -> None:
-    """Count for the others that T.sync_threads(barrier_id, arrive_count), without waiting for them."""
+    """Arrive at a named barrier without waiting, for threads that wait in T.sync_threads(barrier_id, arrive_count)."""
     what = "T.named_barrier_arrive"
     at = in_kernel(what)
     at.emit(bulk.named_barrier_arrive(*numbered(at, what, barrier_id, arrive_count)))
 
 
 def shuffle_elect(extent: int = 0) -> Expr:
-    """Whether the running thread is the first of each `extent` threads; of the block, if 0."""
+    """Return whether the running thread is the first of each `extent` threads, or of the block if `extent` is 0."""
     if not isinstance(extent, int) or extent < 0 or extent % WARP:
         fix = f"give a multiple of {WARP}, or 0 for one thread of the block"
         raise error("bad_argument", None, op="T.shuffle_elect", name="extent", why=f"is {extent!r}", fix=fix)
@@ -203,7 +206,7 @@ def _lanes(what: str, name: str, number: Any, default: int) -> int:
 
 
 def set_max_nreg(n: int, is_inc: Any = None) -> None:
-    """Each thread of the T.ws around has `n` registers, for all of its body, instead of an equal share.
+    """Give each thread of the enclosing T.ws `n` registers for its whole body, instead of an equal share.
 
     So has each thread of a branch that whole warpgroups take, as `if tx < 128:`.
     A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
@@ -235,17 +238,17 @@ def no_set_max_nreg() -> None:
 
 
 def pdl_sync() -> None:
-    """Wait for the kernels before this one: what comes before may run beside them, and touches nothing of theirs."""
+    """Wait for the preceding kernels. Code before this call may run beside them, and must not touch their data."""
     in_kernel("T.pdl_sync").emit(bulk.grid_wait())
 
 
 def pdl_trigger() -> None:
-    """As far as this block is concerned, the next kernel may begin what it does before its T.pdl_sync."""
+    """Allow the next kernel to start its code before its T.pdl_sync, as far as this block is concerned."""
     in_kernel("T.pdl_trigger").emit(bulk.grid_launch())
 
 
 def in_kernel(what: str) -> Tracer:
-    """The tracer, inside a T.Kernel."""
+    """Return the tracer, and check that it is inside a T.Kernel."""
     at = tracer(what)
     if at.launch is None or not at.scopes:
         raise error("not_in_kernel", None, what=what)
@@ -289,7 +292,7 @@ def wgmma_gemm(
     A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
     policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, annotations: Annotations = None,
 ) -> None:  # fmt: skip
-    """T.gemm by wgmma, which is not waited for: C is there, and A and B may be written, after T.wait_wgmma.
+    """Start T.gemm by wgmma without waiting. After T.wait_wgmma, C is complete, and A and B may be overwritten.
 
     Hopper only. An author error where wgmma cannot do it.
     """
@@ -299,7 +302,9 @@ def wgmma_gemm(
 
 
 def _cleared(at: Tracer, accumulator: Tile, condition: Scalar) -> bool:
-    """Whether a product clears its accumulator itself; where only the device knows, an `if` before it does."""
+    """Return whether a product clears its accumulator itself. Where only the device knows, record an `if` before the
+    product.
+    """
     holds = truth(condition) if isinstance(condition, Expr) else condition
     if isinstance(holds, Expr) and not isinstance(holds, Const):
         at.emit(If(holds, Block((Fill.build(accumulator, 0),)), Block(())))
@@ -317,11 +322,12 @@ def wait_wgmma(pending: int = 0) -> None:
 
 
 def pin_results(body: Block) -> Block:
-    """Say after each wait which accumulators are complete; a body without waits stays as it is."""
+    """Mark after each wait which accumulators are complete. A body without waits stays as it is."""
     return _block(body, {})[0]
 
 
 def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
+    """Rewrite the statements of a block, and track the products in flight."""
     new: list[Stmt] = []
     stmts = block.stmts
     for n, one in enumerate(stmts):
@@ -337,6 +343,7 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
 
 
 def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
+    """Rewrite one statement, and track the products in flight."""
     if isinstance(one, Gemm) and one.wg_wait:
         older = {key: (age + 1, c) for key, (age, c) in ages.items()}
         return one, {**older, one.C.buffer: (0, one.C)}
@@ -358,7 +365,7 @@ def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
 
 
 def _joined(a: Ages, b: Ages) -> Ages:
-    """What may be in flight where two ways meet: the newest product of each fragment counts."""
+    """Merge the products in flight where two control paths meet. The newest product of each fragment counts."""
     return {key: min((x[key] for x in (a, b) if key in x), key=lambda found: found[0]) for key in {**a, **b}}
 
 
@@ -367,6 +374,6 @@ def _numbers(ages: Ages) -> dict[Buffer, int]:
 
 
 def _pending(one: Stmt) -> int | None:
-    """What a wait leaves in flight; None for other statements."""
+    """Return the number of products that a wait leaves in flight, or None for other statements."""
     call = one.call if isinstance(one, Do) else None
     return memory.option(call) if isinstance(call, Call) and call.name == "wgmma_wait" and call.options else None

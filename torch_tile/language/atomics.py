@@ -19,7 +19,7 @@ from torch_tile.tileop.base import Scalar, Tile, is_one, need_region, region_of
 
 
 def update(name: str) -> Callable[..., Expr | None]:
-    """The language's function T.atomic_<name>."""
+    """Build the language's function T.atomic_<name>."""
     what = f"T.atomic_{name}"
 
     def apply(
@@ -51,6 +51,7 @@ def update(name: str) -> Callable[..., Expr | None]:
 
 
 def _previous(at: Tracer, what: str, op: Atomic) -> Expr:
+    """Record an atomic update that returns the previous value."""
     why, fix = "", "ask for it of one element, in a line before"
     if at.doubtful:
         why = f"is wanted only if {at.doubtful} asks for it"
@@ -73,7 +74,7 @@ def _previous(at: Tracer, what: str, op: Atomic) -> Expr:
 
 
 def add_neighbours(count: int) -> Callable[..., Vector | None]:
-    """The language's function T.atomic_addx<count>."""
+    """Build the language's function T.atomic_addx<count>."""
     what = f"T.atomic_addx{count}"
 
     def apply(
@@ -114,7 +115,7 @@ def _neighbour(region: Region, n: int) -> Load:
 
 
 def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
-    """The value of one element, read in one step, again each time: others may change it meanwhile.
+    """Load one element atomically. The load is repeated each time, as other threads may change the element.
 
     `memory_order` is "relaxed", "acquire" or "seq_cst", which also show what was written before the value was.
     """
@@ -135,7 +136,8 @@ def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
 
 
 def arrive_last(counter: Any, count: Any, flag: Any = None) -> Expr:
-    """This block arrives; gives whether it is the last of `count` blocks to arrive, the same for all its threads.
+    """Count this block as arrived, and return whether it is the last of `count` blocks. All its threads get the same
+    answer.
 
     `counter`, an element of an int32 tensor, is 0 before the first arrival and again after the last one. The last block
     sees what the others wrote to global memory before they arrived. `count` is the same for all threads of the block.

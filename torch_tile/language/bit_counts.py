@@ -17,7 +17,7 @@ NONE_FOUND = 0xFFFFFFFF  # what T.__fns gives where there is no such bit
 
 
 def popcount(x: Scalar) -> Expr:
-    """How many bits of an integer are set, in its own type."""
+    """Count the bits of an integer that are set, in its own type."""
     word, dtype = _word("T.popcount", x)
     return cast(_ones(word), dtype)
 
@@ -69,7 +69,7 @@ def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
 
 
 def _word(what: str, x: Scalar) -> tuple[Expr, DType]:
-    """An integer as an unsigned one of 32 or 64 bits, which zeros extend; and its own type."""
+    """Convert an integer to an unsigned one of 32 or 64 bits by zero extension, and return its own type too."""
     value = to_expr(x, op=what)
     if not value.dtype.is_integer:
         why, fix = f"is a {value.dtype}", "give an integer, or the bits of a float by T.reinterpret"
@@ -79,7 +79,7 @@ def _word(what: str, x: Scalar) -> tuple[Expr, DType]:
 
 
 def _ones(word: Expr) -> Expr:
-    """How many bits of a uint32 or uint64 are set: sums of pairs, of fours, of bytes, of all bytes."""
+    """Count the set bits of a uint32 or uint64 by sums of pairs, of fours, of bytes, and of all bytes."""
     size = word.dtype.bits // 8
     twos, fours, bytes_, each = (const(int(byte * size, 16), word.dtype) for byte in ("55", "33", "0f", "01"))
     word = _named(word - ((word >> 1) & twos))
@@ -89,5 +89,5 @@ def _ones(word: Expr) -> Expr:
 
 
 def _named(value: Expr) -> Expr:
-    """`value`, computed once."""
+    """Name `value`, so that it is computed once."""
     return let("bits", value) if is_tracing() else value

@@ -38,7 +38,7 @@ class Branches:
         self.variables: list[Buffer] = []
 
     def end(self, values: Sequence[Any]) -> list[Any]:
-        """At the end of a branch, where the names are bound to `values`: what they are bound to from there on."""
+        """End a branch whose names are bound to `values`, and return their bindings from there on."""
         self.ends.append([value if self._is_alive(value) else UNBOUND for value in values])
         if len(self.ends) == 1:
             self.left = values
@@ -51,7 +51,7 @@ class Branches:
         return len(self.ends) == 2
 
     def declare(self) -> None:
-        """Record the variables, which live where the `if` stands."""
+        """Record the variables that the `if` needs, in front of it."""
         for buffer in self.variables:
             self.tracer.emit(Alloc(buffer))
             self.tracer.own(buffer)
@@ -61,10 +61,11 @@ class Branches:
 
     @staticmethod
     def _again(before: Any, value: Any) -> Any:
-        """For the second branch. What the first has made on the device cannot be read there anyway."""
+        """Return the value of a name in the second branch, which cannot read device values of the first branch."""
         return value if before is UNBOUND and isinstance(value, Expr) else before
 
     def _joined(self, position: int, value: Any) -> Any:
+        """Join the values of a name from both branches."""
         name, ends = self.names[position], [(s, e[position]) for s, e in zip(self.scopes, self.ends, strict=True)]
         if not self.live[position]:
             return self.left[position] if value is UNBOUND else value
@@ -86,19 +87,19 @@ class Branches:
 
 
 def is_scalar(value: Any) -> bool:
-    """A number, or an expression of one."""
+    """Return whether a value is a number, or an expression of one."""
     return isinstance(value, Expr) or is_number(value)
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two values are one, or equal numbers, strings or tuples of such."""
+    """Return whether two values are the same object, or equal numbers, strings or tuples of such."""
     if type(a) is tuple and type(b) is tuple:
         return len(a) == len(b) and all(map(is_same, a, b))
     return a is b or (type(a) is type(b) and isinstance(a, bool | int | float | str) and repr(a) == repr(b))
 
 
 def _is_left(scope: Scope) -> bool:
-    """Whether a branch ends by leaving the loop around, so that nothing after the `if` follows it."""
+    """Return whether a branch always leaves the enclosing loop, so that nothing after the `if` follows it."""
     return bool(scope.stmts) and isinstance(scope.stmts[-1], Break | Continue)
 
 
@@ -229,7 +230,7 @@ def _stored(target: ast.AST) -> Iterator[str]:
 
 
 def _assigned(node: ast.AST) -> Iterator[str]:
-    """The names that an assignment itself binds."""
+    """Return the names that an assignment itself binds."""
     targets = node.targets if isinstance(node, ast.Assign) else []
     if isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None):
         targets = [node.target]
@@ -238,7 +239,7 @@ def _assigned(node: ast.AST) -> Iterator[str]:
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that statements bind in whatever way, without those of functions and comprehensions inside."""
+    """Return the names that statements bind, without those inside functions and comprehensions."""
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id

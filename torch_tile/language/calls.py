@@ -44,7 +44,7 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _in_steps(name: str) -> Callable[..., Any]:
-    """What records an operation of which an operand has steps."""
+    """Record an operation that has an operand with steps."""
     if name in ("copy", "fill"):
         return moved_in_steps if name == "copy" else filled_in_steps
     why, fix = "has steps", "copy it to a tile by T.copy, which takes slices with steps"
@@ -66,7 +66,7 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_vector(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a scalar is asked for as a vector: T.reinterpret(x, "float16x2"), T.cast(x, "float32x4")."""
+    """Return whether a call asks for a scalar as a vector: T.reinterpret(x, "float16x2"), T.cast(x, "float32x4")."""
     return name in CONVERSIONS and any(_vector_type(a) for a in args)
 
 

@@ -21,12 +21,12 @@ AXES = 3  # of a grid
 
 
 def cluster_arrive() -> None:
-    """This block counts for the T.cluster_wait of the others of its cluster."""
+    """Arrive for the T.cluster_wait of the other blocks of the cluster."""
     _of_block("T.cluster_arrive").emit(bulk.cluster_arrive())
 
 
 def cluster_arrive_relaxed() -> None:
-    """T.cluster_arrive, whose author orders no memory by it; here it does."""
+    """Arrive as T.cluster_arrive does. The author asks for no memory order, but this call gives it."""
     cluster_arrive()
 
 
@@ -77,7 +77,7 @@ def get_cluster_extents() -> tuple[int, int, int]:
 
 
 def block_rank_in_cluster() -> Expr:
-    """The block's number in its cluster, x fastest."""
+    """Return the block's number in its cluster, x fastest."""
     launch = in_kernel("T.block_rank_in_cluster").launch
     sizes = launch.cluster[: len(launch.blocks)]
     own = [block % size for block, size in zip(launch.blocks, sizes, strict=True)]
@@ -88,7 +88,7 @@ def block_rank_in_cluster() -> Expr:
 
 
 def at_rank(element: Any, rank: Any) -> Expr:
-    """The element `tile[i, j]` of shared memory, of the tile that the block of the cluster with this rank has.
+    """Access the element `tile[i, j]` of shared memory in the block of the cluster with this rank.
 
     Authors order the blocks: T.cluster_sync between what a block writes and what others read of it, and again before
     that is overwritten or its block ends.
@@ -106,7 +106,7 @@ def at_rank(element: Any, rank: Any) -> Expr:
 
 
 def _of_block(what: str) -> Tracer:
-    """The tracer, outside roles: all threads of the cluster are counted."""
+    """Return the tracer outside roles, since all threads of the cluster are counted."""
     at = in_kernel(what)
     if at.barrier_group:
         raise error("not_outermost", None, what=what, region="role")
@@ -122,7 +122,7 @@ def _along(what: str, dim: int) -> tuple[Expr, int]:
 
 
 def clusters(given: Any, rank: int) -> tuple[int, int, int]:
-    """`cluster_dims` of T.Kernel: up to three sizes, for a grid of `rank` dimensions."""
+    """Check `cluster_dims` of T.Kernel: up to three sizes, for a grid of `rank` dimensions."""
     sizes = (1,) if given is None else tuple(given) if isinstance(given, tuple | list) else (given,)
     good = (
         0 < len(sizes) <= AXES and all(isinstance(n, int) and n > 0 for n in sizes) and math.prod(sizes) <= MOST_BLOCKS

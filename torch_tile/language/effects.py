@@ -61,7 +61,9 @@ def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) ->
 
 
 def assume(condition: Any) -> None:
-    """A promise to the compiler. What is known to be false is an error; nothing else is checked."""
+    """Promise a condition to the compiler. A condition that is known to be false is an error; nothing else
+    is checked.
+    """
     tracer("T.assume")
     known = simplify(truth(condition))
     if isinstance(known, Const) and not known.value:
@@ -70,7 +72,7 @@ def assume(condition: Any) -> None:
 
 
 def address_of(element: Any) -> Expr:
-    """Where an element lies: an operand of target-level calls."""
+    """Return the address of an element, as an operand of target-level calls."""
     region = region_of(element)
     if region is None or isinstance(element, Handle):
         raise error("bad_operand", None, op="T.address_of", got=repr(element)[:60])
@@ -78,7 +80,7 @@ def address_of(element: Any) -> Expr:
 
 
 def call(name: str, *args: Any, dtype: Any = "int32", options: tuple[Any, ...] = ()) -> Expr:
-    """A target-level helper by name, as printed in lowered kernels."""
+    """Call a target-level helper by name, as printed in lowered kernels."""
     return Call(lookup(name).name, tuple(to_expr(a) for a in args), dtype_of(dtype), options)
 
 
@@ -96,7 +98,7 @@ def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swiz
 
 
 def evaluate(value: Expr | None) -> None:
-    """Call for effect. What gives no value, as T.copy does, has done its work already."""
+    """Evaluate a call for its effect. Operations without a value, such as T.copy, are already recorded."""
     at = tracer("T.evaluate")
     if value is not None:
         at.emit(Do(value))

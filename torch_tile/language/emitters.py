@@ -168,7 +168,7 @@ class TensorCoreIntrinEmitter:
         return matrix.ldmatrix(to, source, count, across)
 
     def _place(self, what: str, tile: Tile, swapped: bool) -> Where:
-        """From row and step of the shared dimension the indices in a tile of shared memory, or a slice of one."""
+        """Return the indices of a row and step of the shared dimension in a shared tile, or in a slice of one."""
         region = need_region(tile, what, "tile")
         if region.buffer.scope != "shared" or region.buffer.rank < 2:
             why, fix = f"is {region!r}"[:80], "give a T.alloc_shared tile of two dimensions, or a slice of one"
@@ -183,7 +183,7 @@ class TensorCoreIntrinEmitter:
         return where
 
     def _local(self, what: str, array: Any, name: str) -> tuple[Any, Expr]:
-        """A local array, and where the author's part of it begins."""
+        """Return a local array and the start of the author's part of it."""
         region = region_of(array)
         if region is None or region.buffer.scope != "local" or region.buffer.rank != 1:
             why, fix = f"is {array!r}"[:80], "give a T.alloc_local array of one dimension"
@@ -191,7 +191,7 @@ class TensorCoreIntrinEmitter:
         return region.buffer, region.starts[0]
 
     def _who(self) -> tuple[Expr, Expr, Expr]:
-        """The lane, and the warp's place along columns and rows, by name."""
+        """Name the lane, and the warp's place along columns and rows."""
         lane, warp_n, warp_m = self.extract_thread_binding(self.get_thread_binding())
         return let("lane", lane), let("warp_n", warp_n), let("warp_m", warp_m)
 
@@ -312,7 +312,7 @@ class WGMMATensorCoreIntrinEmitter:
 
 
 def _index(digits: tuple[Digit, ...], lane: Expr, register: int) -> Expr:
-    """An index that digits of a lane and a register make up."""
+    """Compose an index from digits of a lane and a register."""
     return simplify(to_expr(_index_of(digits, lane, register)))
 
 

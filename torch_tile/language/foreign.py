@@ -81,7 +81,7 @@ def tvm_access_ptr(ptype: Any, data: Tile, offset: Scalar, extent: Scalar, rw_ma
 
 
 def _product(sizes: Sequence[Any]) -> int:
-    """How many elements there are; -1 if only the device knows."""
+    """Return the number of elements, or -1 if only the device knows it."""
     total = 1
     for size in sizes:
         value = simplify(to_expr(size))
@@ -92,7 +92,7 @@ def _product(sizes: Sequence[Any]) -> int:
 
 
 def _moved(address: Address, offset: Scalar) -> Address:
-    """The address some elements further, row by row."""
+    """Advance an address by some elements, row by row."""
     if is_number(offset) and offset == 0:
         return address
     *outer, last = address.indices
@@ -153,6 +153,7 @@ def _call(
     what: str, dtype: Any, name: Any, args: Sequence[Any], effects: dict[int, str] | None,
     evaluate: Callable[..., Any] | None,
 ) -> Expr | None:  # fmt: skip
+    """Record a call of a function of the author's text."""
     at = in_kernel(what)
     if isinstance(dtype, str) and not isinstance(name, str) and dtype not in dt.BY_NAME and dtype not in VOID:
         args, name, dtype = ([] if name is None else [name, *args]), dtype, "handle"  # the name alone
@@ -195,7 +196,7 @@ def emit_call(
 
 
 def _declared(what: str, text: str | None, given: Pointer) -> tuple[str, int]:
-    """The access that an author declares for a pointer."""
+    """Return the access that an author declares for a pointer."""
     if text is None:
         return given.kind, given.elements
     found = re.fullmatch(r"(r|w|rw)(?: (\d+))?", str(text))
@@ -206,7 +207,7 @@ def _declared(what: str, text: str | None, given: Pointer) -> tuple[str, int]:
 
 
 def _argument(given: Any) -> Any:
-    """A pointer, or a value."""
+    """Convert an argument to a pointer or a value."""
     if isinstance(given, Pointer):
         _plain(given.address.buffer)
         return given
@@ -224,7 +225,7 @@ def _argument(given: Any) -> Any:
 
 
 def _plain(buffer: Buffer) -> None:
-    """A tile that foreign text sees lies row by row, unless its author asks for another layout."""
+    """Give a tile that foreign text reads a row-major layout, unless its author asks for another layout."""
     if buffer.scope == "fragment":
         why = f"is in `{buffer.name}`, a fragment, whose elements the compiler shares out among threads"
         fix = "give what T.alloc_local or T.alloc_shared makes"

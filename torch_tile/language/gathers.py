@@ -138,6 +138,7 @@ def all_of(buffer: Tile) -> Expr:
 
 
 def _joined(name: str, buffer: Any, op: str) -> Expr:
+    """Combine the elements of a tile over all threads."""
     at, region = in_kernel(f"T.{name}"), need_region(buffer, name, "buffer")
     why, fix, argument = "", "", "buffer"
     if region.buffer.scope in ("local", "var"):
@@ -168,7 +169,7 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
 
 
 def _joined_alone(at: Tracer, name: str, region: Region, op: str) -> Expr:
-    """What a thread's own elements say, to that thread."""
+    """Combine a thread's own elements, for that thread alone."""
     answer = make_variable(name, dt.bool_, const(op == "min", dt.bool_))
 
     def join(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
@@ -182,7 +183,7 @@ def _joined_alone(at: Tracer, name: str, region: Region, op: str) -> Expr:
 
 
 def _place(region: Region, point: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Indices into the buffer for a point of the region."""
+    """Return indices into the buffer for a point of the region."""
     steps = iter(point)
     return tuple(_from(r.start, next(steps)) if r.keep else r.start for r in region.ranges)
 

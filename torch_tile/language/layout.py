@@ -135,7 +135,7 @@ def hint(buffer: Buffer, wanted: Any) -> None:
 
 
 def request(buffer: Buffer, wanted: Any, threads: int) -> None:
-    """Keep an author's layout on the buffer."""
+    """Store an author's layout on the buffer."""
     shape = buffer.static_shape
     if wanted is None or shape is None:  # a tile of unknown size is an error of its own
         return
@@ -163,7 +163,7 @@ def covers(layout: IRLayout | FreeLayout, shape: Sequence[int], what: str) -> No
 
 
 def layout_of(wanted: Any, shape: Sequence[int], memory: bool) -> IRLayout | FreeLayout:
-    """A layout from whatever an author gives as one."""
+    """Convert whatever an author gives into a layout."""
     if isinstance(wanted, IRLayout | FreeLayout):
         return wanted
     if isinstance(wanted, str):
@@ -175,7 +175,7 @@ def layout_of(wanted: Any, shape: Sequence[int], memory: bool) -> IRLayout | Fre
 
 
 def on_threads(layout: IRLayout, threads: int) -> IRLayout:
-    """The layout on all `threads` of the block: those it does not mention hold replicas."""
+    """Extend a layout to all `threads` of the block. Unmentioned threads hold replicas."""
     if layout.digits("m"):
         return layout
     used = layout.extent("t")
@@ -187,7 +187,7 @@ def on_threads(layout: IRLayout, threads: int) -> IRLayout:
 
 
 def loop_layout(wanted: Any, extents: Sequence[Any], threads: int) -> IRLayout | None:
-    """The layout asked for a T.Parallel loop."""
+    """Return the layout asked for a T.Parallel loop."""
     if wanted is None:
         return None
     sizes = _sizes(tuple(extents))

@@ -79,7 +79,7 @@ class Loop:
             at.emit(one)
 
     def _downwards(self, name: Any) -> Iterator[Any]:
-        """The turns of a negative step, counted upwards."""
+        """Return the iterations of a loop with a negative step, counted upwards."""
         start, stop = (let("bound", bound) for bound in (self.starts[0], self.stops[0]))  # the body may change it
         trips = maximum((start - stop + (-self.step - 1)) // -self.step, 0)
         for iteration in replace(self, starts=(const(0, dt.int32),), stops=(trips,), step=1).iterate("turn"):
@@ -90,12 +90,12 @@ class Loop:
 
 
 def _of_block(op: RegisteredOp) -> bool:
-    """Whether an operation is done by the threads of a block together, so that no thread can be given a share of it."""
+    """Return whether the threads of a block do an operation together, so that it cannot be divided among them."""
     return needs_all(op) and not op.op_name.startswith("atomic")
 
 
 def _one_by_one(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) -> For:
-    """A T.Parallel nest that holds such operations: its iterations in order, each with all threads."""
+    """Turn a T.Parallel nest with such operations into a serial nest: iterations in order, each with all threads."""
     for var, stop in reversed([*zip(loop_vars, stops, strict=True)]):
         body = Block((For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (stop,), body),))
     (outermost,) = body.stmts
@@ -104,7 +104,9 @@ def _one_by_one(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) ->
 
 
 def _settled(name: str, bound: Expr, body: Block) -> Expr:
-    """A bound that reads memory which the body mentions, read before: then it can be ordered before the body."""
+    """Read a bound before the loop if it reads memory that the body mentions. Then the read is ordered
+    before the body.
+    """
     shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
     return let(name, bound) if shared.meets(body) else bound
 
@@ -254,7 +256,9 @@ class Tiles(Loop):
             yield named if isinstance(names, tuple) or len(named) > 1 else named[0]
 
     def place(self, tile: Expr) -> tuple[Expr, ...]:
-        """Panels of `group_size` tiles of the last dimension, one after the other; in each, rows of the others."""
+        """Return the coordinates of a tile: panels of `group_size` tiles of the last dimension, and in each panel rows
+        of the others.
+        """
         *outer, last = self.domain
         if not outer:
             return (tile,)
@@ -359,7 +363,7 @@ class PersistentTileScheduler:
         self._take(self.linear_idx[0] + self.num_workers)
 
     def valid(self) -> Expr:
-        """Whether there is such a tile."""
+        """Return whether the worker has such a tile."""
         holds: Expr = self.linear_idx[0] < self._count
         return holds
 

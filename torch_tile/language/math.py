@@ -169,7 +169,9 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 def _has_room(a: Expr, b: Expr) -> bool:
-    """Whether `b` is positive and `a + (b - 1)` stays in its type. Indices and sizes are computed as wide as needed."""
+    """Return whether `b` is positive and `a + (b - 1)` stays in its type. Indices and sizes are computed as wide as
+    needed.
+    """
     dtype = a.dtype
     if dtype.is_float or dtype.kind == "bool":
         return False
@@ -185,7 +187,9 @@ def _has_room(a: Expr, b: Expr) -> bool:
 
 
 def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
-    """Where the names in `values` lie, and the variables and elements that `values` are made of."""
+    """Return the value ranges of the names in `values`, and the variables and elements that `values` are
+    computed from.
+    """
     lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
         lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))
@@ -207,7 +211,7 @@ def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
 
 
 def _leaves(value: Expr) -> Iterator[Expr]:
-    """The variables, elements and calls that a value is computed from; the indices of elements are not."""
+    """Return the variables, elements and calls that a value is computed from, without the indices of elements."""
     if isinstance(value, Var | Load | Call):
         yield value
     else:
@@ -301,7 +305,7 @@ def truncdiv(a: Any, b: Any) -> Any:
 
 
 def truncmod(a: Any, b: Any) -> Any:
-    """What T.truncdiv leaves of `a`, with the sign of a."""
+    """Return the remainder of T.truncdiv, with the sign of `a`."""
     if is_number(a) and is_number(b):
         return a - truncdiv(a, b) * b
     x, y = pair(a, b, "T.truncmod")

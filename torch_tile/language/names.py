@@ -57,7 +57,7 @@ let = _Let()
 
 
 def Let(expr: Scalar, where: Mapping[Any, Scalar]) -> Any:
-    """`expr` with the values of `where` for its symbols, as TIR has it: `T.Let(x * x, where={x: A[i]})`."""
+    """Substitute the values of `where` for symbols in `expr`, as in TIR: `T.Let(x * x, where={x: A[i]})`."""
     return _inside(expr, dict(_bound("T.Let", x, value) for x, value in where.items()))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Narrow types in the types that every target has: int4, float4_e2m1fn, float8_e8m0fnu, ..., tfloat32.
+"""Emulation of narrow types in types that every target has: int4, float4_e2m1fn, float8_e8m0fnu, ..., tfloat32.
 
 A value of a narrow float is held as float32, one of a narrow integer as int8 or uint8. Conversions, and results of
 operators, are rounded to the nearest value of the type, halves to even (of tfloat32 away from zero), and saturate;
@@ -59,24 +59,24 @@ ORDERED = ("max", "min", "absmax")  # reductions whose result is one of the elem
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Whether targets hold a type in another."""
+    """Return whether targets store a type in another one."""
     return dtype in dt.NARROW
 
 
 def carrier(dtype: DType) -> DType:
-    """The type of values while they are computed with."""
+    """Return the type in which values of a narrow type are computed."""
     return dt.float32 if dtype.is_float else dt.BY_NAME[f"{dtype.kind}8"]
 
 
 def container(dtype: DType) -> DType:
-    """The type of the elements of a tile."""
+    """Return the element type of the tile that stores a narrow type."""
     if not dtype.is_float or dtype == dt.tfloat32:
         return carrier(dtype)
     return dt.bfloat16 if dtype == dt.float8_e8m0fnu else dt.float16
 
 
 def per_byte(dtype: DType) -> int:
-    """How many elements share a byte of a tensor."""
+    """Return how many elements share a byte of a tensor."""
     return max(1, 8 // dtype.bits)
 
 
@@ -111,7 +111,7 @@ def rounded(x: Expr, dtype: DType) -> Expr:
 
 
 def _exponent(size: Expr) -> Expr:
-    """The code of float8_e8m0fnu for a magnitude by its bits."""
+    """Encode a magnitude, given by its bits, as float8_e8m0fnu."""
     small = select(size >= 0x600000, const(1, dt.uint32), const(0, dt.uint32))
     code = select(size < 0x800000, small, (size + 0x400000) >> 23)
     code = select(code > 254, const(254, dt.uint32), code)
@@ -119,12 +119,12 @@ def _exponent(size: Expr) -> Expr:
 
 
 def _word(value: float) -> int:
-    """The bits of a power of two as float32."""
+    """Return the bits of a power of two as float32."""
     return (math.frexp(value)[1] + 126) << 23
 
 
 def decoded(code: Expr, dtype: DType) -> Expr:
-    """The value whose bits are the lowest of `code`."""
+    """Decode the value whose bits are the lowest of `code`."""
     if not dtype.is_float:
         return rounded(code, dtype)
     code = cast(code, dt.uint32)
@@ -144,7 +144,7 @@ def decoded(code: Expr, dtype: DType) -> Expr:
 
 
 def encoded(value: Expr, dtype: DType) -> Expr:
-    """The bits of a value of `dtype`, as uint32."""
+    """Encode a value of `dtype` as bits in a uint32."""
     if not dtype.is_float:
         return cast(cast(value, dt.int32) & ((1 << dtype.bits) - 1), dt.uint32)
     word = reinterpret(value, dt.uint32)
@@ -189,7 +189,7 @@ class _Wide(Rewriter):
         self.named = IdMap[Var, Expr]()  # what the names around stand for
 
     def program(self, program: Program) -> Program:
-        """All kernels, and the tensors that they are about."""
+        """Rewrite all kernels and their tensors."""
         params = tuple(self.buffer(p) if isinstance(p, Buffer) else self.visit_Var(p) for p in program.params)
         workspaces, outputs, views = (
             tuple(map(self.buffer, group)) for group in (program.workspaces, program.outputs, program.views)
@@ -198,7 +198,7 @@ class _Wide(Rewriter):
         return replace(program, params=params, kernels=kernels, workspaces=workspaces, outputs=outputs, views=views)
 
     def buffer(self, old: Buffer) -> Buffer:
-        """What holds the elements of `old`."""
+        """Return the buffer that stores the elements of `old`."""
         if not is_narrow(old.dtype) and old.base is None:
             return old
         if old not in self.buffers:
@@ -316,7 +316,7 @@ class _Wide(Rewriter):
         return self.children(node)
 
     def _is_of_threads(self, index: Expr, body: Block | None = None) -> bool:
-        """Whether an index, by names of the statements around it or of `body`, differs between threads."""
+        """Return whether an index differs between threads, given the names of enclosing statements and of `body`."""
         names = [s for s in body.stmts if isinstance(s, Let)] if body is not None else []
         inside = Replaced(IdMap((s.var, s.value) for s in names))(index)
         return any(v.role == "thread" or v in self.of_threads for v in find(inside, Var))
@@ -371,7 +371,7 @@ class _Wide(Rewriter):
             self.nests.pop()
 
     def _by_bytes(self, node: For, packed: Sequence[Store]) -> Stmt:
-        """The nest with as many neighbours in one iteration as share a byte."""
+        """Group the iterations of a nest so that one iteration handles all elements that share a byte."""
         last, stop = node.vars[-1], node.stops[-1]
         counts = {per_byte(s.buffer.dtype) for s in packed}
         count = max(counts)

@@ -43,11 +43,11 @@ class PrimFunc:
         return repr(self.program)
 
     def __deepcopy__(self, memo: object) -> PrimFunc:
-        """It is never changed."""
+        """Return the function itself, as it is never changed."""
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Not to be called: a kernel has to be compiled first."""
+        """Refuse the call: a kernel has to be compiled first."""
         raise error("not_compiled", author_span(), name=self.__name__)
 
     def script(self) -> str:
@@ -164,7 +164,7 @@ def make_param(name: str, kind: TensorType | PointerType | DType) -> Buffer | Va
 
 
 def in_hands(symbol: Buffer | Var) -> Any:
-    """A parameter as its author gets it."""
+    """Return a parameter as its author gets it."""
     if isinstance(symbol, Var):
         return symbol
     return Pointer(symbol) if symbol.origin == "pointer" else Handle(symbol)
@@ -261,7 +261,9 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
 
 
 def is_computed(value: Any) -> bool:
-    """Whether an argument is a value read from memory, and not a place: A[i, j] may be the head address of a copy."""
+    """Return whether an argument is a value read from memory, not a place. A[i, j] may be the head address
+    of a copy.
+    """
     if isinstance(value, Load):
         return value.buffer.scope == "var"
     return isinstance(value, Expr) and contains(value, Load)
@@ -307,7 +309,7 @@ class EagerCall:
 
 @dataclass
 class Specialisation:
-    """Where the constants of a kernel come from: (argument, dimension, is it a stride)."""
+    """The constants of a kernel and their sources (argument, dimension, is it a stride)."""
 
     spots: list[tuple[str, int, bool]] = field(default_factory=list)
 
@@ -323,7 +325,7 @@ class Specialisation:
 
 
 class _Learnt(Exception):
-    """All constants are known: the first run may stop."""
+    """Signal that all constants are known, so the first run may stop."""
 
 
 def run_time_names(signature: inspect.Signature) -> frozenset[str]:
@@ -390,7 +392,7 @@ def _annotated(function: FunctionType) -> set[str]:
 
 
 def _described(value: Any) -> Any:
-    """A tensor without data for a T.Tensor type of known sizes; any other value itself."""
+    """Return a tensor without data for a T.Tensor type of known sizes. Return any other value itself."""
     if not isinstance(value, TensorType):
         return value
     import torch

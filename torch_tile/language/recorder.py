@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the calls that rewrite.py puts into one run of an author's function.
+"""The recorder: it answers the calls that rewrite.py puts into one run of an author's function.
 
 Every method meets values of two worlds: Python's (act now, as Python would) and the device's (record a statement or
 expression).
@@ -129,7 +129,7 @@ class Recorder:
         return tuple(_read_now("t", item) for item in items)
 
     def keeps_item(self, where: Any, key: Any, value: Any) -> bool:
-        """`where[key] = value`: whether Python shall do it, with `kept` for the value.
+        """Return whether Python does `where[key] = value`, and with which value.
 
         Where a list or dict holds a T.alloc_var, it is stored here.
         """
@@ -142,7 +142,7 @@ class Recorder:
         return True
 
     def keeps_attribute(self, where: Any, name: str, value: Any) -> bool:
-        """`where.name = value`, likewise."""
+        """Return whether Python does `where.name = value`, and with which value."""
         if self._stores(getattr(where, name, UNBOUND), value):
             return False
         self.kept = _read_now(name, value)
@@ -151,7 +151,7 @@ class Recorder:
         return True
 
     def _stores(self, before: Any, value: Any) -> bool:
-        """Store `value` if `before` is a T.alloc_var that is still there; whether it was."""
+        """Store `value` if `before` is a T.alloc_var that is still in scope, and return whether it was stored."""
         if not (isinstance(value, Expr) or is_number(value)) or _is_fresh(value):
             return False
         if not isinstance(before, Load) or before.buffer.scope != "var" or self.tracer.has_ended(before.buffer):
@@ -160,7 +160,7 @@ class Recorder:
         return True
 
     def _check_rebinding(self, name: str, previous: Any, value: Any) -> None:
-        """Python runs a device loop's body once, so a rebinding inside it would silently be lost.
+        """Refuse a rebinding inside a device loop. Python runs the body once, so the rebinding would silently be lost.
 
         After a branch it is not: numbers become variables there.
         """
@@ -358,7 +358,7 @@ class Recorder:
         return make_variable("left", bool_, Const(False, bool_)) if tells_end else False
 
     def finished(self) -> Any:
-        """Whether the loop that has ended last came to its end, so that its `else` runs."""
+        """Return whether the last loop ran to its end, so that its `else` runs."""
         return self.negate(self.broke)
 
     @contextlib.contextmanager
@@ -427,12 +427,12 @@ def _current(old: Callable[[], Any]) -> Any:
 
 
 def _is_fresh(value: Any) -> bool:
-    """Whether a value is a T.alloc_var that no name is bound to yet."""
+    """Return whether a value is a T.alloc_var without a bound name."""
     return isinstance(value, Load) and value.buffer.scope == "var" and value.buffer.name == ""
 
 
 def _read_now(name: str, value: Any) -> Any:
-    """Elements of buffers inside a list, tuple or dict are read where it is bound, not where it is used."""
+    """Read elements of buffers inside a list, tuple or dict where the list is bound, not where it is used."""
     if isinstance(value, list):
         value[:] = [_read_now(name, v) for v in value]
     elif isinstance(value, dict):

@@ -94,7 +94,7 @@ def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) 
 
 
 def _check_begun(what: str, buffer: Buffer) -> None:
-    """An author error unless something was written to a reducer before, from which it begins."""
+    """Raise an author error unless something was written to the reducer before, from which it begins."""
     stmts = [one for scope in in_kernel(what).scopes for one in scope.stmts]
     written = [n.buffer for one in stmts for n in find(one, Store)]
     written += [region.buffer for one in stmts for op in find(one, RegisteredOp) for region in op.accesses()[1]]
@@ -177,7 +177,7 @@ def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
 
 
 def _updates(value: Expr, reducer: Buffer, op: str) -> bool:
-    """Whether a value is that of the reducer's element, folded with something else by `op`."""
+    """Return whether a value folds the reducer's element with something else by `op`."""
     while isinstance(value, Cast):
         value = value.a
     if isinstance(value, Load):
@@ -334,7 +334,7 @@ def _counted(what: str, predicate: Any) -> Expr:
 
 
 def _dimension(at: Tracer, what: str, binding: Any) -> int:
-    """Along which dimension of the block's threads an index counts."""
+    """Return the dimension of the block's threads that an index counts along."""
     index = _resolved(at, to_expr(binding))
     for dim in range(len(at.launch.threads)):
         if equal(index, _resolved(at, get_thread_binding(dim))):
@@ -344,7 +344,7 @@ def _dimension(at: Tracer, what: str, binding: Any) -> int:
 
 
 def _resolved(at: Tracer, value: Expr) -> Expr:
-    """What a name stands for."""
+    """Return the value that a name stands for."""
     while isinstance(value, Var):
         found = next((s for scope in at.scopes for s in scope.stmts if isinstance(s, Let) and s.var is value), None)
         if found is None:
@@ -354,7 +354,7 @@ def _resolved(at: Tracer, value: Expr) -> Expr:
 
 
 def _over(at: Tracer, part: Expr, dim: int, fold: Callable[[Expr, Expr], Expr]) -> Expr:
-    """The fold over the threads that differ along one dimension, the same bits in each of them."""
+    """Fold over the threads that differ along one dimension. All of them get the same bits."""
     threads = at.launch.threads
     count, stride = threads[dim], math.prod(threads[:dim])
     lanes = math.gcd(count, max(1, WARP // stride)) if WARP % stride == 0 and math.prod(threads) % WARP == 0 else 1

@@ -49,7 +49,7 @@ SYMBOLS = (Var, Buffer)
 
 
 def outermost(what: str) -> Tracer:
-    """The tracer, in the body of a kernel itself."""
+    """Return the tracer, and check that it is in the body of a kernel itself."""
     at = tracer(what)
     if not at.scopes:
         raise error("not_in_kernel", None, what=what)
@@ -101,7 +101,7 @@ def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[No
 
 
 def check_registers(op: str, name: str, registers: object) -> None:
-    """An author error unless a thread can have so many; 0 is an equal share."""
+    """Raise an author error unless a thread can have this many registers. 0 is an equal share."""
     if not (isinstance(registers, int) and registers % 8 == 0 and (24 <= registers <= 256 or registers == 0)):
         fix = "give a multiple of 8 from 24 to 256"
         raise error("bad_argument", None, op=op, name=name, why=f"is {registers!r}", fix=fix)
@@ -147,7 +147,7 @@ def _has_roles(one: Stmt) -> bool:
 
 
 def _each_role(one: Stmt) -> list[Role]:
-    """A loop or branch with roles inside, as one role for each set of warps."""
+    """Turn a loop or branch with roles inside into one role for each set of warps."""
     roles: dict[tuple[int, int], list[Role]] = {}
     for n in find(one, Role):
         roles.setdefault((n.first, n.count), []).append(n)
@@ -161,7 +161,7 @@ def _each_role(one: Stmt) -> list[Role]:
 
 
 def _part(one: Stmt, key: tuple[int, int]) -> Iterator[Stmt]:
-    """What the threads of one role run of a statement."""
+    """Return the part of a statement that the threads of one role run."""
     if isinstance(one, Role):
         yield from one.body.stmts if (one.first, one.count) == key else ()
     elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
@@ -184,7 +184,7 @@ def _part_of(block: Block, key: tuple[int, int]) -> Block:
 
 
 class _Fresh(Rewriter):
-    """The same statement with symbols of its own."""
+    """Copies a statement with fresh symbols."""
 
     def __init__(self, node: Node):
         bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
@@ -210,7 +210,7 @@ def _renamed(value: object, names: _Fresh) -> object:
 
 
 def _together(stmts: Sequence[Stmt]) -> list[Stmt]:
-    """Roles of the same warps that follow each other are one; names and buffers made between roles come before them."""
+    """Merge consecutive roles of the same warps. Names and buffers made between roles come before them."""
     found: list[Stmt] = []
     start = 0  # of the roles at the end
     for one in stmts:
@@ -238,13 +238,13 @@ def _together(stmts: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _is_pure(one: Stmt) -> bool:
-    """Whether a statement only names something, at whatever time."""
+    """Return whether a statement only names a value that reads no memory and calls no function."""
     value = one.value if isinstance(one, Let) else one.init if isinstance(one, Alloc) else one
     return value is None or (not isinstance(value, Stmt) and not contains(value, Load, Call))
 
 
 def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
-    """Fragments that only roles use are allocated in these: each has its own."""
+    """Move the allocation of fragments that only roles use into the roles. Each role gets its own."""
     found: list[Stmt] = []
     mine: dict[Stmt, list[Stmt]] = {}
     for one in stmts:
@@ -294,7 +294,7 @@ class _WithRegisters(Rewriter):
 
 
 def _registers(known: int, one: Role) -> int:
-    """Of a role of which they are known, if not 0, and another part of it."""
+    """Combine the register counts of two parts of a role. Two different counts are an error."""
     if known and one.registers and known != one.registers:
         why, fix = (
             f"is {one.registers}, and other parts of the role have {known} registers",
@@ -305,7 +305,7 @@ def _registers(known: int, one: Role) -> int:
 
 
 def _registers_of(one: Node) -> int:
-    """Of a call that sets them; else 0."""
+    """Return the registers that a call sets, or 0 for other statements."""
     call = one.call if isinstance(one, Do) else None
     return memory.option(call) if isinstance(call, Call) and call.name == "set_registers" and call.options else 0
 
@@ -318,7 +318,7 @@ def _no_registers(node: Stmt) -> None:
 
 
 def _share_registers(stmts: Sequence[Stmt], threads: int, blocks: int) -> None:
-    """An author error if roles want more registers than a block has: they would wait for ever."""
+    """Raise an author error if roles want more registers than a block has, since they would wait forever."""
     roles = [s for s in stmts if isinstance(s, Role)]
     share, most = equal_share(threads, blocks), REGISTERS // blocks
     changed = [r for r in roles if r.registers]

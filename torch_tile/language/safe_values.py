@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.annotate_safe_value: what reads outside of a tensor give, where that is not 0."""
+"""T.annotate_safe_value: the value of reads outside of a tensor, where it is not 0."""
 
 from __future__ import annotations
 

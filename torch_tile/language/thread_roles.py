@@ -35,7 +35,7 @@ def _is(a: Stmt, b: Stmt) -> bool:
 
 
 def needs_all(node: object) -> bool:
-    """Whether a statement is done by all threads that come by, together."""
+    """Return whether all threads that reach a statement run it together."""
     if isinstance(node, RegisteredOp) and not isinstance(node, TmaCopy):
         if node.check():
             return True
@@ -94,7 +94,7 @@ class _Branches:
             thread[one.var] = value
 
     def _values(self, expr: Expr, those: Sequence[int]) -> list[object] | None:
-        """The value of an expression for each of these threads; None if something else decides about it."""
+        """Evaluate an expression for each of these threads. Return None if something else decides it."""
         if not any(each is self.thread or each in self.names[0] for each in find(expr, Var)):
             return None
         try:
@@ -103,7 +103,9 @@ class _Branches:
             return None
 
     def _parts(self, one: If) -> list[tuple[list[int], Block]] | None:
-        """What each set of warps runs of a branch; None if it is no branch of whole warps, or needs not be."""
+        """Return what each set of warps runs of a branch. Return None unless the branch splits into whole warps and
+        must be split.
+        """
         if not any(needs_all(n) for n in find(one, RegisteredOp, For, Do)):
             return None
         found = self._split(one, list(range(self.threads)))

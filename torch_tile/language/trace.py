@@ -92,12 +92,12 @@ class Tracer:
             self.doubtful = outer
 
     def own(self, symbol: Node) -> None:
-        """Remember which scope a symbol lives in."""
+        """Remember the scope in which a symbol lives."""
         if self.scopes:
             self.owner[symbol] = self.scopes[-1]
 
     def has_ended(self, symbol: Node) -> bool:
-        """Whether the scope that a symbol lives in is closed."""
+        """Return whether the scope of a symbol is closed."""
         return symbol in self.owner and self.owner[symbol].closed
 
     def check_scopes(self, node: Node) -> None:
@@ -217,7 +217,7 @@ def describe_statement(stmt: Stmt) -> str:
 
 
 def _explained(problem: Exception) -> TileError | None:
-    """What Python says about the author's own line, as an error of the author's."""
+    """Turn Python's exception on the author's own line into an author error."""
     from torch_tile import language
     from torch_tile.language.misuse import explain
 
@@ -265,7 +265,7 @@ def spelt_out(value: Expr) -> Expr:
 
 
 def _holds(named: Let, depth: int, place: int) -> bool:
-    """Whether a name has the value that its expression has now: of variables, if nothing has stored to them since."""
+    """Return whether a name still has the value of its expression: no store to its variables came since."""
     loads = [node.buffer for node in find(named.value, Load)]
     if contains(named.value, Call) or any(buffer.scope != "var" for buffer in loads):
         return False

@@ -81,7 +81,7 @@ def reshape(src: Any, shape: Any) -> Handle:
 
 
 def _as_many(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two lists of factors certainly have one product."""
+    """Return whether two lists of factors certainly have the same product."""
     atoms, one = Atoms(), const(1, dt.int32)
     return atoms.of(to_expr(reduce(mul, a, one))).key == atoms.of(to_expr(reduce(mul, b, one))).key
 
@@ -117,7 +117,7 @@ def resolve(program: Program) -> Program:
 
 
 def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buffer:
-    """The name of a tile that stays, as a buffer of its own."""
+    """Choose the buffer that remains for a tile and all its views."""
     used = [b for b in known if any(b is f for f in firm)]
     found = used[0] if used else min(known, key=lambda b: b.dtype.bits)
     if found is root:
@@ -223,7 +223,7 @@ class _Homes(Rewriter):
 
 
 def _groups(view: Buffer, home: Buffer) -> Iterator[tuple[list[int], list[int]]]:
-    """The fewest dimensions of both that have one product, from the first on: what they index is the same."""
+    """Group the dimensions of both shapes into the smallest groups with equal products, from the first on."""
     a, b = list(range(view.rank)), list(range(home.rank))
     while a or b:
         mine, others = [a.pop(0)] if a else [], [b.pop(0)] if b else []
@@ -241,7 +241,7 @@ def _size(size: Expr) -> float:
 
 
 def inside(view: Buffer, indices: Sequence[Expr], value: Expr) -> Expr:
-    """`value`, or 0 where the indices leave a tensor's view, as elements outside of tensors read."""
+    """Return `value`, or 0 where the indices leave a tensor's view, as reads outside of tensors do."""
     if view.scope != "global":
         return value
     tests: list[Expr] = []
@@ -296,7 +296,7 @@ def _read(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> Expr:
 
 
 def _next(home: Buffer, at: Sequence[Expr], count: int) -> Iterator[tuple[int, tuple[Expr, ...]]]:
-    """As many elements from a place on; they are in one row where `count` divides it."""
+    """Return the next elements from a place on. They are in one row where `count` divides it."""
     if not divides(count, home.shape[-1]):
         why, fix = f"has rows of {describe(home.shape[-1:])} elements", f"make them multiples of {count}"
         raise error("bad_argument", None, op="T.view", name="src", why=why, fix=fix)
@@ -307,7 +307,7 @@ def _next(home: Buffer, at: Sequence[Expr], count: int) -> Iterator[tuple[int, t
 def _written(
     view: Buffer, home: Buffer, indices: Sequence[Expr], value: Expr, node: Store
 ) -> Iterator[tuple[tuple[Expr, ...], Expr]]:
-    """The stores for one of a view."""
+    """Return the stores for one store through a view."""
     w, h = view.dtype.bits, home.dtype.bits
     at, _ = _place(view, home, indices)
     if w < h:

@@ -105,7 +105,7 @@ def match_all_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
 
 
 def _code(what: str, value: Any, mask: Any) -> Expr:
-    """The bits of a value, by name, in 32 or 64 of an integer."""
+    """Name the bits of a value, as an integer of 32 or 64 bits."""
     if is_number(value) and value == FULL and not is_number(mask):
         value, mask = mask, value
     _whole(what, mask)
@@ -178,7 +178,7 @@ def _whole(what: str, mask: Any) -> None:
 
 
 def _made(what: str, exchange: Expr) -> Expr:
-    """An exchange in a line of its own: not all lanes may ask for its result."""
+    """Record an exchange in a statement of its own, since not all lanes may use its result."""
     at = in_kernel(what)
     if at.doubtful or at.in_nest:
         why = "is asked for inside T.Parallel" if at.in_nest else f"is wanted only if {at.doubtful} asks for it"

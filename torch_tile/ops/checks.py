@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the eager and fake forms of every op demand of their arguments, and how a refusal reads.
+"""Argument checks of the eager and fake forms of all operators, and the texts of their errors.
 
 Each message names the op and the argument, says what was got and what is wanted. Shapes may be symbolic: relations go
 through `torch._check`, so that under tracing they become facts or guards and not recompilations.
@@ -42,7 +42,7 @@ def shape_of(tensor: torch.Tensor) -> str:
 
 
 def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
-    """Every tensor is strided, of a supported floating dtype and on the first one's device."""
+    """Check that every tensor is strided, of a supported floating dtype and on the first one's device."""
     given = _given(tensors)
     for name, t in given:
         if t.dtype not in FLOATING:
@@ -61,7 +61,7 @@ def check_auxiliary(op: str, name: str, tensor: torch.Tensor, other_name: str, o
 
 
 def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    """Both tensors are on one device, and the first is strided."""
+    """Check that both tensors are on one device, and that the first is strided."""
     if tensor.device != other.device:
         raise RuntimeError(f"tile.{op}: {name} is on {tensor.device}; expected {other.device}, as {other_name}")
     if tensor.layout != torch.strided:
@@ -69,7 +69,7 @@ def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, othe
 
 
 def check_same_dtype(op: str, **tensors: torch.Tensor | None) -> None:
-    """Every tensor has the first one's dtype."""
+    """Check that every tensor has the first one's dtype."""
     given = _given(tensors)
     for name, t in given[1:]:
         first_name, first = given[0]
@@ -82,7 +82,7 @@ def _given(tensors: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Ten
 
 
 def check_dims(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:
-    """The tensor has `dims` dimensions; `meaning` names them in the message, for instance `[B, H, S, D]`."""
+    """Check that the tensor has `dims` dimensions. `meaning` names them in the message, for instance `[B, H, S, D]`."""
     if tensor.dim() != dims:
         raise RuntimeError(
             f"tile.{op}: {name} has {tensor.dim()} dimensions {shape_of(tensor)}; expected {dims}: {meaning}"
@@ -90,7 +90,7 @@ def check_dims(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str
 
 
 def check_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str) -> None:
-    """Dimension `dim` of the tensor is `size`; `wanted` says in the message where that size comes from."""
+    """Check that dimension `dim` of the tensor is `size`. `wanted` says in the message where that size comes from."""
     condition = tensor.size(dim) == size
     if condition is not True:  # False or symbolic; the message's closure is made only here, off the common path
         _refuse_size(condition, op, name, tensor, dim, size, wanted)
@@ -109,14 +109,14 @@ def _refuse_size(
 
 
 def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wanted: str) -> None:
-    """The tensor, if given, is 1-D and `size` long."""
+    """Check that the tensor, if given, is 1-D and `size` long."""
     if tensor is not None:
         check_dims(op, name, tensor, 1, "[N]")
         check_size(op, name, tensor, 0, size, wanted)
 
 
 def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size]) -> None:
-    """The tensor broadcasts to `shape`, whose sizes it does not change."""
+    """Check that the tensor broadcasts to `shape`, whose sizes it does not change."""
     wanted = lambda: f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}"  # noqa: E731
     require(tensor.dim() <= len(shape), wanted)
     for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):
@@ -125,7 +125,7 @@ def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[S
 
 
 def known_one(size: Size) -> bool:
-    """Is the size 1? A symbol that is not known to be is taken for another number."""
+    """Return whether the size is known to be 1. An unknown symbol counts as another number."""
     if isinstance(size, int):
         return size == 1
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports sympy
@@ -134,7 +134,7 @@ def known_one(size: Size) -> bool:
 
 
 def check_activation(op: str, activation: str) -> None:
-    """The activation is one we know."""
+    """Check that the activation is a known one."""
     require_value(
         activation in ACTIVATIONS,
         lambda: f"tile.{op}: activation is {activation!r}; expected one of {', '.join(map(repr, ACTIVATIONS))}",

@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is done for arguments of a form: a call of tensors and results, made anew."""
+    """The prepared call for arguments of one form: a launch on tensors and newly made results."""
 
     launch: Callable[..., object]
     results: tuple[Result, ...]
@@ -61,7 +61,7 @@ class Eager:
         return results[0] if len(results) == 1 else tuple(results)
 
     def first(self, form: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
-        """As a call, for arguments that are checked; their form is known once it is met for the second time."""
+        """Run the op for checked arguments. Their form is remembered once it is met for the second time."""
         results = self.make_results(*args)
         if self.check_values is not None:
             self.check_values(*args)
@@ -81,7 +81,7 @@ class Eager:
 
     @functools.cached_property
     def into(self) -> Callable[..., object]:
-        """The op into results that are given."""
+        """Run the op into given results."""
         from torch_tile.ops import launchers  # imports kernels' modules
 
         return getattr(launchers, self.name)  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ _ops: list[Eager] = []
 
 
 def forget() -> None:
-    """Remember no form of any op, as kernels may be chosen otherwise from here on."""
+    """Forget all remembered forms of all operators, since kernels may be chosen differently from here on."""
     for op in _ops:
         op.known.clear()
         op.sites.clear()
@@ -132,7 +132,7 @@ def _like(x: torch.Tensor) -> Result:
 
 
 def _call(into: Callable[..., object], constants: Sequence[Any], results: int, *tensors: torch.Tensor) -> None:
-    """`into(*args, out=results)`, args being the constants with tensors in their places."""
+    """Call `into(*args, out=results)`, where args are the constants with tensors in their places."""
     queue: Iterator[torch.Tensor] = iter(tensors)
     args = [next(queue) if c is TENSOR else [next(queue) for _ in c] if isinstance(c, tuple) else c for c in constants]
     made = tuple(queue)

@@ -104,7 +104,7 @@ def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:
 
 
 def _with_tensors(op: torch._ops.OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """`fake` after a refusal of None where the schema wants a tensor: torch lets it pass."""
+    """Wrap `fake` so that it refuses None where the schema wants a tensor, which torch lets pass."""
     wanted = [(i, a.name) for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor"]
 
     @functools.wraps(fake)
@@ -131,7 +131,7 @@ def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Cal
 
 
 def _of_given(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """`backward` without the gradients of trailing arguments that a call left to their defaults.
+    """Wrap `backward` to return no gradients of trailing arguments that a call left to their defaults.
 
     Where an argument is a list, torch compares what is returned with the arguments that were given.
     """

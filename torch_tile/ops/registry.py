@@ -89,7 +89,7 @@ class Operator:
         return f"{arguments_of(self.args)} -> {f'({results})' if self.returns else 'Tensor'}"
 
     def plan(self, args: Any, machine: Machine | None = None) -> LaunchPlan:
-        """What a call launches; nothing is computed, and no kernel is compiled yet.
+        """Plan the launches of a call. Nothing is computed, and no kernel is compiled yet.
 
         args: tensors of known sizes, maybe fake ones, and numbers. machine: what to plan for, else where tensors lie.
         Raises what the operator's checks raise.
@@ -117,7 +117,7 @@ class Operator:
         return plan
 
     def minimal_flops(self, args: Any) -> int:
-        """Operations that no kernel can skip; `args` hold shapes."""
+        """Return the number of operations that no kernel can skip. `args` hold shapes."""
         count = self.least_flops or self.flops
         if count is None:
             raise ValueError(f"tile.{self.name} has no cost")
@@ -129,14 +129,14 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def operator_of(target: Any) -> Operator | None:
-    """The operator that a graph's node calls by `target`, if it is one of ours."""
+    """Return the operator that a graph's node calls by `target`, or None for other targets."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "tile":
         return None
     return OPERATORS.get(target._opname)
 
 
 def arguments_of(args: Any) -> str:
-    """The arguments of a schema, from the annotations and defaults of a named tuple."""
+    """Return the arguments of a schema, from the annotations and defaults of a named tuple."""
     hints, defaults = get_type_hints(args), args._field_defaults
     given = (f"{_type(hints[name], name)} {name}{_default(name, defaults)}" for name in args._fields)
     return f"({', '.join(given)})"
@@ -167,12 +167,14 @@ def _default(name: str, defaults: dict[str, Any]) -> str:
 
 
 def op_gradients(args: Any, **found: Any) -> tuple[Any, ...]:
-    """Gradients in the order of an operator's arguments, None for all that are not named."""
+    """Return gradients in the order of an operator's arguments, with None for all arguments that are not named."""
     return tuple(args(**{**dict.fromkeys(args._fields), **found}))
 
 
 def without_tensors(args: Any) -> Any:
-    """The arguments with None for each tensor and () for lists of them: what a context keeps beside saved tensors."""
+    """Replace tensors of the arguments by None and lists of tensors by (), for a context that saves tensors
+    separately.
+    """
     return type(args)(*map(_plain, args))
 
 
@@ -229,7 +231,7 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
 
 
 def as_listed(x: Any) -> Any:
-    """A list for a tuple of tensors, which is all that torch takes in some places."""
+    """Return a list for a tuple of tensors, as torch takes only lists in some places."""
     return list(x) if isinstance(x, tuple) else x
 
 

@@ -21,7 +21,7 @@ Backward = Callable[..., tuple[Any, ...]]
 
 
 def is_dtensor(value: Any) -> bool:
-    """Is it a DTensor? Imports nothing."""
+    """Return whether a value is a DTensor. Imports nothing."""
     module = sys.modules.get(DTENSOR)
     return module is not None and isinstance(value, getattr(module, "DTensor", ()))
 
@@ -57,7 +57,7 @@ class _LocalContext:
 
 
 class _Sharding:
-    """How one call was sharded."""
+    """The sharding of one call."""
 
     def __init__(self, operator: Operator, inputs: Any, output: Any) -> None:
         self.rule = operator.sharding(inputs)
@@ -102,7 +102,7 @@ class _Sharding:
         return [Shard(dims.index(name)) if name in dims and name else Replicate() for name in self.names]
 
     def _gradients(self, dims: Dims) -> list[Any]:
-        """Placements of the gradient of a tensor with these dimensions.
+        """Return placements of the gradient of a tensor with these dimensions.
 
         Where ranks used the whole tensor for different parts of the result, each has a part of a sum. With a dimension
         sharded that is summed over, each has the gradient of the whole result, and so of what was added to it.

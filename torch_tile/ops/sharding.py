@@ -49,7 +49,7 @@ def placements(rule: Rule, num_outputs: int, mesh: Any) -> list[tuple[list[Any],
 
 
 def _falls_evenly(parts: int, mesh: Any) -> bool:
-    """Does every way to shard so many parts over dimensions of the mesh give all ranks as many, or some rank none?
+    """Return whether every way to shard this many parts over the mesh gives all ranks equal shares, or some rank none.
 
     The latter torch itself refuses.
     """

@@ -45,7 +45,7 @@ def if_given(tensor: Spec | None, dims: Dims) -> Dims | None:
 
 
 def broadcast(tensor: Spec | None, dims: Dims) -> Dims | None:
-    """The last of `dims`, as many as the tensor has, and "" where its size is 1."""
+    """Return the last of `dims`, as many as the tensor has, with "" where its size is 1."""
     if tensor is None:
         return None
     last = dims[len(dims) - len(tensor.shape) :]

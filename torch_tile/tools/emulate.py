@@ -140,7 +140,7 @@ def _slot(
     sizes: Sizes,
     scalars: dict[Var, Scalar],
 ) -> bytes:
-    """The bytes of an argument of an entry."""
+    """Encode an argument of an entry as bytes."""
     if isinstance(argument, int):
         return struct.pack("q", tensors[argument].data_ptr())
     if isinstance(argument, Var):

@@ -55,7 +55,7 @@ def compiled(case: Case, target: Target) -> list[JITKernel]:
 
 
 def launches(case: Case, target: Target) -> list[Launch]:
-    """The same with what each kernel was compiled for, and would have been called with."""
+    """Return the kernels that a case launches, with their specs and arguments. None is run."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     plan = LaunchPlan(machine=machine_for(target))

@@ -132,7 +132,7 @@ def _made(device: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[tor
 
 
 def _compare(what: str, got: Sequence[Any], want: Sequence[Any], dtype: torch.dtype) -> None:
-    """Raise AssertionError where a result is farther off than its dtype explains."""
+    """Raise AssertionError where a result differs by more than its dtype explains."""
     for a, b in zip(got, want, strict=True):
         error = ((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30)).item()
         if not error <= TOLERANCES[dtype]:

@@ -29,12 +29,12 @@ class AttentionArgs(NamedTuple, Generic[V]):
     score: str = ""
 
     def backward(self, grad: V, out: V, lse: V, keep: str = "") -> AttentionBackwardArgs[V]:
-        """The arguments of the backward, for a call of the forward that gave `out` and `lse`."""
+        """Return the arguments of the backward for the forward call that returned `out` and `lse`."""
         return AttentionBackwardArgs(grad=grad, out=out, lse=lse, keep=keep, **self._asdict())
 
 
 class AttentionBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.attention_backward`: what the forward got and gave, and the gradient of its result.
+    """Arguments of `tile.attention_backward`: arguments and results of the forward, and the gradient of its result.
 
     keep: which operands want the gradients of scores, `mask` or `x0`, `x1`, ..., joined by commas.
     """
@@ -56,5 +56,5 @@ class AttentionBackwardArgs(NamedTuple, Generic[V]):
 
     @property
     def forward(self) -> AttentionArgs[V]:
-        """The arguments of the forward."""
+        """Return the arguments of the forward."""
         return AttentionArgs(*(getattr(self, name) for name in AttentionArgs._fields))

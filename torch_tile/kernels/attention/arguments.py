@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators know of attention without its kernels: its result's order in memory, bounds of positions."""
+"""Facts about attention that operators need without its kernels: the result's memory order and bounds of positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def order_of(strides: Sequence[Any]) -> list[int]:
-    """Dimensions by falling stride, the outermost first; those of equal strides as they are counted.
+    """Return the dimensions by falling stride, the outermost first. Dimensions of equal strides keep their order.
 
     Strides may be symbols: where two without a value cannot be told apart, the dimensions stay as they are counted.
     """
@@ -24,7 +24,7 @@ def order_of(strides: Sequence[Any]) -> list[int]:
 
 
 def empty_beside(q: torch.Tensor, width: Any) -> torch.Tensor:
-    """An empty dense tensor `[*q.shape[:-1], width]` of q's dtype, whose dimensions lie in memory in q's order.
+    """Return an empty dense tensor `[*q.shape[:-1], width]` of q's dtype, with its dimensions in q's memory order.
 
     The last dimension is always the innermost; the others lie by falling stride in q (`order_of`).
     """
@@ -39,7 +39,9 @@ def empty_beside(q: torch.Tensor, width: Any) -> torch.Tensor:
 
 
 def placed_beside(values: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """`values`, which has q's shape but for the last dimension, in q's dtype and laid out as `empty_beside` has it."""
+    """Copy `values` into a tensor of q's dtype, laid out as `empty_beside` lays it out. Only the last dimension may
+    differ from q's shape.
+    """
     return empty_beside(q, values.shape[-1]).copy_(values)
 
 
@@ -58,5 +60,5 @@ FAR = 2**29
 
 
 def bounded(window: int) -> int:
-    """A window that hides what `window` does, which may be any number."""
+    """Limit a window to a bound that hides the same keys. The given window may be any number."""
     return min(window, 2 * FAR)

@@ -47,8 +47,9 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def reference(*given: Any, **named: Any) -> Gradients:
-    """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`; and of the
-    operands that `keep` names ("mask", "x0".., joined by commas), expanded to all scores, `[n, B, H, Sq, Skv]`.
+    """Compute the gradients of `attention`'s first result in q, k and v: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B,
+    Hkv, Skv, Dv]`. Also compute those in the operands that `keep` names ("mask", "x0".., joined by commas), expanded to
+    all scores, `[n, B, H, Sq, Skv]`.
 
     Takes the arguments of `AttentionBackwardArgs`: grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others
     as in `attention.reference`. Summed in float32 (float64 for float64), each in its tensor's dtype and memory order.
@@ -61,18 +62,20 @@ def reference(*given: Any, **named: Any) -> Gradients:
 
 
 def names_in(keep: str) -> tuple[str, ...]:
-    """The operands of which gradients are kept."""
+    """Split `keep` into the names of the operands whose gradients are stored."""
     return tuple(keep.split(",")) if keep else ()
 
 
 def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: str) -> Gradients:
-    """Tensors for `reference`'s results."""
+    """Allocate the tensors that `attention_backward` writes."""
     kept = q.new_empty((len(names_in(keep)), *q.shape[:3], k.shape[2]))
     return empty_beside(q, q.shape[3]), empty_beside(k, k.shape[3]), empty_beside(v, v.shape[3]), kept
 
 
 def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str = "") -> Gradients:
-    """`reference`'s in the dtype of the sums. A score that nobody sees has none, also where a slope is infinite."""
+    """Compute the gradients of `reference` in the dtype of the sums. A hidden score has gradient 0, even where its
+    slope is infinite.
+    """
     q, k, v, score = args.q, args.k, args.v, args.score
     offset: Any = args.q_offset
     compute = compute_dtype(q.dtype)
@@ -102,7 +105,7 @@ def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str =
 def attention_backward(
     *given: Any, tilings: Tilings | None = None, results: Gradients | None = None, **named: Any
 ) -> Gradients:
-    """See `reference`; `tilings` overrides the choice of `tilings_for`.
+    """Compute the gradients of attention as `reference` does. `tilings` overrides the choice of `tilings_for`.
 
     `results` may be given, laid out as those of `empty_results`.
     """
@@ -167,7 +170,7 @@ PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads stat
 
 @dataclass(frozen=True)
 class Tilings:
-    """The tiling of the kernel of dq, whose blocks hold queries, and of that of dk and dv, whose blocks hold keys.
+    """Tilings of the kernel of dq, whose blocks hold queries, and of the kernel of dk and dv, whose blocks hold keys.
 
     Where `dk` is given, that is a kernel of its own and `dkv` makes dv only: the scores are computed once more, but
     wide heads leave room for twice the keys.
@@ -179,12 +182,12 @@ class Tilings:
 
     @property
     def of_keys(self) -> tuple[tuple[Config, tuple[str, ...]], ...]:
-        """The kernels whose blocks hold keys: their cuts, and what each sums up."""
+        """Return each kernel whose blocks hold keys: its tiling and the gradients that it sums."""
         return ((self.dkv, ("dk", "dv")),) if self.dk is None else ((self.dkv, ("dv",)), (self.dk, ("dk",)))
 
 
 def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
-    """The first block of queries that see one of the `block_kv` keys from `first_key` on, and the end of them."""
+    """Return the range of query blocks that see one of the `block_kv` keys from `first_key` on."""
     q_offset = q_offset if spec.shifted else 0
     first: Any = 0
     end = T.ceildiv(q_len, config.block_q)
@@ -199,7 +202,7 @@ def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, wind
 def masks_queries(
     spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
 ) -> Any:  # fmt: skip
-    """Whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on.
+    """Return whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on.
 
     It may also be padding, where `spec.masks_padding`.
     """
@@ -217,7 +220,7 @@ def masks_queries(
 def seen_by(
     spec: Spec, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
 ) -> Any:  # fmt: skip
-    """Whether a key is seen by the query at `query` of a block of queries that begins at `first`, masks aside.
+    """Return whether the query at `query` of a block sees a key, masks aside. The block of queries begins at `first`.
 
     None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.
     """
@@ -235,12 +238,13 @@ def seen_by(
 
 
 def tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
-    """The tilings of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    """Choose the tilings of a problem on a machine. Return None if even the smallest tiles do not fit the head size."""
     return _tilings_for(spec, typical(problem), machine)
 
 
 @lru_cache(KEPT_CHOICES)
 def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
+    """Choose the first tiling of each kernel that fits the machine."""
     if not machine.is_gpu:
         plain = Config(packed=False)
         return Tilings(plain, plain)
@@ -264,9 +268,9 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
 
 @dataclass(frozen=True)
 class _Kind:
-    """Tilings by falling size, of which the first one is taken that fits into `registers` of a thread: for sums,
-    scores, their gradients and what of these is rounded. Values of a text take `text` registers of these, and
-    `masked_text` where elements of a mask are held as well. `dv` and `dk` are for kernels of their own.
+    """Candidate tilings by falling size; the first that fits into `registers` of a thread is taken. The registers hold
+    sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of the registers,
+    or `masked_text` where elements of a mask are held as well. `dv` and `dk` are for kernels of their own.
     """
 
     dq: Sequence[Config]
@@ -278,7 +282,7 @@ class _Kind:
     dk: Sequence[Config] = ()
 
     def room(self, spec: Spec) -> int:
-        """Registers of a thread for tiles."""
+        """Return the registers of a thread that are left for tiles."""
         taken = self.text if spec.mask is None else self.masked_text
         return self.registers - (taken if spec.score else 0)
 
@@ -318,7 +322,7 @@ WIDE = _Kind(
 
 
 def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], registers: int) -> bool:
-    """Whether a block's sums and tiles fit."""
+    """Return whether a block's sums and tiles fit in registers and shared memory."""
     size, own, step = spec.dtype.itemsize, *_sides(config, outputs)
     scores = 2 if outputs == ("dv",) else 3
     held = own * (step * scores + _columns(spec, outputs)) - (own * step if config.shared_probs else 0)
@@ -330,17 +334,17 @@ def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], 
 
 
 def _sides(config: Config, outputs: Sequence[str]) -> tuple[int, int]:
-    """The rows of a block, and those of a step of its loop."""
+    """Return the number of rows of a block, and of one step of its loop."""
     return (config.block_q, config.block_kv) if "dq" in outputs else (config.block_kv, config.block_q)
 
 
 def _columns(spec: Spec, outputs: Sequence[str]) -> int:
-    """Columns of all accumulators of a block."""
+    """Return the number of columns of all accumulators of a block."""
     return sum(spec.tile_dv if name == "dv" else spec.tile_d for name in outputs)
 
 
 def _is_bulk(spec: Spec, machine: Machine) -> bool:
-    """Whether bulk copies fill tiles, which wgmma multiplies."""
+    """Return whether bulk copies fill the tiles that wgmma multiplies."""
     return machine.target.has_wgmma and spec.dtype.itemsize == 2
 
 
@@ -348,7 +352,9 @@ MMA_ROWS = 16  # of a warp's products by mma.sync
 
 
 def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) -> Footprint:
-    """The tiles of a block, those of each step, weights that warps hand each other, and results that are staged."""
+    """Compute the shared memory of a block: its own tiles, the tiles of each step, exchanged weights and staged
+    results.
+    """
     own, step = _sides(config, outputs)
     both, bits = (spec.tile_d, spec.tile_dv), 8 * spec.dtype.itemsize
     tiles = [Tile(own, n, bits, parts=(Part.BEFORE, Part.LOOP)) for n in (both[:1] if outputs == ("dv",) else both)]
@@ -366,8 +372,9 @@ def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) ->
 
 
 def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], heads: int) -> Config:
-    """Heavy blocks first; few heads side by side, so that what their blocks share stays in the second level; results
-    through shared memory, where the tiles of operands leave room for that and dk and dv are made together.
+    """Set the options of a tiling that depend on the launch. Heavy blocks run first. Few heads run side by side, so
+    that the data that their blocks share stays in the second-level cache. Results pass through shared memory, where the
+    operand tiles leave room and one kernel makes dk and dv.
     """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
     # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
@@ -387,7 +394,7 @@ FAST = {"tl.enable_fast_math": True}
 
 @T.macro
 def store_scaled(config: Config, acc: Any, factor: Any, target: Any, place: tuple[Any, ...], first: Any) -> None:
-    """Sums times a factor as the rows from `first` on."""
+    """Store sums times a factor as the rows from `first` on."""
     factors = T.alloc_fragment((acc.shape[0],), acc.dtype)
     T.fill(factors, factor)
     (store_staged if config.staged else store_rows)(acc, factors, target, place, first)
@@ -395,8 +402,8 @@ def store_scaled(config: Config, acc: Any, factor: Any, target: Any, place: tupl
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def query_gradients(config: Config, spec: Spec) -> Any:
-    """dq of a block of queries, two numbers of each query for `key_gradients`, in rows of whole blocks, and what is
-    kept of each score that it may see.
+    """Build the kernel that computes dq of a block of queries. It also stores two numbers of each query for
+    `key_gradients`, in rows of whole blocks, and the kept gradient of each visible score.
 
     The first number is what `probability` takes, infinite for a query that sees no key; the second is the sum of
     grad * out, which is what all probabilities' gradients of a query have in common.
@@ -498,8 +505,8 @@ def query_gradients(config: Config, spec: Spec) -> Any:
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", "dv")) -> Any:
-    """dk and dv of a block of keys, or one of them, of all heads that share them. Tiles of scores have a row for each
-    key, so that they are left operands in registers of both sums.
+    """Build the kernel that computes dk, dv or both of a block of keys, over all heads that share the keys. Tiles of
+    scores have a row for each key, so that they are left operands in registers of both sums.
     """
     queries, rows = config.block_q, config.block_kv
     accum = compute_dtype(spec.dtype)

@@ -37,7 +37,7 @@ from torch_tile.kernels.split_k import combine_parts
 
 
 def visible(args: AttentionArgs[torch.Tensor]) -> torch.Tensor | None:
-    """Bool `[Sq, Skv]`: may query `i` see key `j`? None when every query sees every key.
+    """Return a bool tensor `[Sq, Skv]` that says whether query `i` sees key `j`, or None if all queries see all keys.
 
     Causal: `j <= i + q_offset`. Window `w > 0`: `j > i + q_offset - w`.
     """
@@ -54,7 +54,8 @@ def visible(args: AttentionArgs[torch.Tensor]) -> torch.Tensor | None:
 
 
 def scores(args: AttentionArgs[torch.Tensor]) -> torch.Tensor:
-    """`score(scale * q k^T) + mask` with `-inf` where a query may not see a key: `[B, H, Sq, Skv]`, in `q`'s dtype.
+    """Compute `score(scale * q k^T) + mask`: `[B, H, Sq, Skv]` in `q`'s dtype, with `-inf` where a query may not see a
+    key.
 
     q `[B, H, Sq, D]` and k `[B, Hkv, Skv, D]` in the dtype to compute in; query head `h` reads key head
     `h // (H / Hkv)`. v is not read.
@@ -75,7 +76,9 @@ def scores(args: AttentionArgs[torch.Tensor]) -> torch.Tensor:
 
 
 def softmax_with_lse(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax over the last dimension and its log-sum-exp; a row of `-inf` (or of no keys) gives 0 and `-inf`."""
+    """Compute the softmax over the last dimension and its log-sum-exp. A row of `-inf`, or without keys, gives 0 and
+    `-inf`.
+    """
     lse = torch.logsumexp(s, -1)
     # Not exp(s - lse): where all scores are as low as numbers go, lse has no digit left for their count.
     empty = (lse == float("-inf")).unsqueeze(-1)
@@ -83,12 +86,12 @@ def softmax_with_lse(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def default_scale(head_dim: int) -> float:
-    """`1 / sqrt(head_dim)`, and 1 for heads of no elements."""
+    """Return the default scale of scores: `1 / sqrt(head_dim)`, or 1 for heads of no elements."""
     return float(head_dim) ** -0.5 if head_dim else 1.0
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`softmax(score(scale q k^T) + mask) v`, summed in float32 (float64 for float64 inputs).
+    """Compute `softmax(score(scale q k^T) + mask) v`, summed in float32 (float64 for float64 inputs).
 
     Takes the arguments of `AttentionArgs`: q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool
     (True: visible) or floating (added), broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score_mod.py
@@ -112,14 +115,14 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @T.macro
 def store_rows(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
-    """Rows of `acc` times their weights, to `out` at `place` from row `first` on."""
+    """Store the rows of `acc` times their weights to `out` at `place`, from row `first` on."""
     for i, c in T.Parallel(*acc.shape):
         out[(*place, first + i, c)] = acc[i, c] * weight[i]
 
 
 @T.macro
 def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
-    """`store_rows` through shared memory: in runs of 16 bytes."""
+    """Store as `store_rows`, but through shared memory, in runs of 16 bytes."""
     result = T.alloc_fragment(acc.shape, out.dtype)
     staged = T.alloc_shared(acc.shape, out.dtype)
     for i, c in T.Parallel(*acc.shape):
@@ -131,7 +134,8 @@ def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first:
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention(config: Config, spec: Spec) -> Any:
-    """Softmax over blocks of keys with running maxima and sums (FlashAttention-2, arXiv:2307.08691), in powers of two.
+    """Build the forward kernel: online softmax over blocks of keys, in powers of two (FlashAttention-2,
+    arXiv:2307.08691).
 
     With `config.packed` the query heads that share a key head are one matrix of `length` rows, head by head, so that
     short queries fill tiles: row r is query `r % q_len` of head `r // q_len`. Else each head is a matrix of its own.
@@ -239,7 +243,8 @@ def attention(
     needs_lse: bool = True,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of splits if it splits.
+    """Compute attention as `reference` does. `config` overrides the choice of `config_for`, and `splits` the number of
+    splits.
 
     `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None
     if nobody `needs_lse`.
@@ -261,8 +266,8 @@ def attention(
 def run(
     args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None, splits: int
 ) -> None:
-    """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse` if there is one; both
-    not empty.
+    """Launch `attention` into `out` and, if given, `lse`. `out` is dense with the last dimension innermost, `lse` is
+    contiguous; neither is empty.
     """
     if not args.k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
@@ -316,5 +321,7 @@ def run(
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
-    """Whether the rows of the `groups` heads that share a key head are evenly spaced, so that they pack as a view."""
+    """Return whether the rows of the `groups` heads that share a key head are evenly spaced, so that they pack as a
+    view.
+    """
     return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

@@ -24,8 +24,8 @@ DIMS = "bhqk"
 
 @dataclass(frozen=True)
 class Operand:
-    """What a kernel knows of an operand: those of `DIMS` that it has, its dtype, whether its last dimension is dense,
-    and whether its rows begin at multiples of 16 bytes.
+    """Facts about an operand that a kernel is compiled for: its dimensions of `DIMS`, its dtype, whether its last
+    dimension is dense, and whether its rows begin at multiples of 16 bytes.
     """
 
     dims: str
@@ -40,29 +40,31 @@ class Operand:
 
     @property
     def tiled(self) -> bool:
-        """Whether it can be copied by tiles of queries, keys or both."""
+        """Whether copies by tiles of queries, keys or both can load the operand."""
         return self.aligned and self.dims[-1:] in ("q", "k")
 
     def tile(self, queries: int, keys: int) -> tuple[int, ...]:
-        """The shape of such a tile; of one dimension in whole 128 bytes, where bulk copies of its versions begin."""
+        """Return the shape of an operand's tile. A tile of one dimension has whole 128 bytes, where bulk copies of its
+        versions begin.
+        """
         if self.dims.endswith("qk"):
             return queries, keys
         return (round_up(keys if self.dims[-1] == "k" else queries, 128 // self.stored.itemsize),)
 
     def type(self, name: str, sizes: dict[str, tuple[Any, ...]]) -> TensorType:
-        """The type of the parameter; `sizes` has heads as key heads and heads of a group."""
+        """Return the operand's parameter type. `sizes` gives the heads as key heads and heads of a group."""
         shape = [size for d in self.dims for size in sizes[d]] or [1]
         size = self.stored.itemsize
         multiple, align = (16 // size, 16) if self.aligned else (1, size)
         return strided(name, shape, self.stored, self.unit, multiple, align)
 
     def number(self, element: Any, dtype: Any) -> Any:
-        """An element as a number of `dtype`."""
+        """Convert an element to a number of `dtype`."""
         return T.cast(element != 0 if self.dtype == torch.bool else element, dtype)
 
 
 def operand(x: torch.Tensor, kv_heads: int, on_gpu: bool) -> tuple[Operand, torch.Tensor]:
-    """An operand that broadcasts to `[B, H, Sq, Skv]`, without the dimensions that it repeats along."""
+    """Describe an operand that broadcasts to `[B, H, Sq, Skv]`, and drop the dimensions along which it repeats."""
     x = x[(None,) * (len(DIMS) - x.dim())]
     dims = ""
     for d, name in reversed(list(enumerate(DIMS))):
@@ -80,15 +82,15 @@ def operand(x: torch.Tensor, kv_heads: int, on_gpu: bool) -> tuple[Operand, torc
 def operands_of(
     tensors: Sequence[torch.Tensor], kv_heads: int, on_gpu: bool
 ) -> tuple[tuple[Operand, ...], list[torch.Tensor]]:
-    """What kernels know of several operands, and the operands as they take them."""
+    """Describe several operands, and return them in the form that kernels take."""
     found = [operand(x, kv_heads, on_gpu) for x in tensors]
     return tuple(spec for spec, _ in found), [x for _, x in found]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a block, from row `first` of `length` on: queries of one of `members` heads of a group, or, `packed`,
-    of all of them.
+    """The rows of a block, from row `first` of `length` on. They are queries of one of `members` heads of a group, or
+    of all these heads if `packed`.
     """
 
     first: Any
@@ -102,17 +104,17 @@ class Rows:
     q_offset: Any = 0
 
     def place(self, i: Any, key: Any) -> dict[str, tuple[Any, ...]]:
-        """Where in an operand the score of row i and a key stands, dimension by dimension."""
+        """Return an operand's indices for the score of row i and a key, dimension by dimension."""
         row = T.min(self.first + i, self.length - 1)
         query, member = (row % self.queries, row // self.queries) if self.packed else (row, self.member)
         return {"b": (self.sequence,), "h": (self.head, member), "q": (query,), "k": (key,)}
 
     def corner(self, key: Any) -> dict[str, tuple[Any, ...]]:
-        """Where the tile of all rows and the keys from `key` on begins."""
+        """Return an operand's indices of the first element of the tile of all rows and the keys from `key` on."""
         return {"b": (self.sequence,), "h": (self.head, self.member), "q": (self.first,), "k": (key,)}
 
     def index(self, d: int, i: Any, key: Any) -> Any:
-        """`i0..i3` of a text."""
+        """Return the value of `i0..i3` in a text for row i and a key."""
         found = self.place(i, key)[DIMS[d]]
         if DIMS[d] == "h":
             return found[0] * (self.length // self.queries if self.packed else self.members) + found[1]
@@ -121,8 +123,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Held:
-    """An operand in a block of rows, of which either `rows` has a number for each row, or `tile` what belongs to the
-    present rows and keys, or neither.
+    """An operand as a block holds it. `rows` has a number for each row, or `tile` the elements of the present rows and
+    keys; with neither, elements are read from memory.
     """
 
     spec: Operand
@@ -131,7 +133,7 @@ class Held:
     tile: Any = None
 
     def element(self, here: Rows, i: Any, j: Any, first: Any) -> Any:
-        """The element for row i and key j of those from `first` on, as it is stored."""
+        """Read the element for row i and key j as it is stored. Keys count from `first`."""
         if self.rows is not None:
             return self.rows[i]
         if self.tile is not None:
@@ -139,7 +141,7 @@ class Held:
         return self.tensor[_at(self.spec, here.place(i, first + j))]
 
     def number(self, here: Rows, i: Any, j: Any, first: Any, dtype: Any) -> Any:
-        """The same as a number of `dtype`."""
+        """Read the element for row i and key j as a number of `dtype`."""
         return self.spec.number(self.element(here, i, j, first), dtype)
 
 
@@ -151,8 +153,8 @@ def _at(spec: Operand, place: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
 def hold(
     specs: Sequence[Operand], tensors: Sequence[Any], shape: tuple[int, int], tiled: bool, here: Rows | None
 ) -> Any:
-    """Operands as blocks of `shape` (rows, keys) read them: what is the same for all keys once, now, for the rows that
-    stay `here`; with `tiled`, what can be by tiles, which `load` fills.
+    """Prepare operands for blocks of `shape` (rows, keys). Values that are the same for all keys are loaded now, for
+    the rows `here`. With `tiled`, allocate tiles that `load` fills where tiles are possible.
     """
     held = []
     for spec, x in zip(specs, tensors, strict=True):
@@ -171,7 +173,7 @@ def hold(
 
 @T.macro
 def load(held: Sequence[Held], here: Rows, first: Any) -> None:
-    """Fill the tiles with what stands at these rows and the keys from `first` on."""
+    """Load the elements of these rows and the keys from `first` on into the tiles."""
     for x in held:
         if x.tile is not None:
             T.copy(x.tensor[_at(x.spec, here.corner(first))], x.tile)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a score of attention between the product and the softmax, as a text of the epilogue language.
+"""Functions of attention scores between the product and the softmax, as texts of the epilogue language.
 
 `acc0` is the scaled product of a query and a key; `x0..` are auxiliary operands that broadcast to `[B, H, Sq, Skv]`,
 read as the dtype of sums; `i0..i3` say where the score stands: batch, head, query + q_offset, key. The mask, the causal
@@ -28,7 +28,7 @@ LARGE = 2.0**16
 
 
 def inputs(s: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: int) -> dict[str, torch.Tensor]:
-    """What a text reads, for scores `[B, H, Sq, Skv]` of the dtype of sums."""
+    """Return the inputs of a text by name, for scores `[B, H, Sq, Skv]` of the dtype of sums."""
     named = {"acc0": s} | {f"x{n}": x.to(s.dtype) for n, x in enumerate(aux)}
     for d, size in enumerate(s.shape):
         index = torch.arange(size, device=s.device, dtype=s.dtype).view(-1, *[1] * (3 - d))
@@ -37,7 +37,7 @@ def inputs(s: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: int) -> dict[
 
 
 def modified(text: str, s: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: int) -> torch.Tensor:
-    """Scores `[B, H, Sq, Skv]` as `text` changes them."""
+    """Apply `text` to scores `[B, H, Sq, Skv]`."""
     if not text:
         return s
     program = parse(text, 1, len(aux), len(DIMS))
@@ -45,8 +45,8 @@ def modified(text: str, s: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: 
 
 
 def as_mask(args: AttentionArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
-    """The same arguments with a mask instead of a text that only hides what a bool operand says, where it comes by
-    tiles: 5 to 25 % less time on an H200. Element by element it is slower for heads of 128.
+    """Replace a text that only hides scores under a bool operand by a mask, where the operand is copied by tiles. This
+    takes 5 to 25 % less time on an H200. Read element by element, a mask is slower for heads of 128.
     """
     aux = args.aux or ()
     hides = args.mask is None and len(aux) == 1 and aux[0].dtype == torch.bool and canonical(args.score) == HIDES
@@ -56,7 +56,7 @@ def as_mask(args: AttentionArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
 
 @functools.lru_cache(maxsize=256)
 def split_gain(text: str) -> tuple[Epilogue, float]:
-    """A text as a program and a positive number that its result is to be multiplied by: the end of a soft cap."""
+    """Split a text into a program and a positive factor of its result: the end of a soft cap."""
     program = parse(canonical(text))
     *rest, last = program.statements or (None,)
     if last is not None and last.name == program.result and last.function == "mul":
@@ -68,12 +68,12 @@ def split_gain(text: str) -> tuple[Epilogue, float]:
 
 @functools.lru_cache(maxsize=256)
 def sloped(text: str, inputs: tuple[str, ...]) -> Sloped:
-    """The program of `split_gain`, and slopes of the whole text in some of its inputs."""
+    """Return the program of `split_gain`, with the slopes of the whole text in some of its inputs."""
     return slopes(canonical(text), hides=True).only(split_gain(text)[0].result, *inputs)
 
 
 def may_have_finite_min_masks(text: str, aux: Sequence[Operand]) -> bool:
-    """True if scores may contain huge finite values, so that scaling them overflows or loses all digits.
+    """Return whether scores may contain huge finite values, so that scaling them overflows or loses all digits.
 
     It may if it adds or chooses large ones, or reads numbers that differ between keys or queries: masks.
     """
@@ -86,7 +86,7 @@ def may_have_finite_min_masks(text: str, aux: Sequence[Operand]) -> bool:
 def values_of(
     program: Epilogue, product: Any, aux: Sequence[Held], here: Rows, i: Any, j: Any, first: Any
 ) -> dict[str, Any]:
-    """All values of a text for row i and key j of those from `first` on, from the scaled product."""
+    """Compute all values of a text for row i and key j from the scaled product. Keys count from `first`."""
     dtype = product.dtype
     named = {"acc0": product} | {f"i{d}": T.cast(here.index(d, i, first + j), dtype) for d in program.inputs("i")}
     named |= {f"x{n}": aux[n].number(here, i, j, first, dtype) for n in program.inputs("x")}
@@ -96,7 +96,7 @@ def values_of(
 
 @T.macro
 def modify(program: Epilogue, scores: Any, scale: Any, aux: Sequence[Held], here: Rows, first: Any) -> None:
-    """Replace products `[rows, keys]` by scores; the keys are those from `first` on."""
+    """Replace products `[rows, keys]` by scores. The keys count from `first`."""
     for i, j in T.Parallel(*scores.shape):
         values = values_of(program, scores[i, j] * scale, aux, here, i, j, first)
         scores[i, j] = values[program.result]

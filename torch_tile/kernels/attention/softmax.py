@@ -18,7 +18,7 @@ LARGE = 2.0**28
 
 
 def power_above(x: Any) -> Any:
-    """The power of two from a positive float32 `x`, exclusively, to `2 * x`."""
+    """Return the power of two in the interval `(x, 2 * x]` of a positive float32 `x`."""
     if isinstance(x, float):
         return 2.0 ** math.frexp(x)[1]
     exponent = T.bitwise_and(T.reinterpret(x, "int32"), 0x7F800000)
@@ -26,7 +26,7 @@ def power_above(x: Any) -> Any:
 
 
 def factor_of(row_max: Any, scale_log2: Any) -> Any:
-    """What the scores of a row are multiplied by: `scale_log2`, so that they become exponents of 2.
+    """Return the factor of a row's scores: `scale_log2`, or a power of two above it for large maxima.
 
     The product of a large maximum is rounded by more than 2 ** 7, which as a power of two is infinite or nothing. There
     a factor that is a power of two makes it exact. It is no smaller, so that other scores lose what weight they had.
@@ -35,7 +35,7 @@ def factor_of(row_max: Any, scale_log2: Any) -> Any:
 
 
 def base_of(row_max: Any, factor: Any = 1.0) -> Any:
-    """What the exponents of a row are reckoned from: finite, also for a row of nothing but -inf."""
+    """Return the value that a row's exponents are relative to. It is finite, even for a row of -inf only."""
     return T.max(row_max * factor, T.min_value(row_max.dtype))
 
 
@@ -51,8 +51,8 @@ def exponentiate(
     slack: float = 0.0,
     subtracts: bool = False,
 ) -> None:
-    """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, with the rows' maxima so far as
-    `row_max`.
+    """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, where `row_max` becomes the rows'
+    running maximum.
 
     `row_max`, `base` and `row_sum` `[rows]` go from block to block, from `begin_rows` on; `rescale` becomes what sums
     of earlier blocks are worth now. A row of nothing but -inf so far gives 0, and keeps `row_sum` 0. As
@@ -101,7 +101,7 @@ def exponentiate(
 
 @T.macro
 def begin_rows(row_max: Any, base: Any) -> None:
-    """No scores so far."""
+    """Initialize the rows' running values before the first scores."""
     T.fill(row_max, -T.infinity(row_max.dtype))
     T.fill(base, T.min_value(base.dtype))
 
@@ -110,8 +110,8 @@ def begin_rows(row_max: Any, base: Any) -> None:
 
 
 def probability(spec: Spec, score: Any, unit: Any, row_lse: Any, *mask: Any) -> Any:
-    """`exp(unit * score - log-sum-exp)` under the mask's element, if there is a mask; `row_lse` is the log-sum-exp, in
-    powers of two where that loses nothing.
+    """Compute `exp(unit * score - log-sum-exp)` under the mask's element, if there is a mask. `row_lse` is the
+    log-sum-exp, in powers of two where that loses nothing.
     """
     if spec.finite_min_masks:
         return T.exp2((spec.masked(score * unit, *mask) - row_lse) * LOG2_E)
@@ -123,7 +123,7 @@ def probability(spec: Spec, score: Any, unit: Any, row_lse: Any, *mask: Any) -> 
 def weigh(
     spec: Spec, product: Any, scale: Any, row_lse: Any, held: Sequence[Held], here: Rows, i: Any, j: Any, first: Any
 ) -> Any:
-    """The probability of row i and key j of those from `first` on, and its products with a form's slopes."""
+    """Compute the probability of row i and key j, and its products with a form's slopes. Keys count from `first`."""
     mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
     bias = [x.element(here, i, j, first) for x in mask]
     if not spec.score:

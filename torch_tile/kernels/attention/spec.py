@@ -20,17 +20,17 @@ from torch_tile.kernels.footprint import Part, Tile
 
 @dataclass(frozen=True)
 class Config:
-    """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
+    """The tiling of attention. A block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
 
     `split`: blocks take splits of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
-    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask; with `side`
-    of at least 2 only so many heads run side by side, so that their keys and values stay in the second-level cache
-    (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
-    registers; `shared_probs` hands the probabilities to other warps, as tiles of few rows need; `partial_sums` is in
-    how many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged`
+    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask. With `side`
+    of at least 2, only that many heads run side by side, so that their keys and values stay in the second-level cache.
+    Where `side` does not divide the heads of all sequences, some blocks have none. `resident` keeps the queries in
+    registers. `shared_probs` hands the probabilities to other warps, as tiles of few rows need. `partial_sums` is the
+    number of parts in which the sum of a row is kept; 8 leaves each thread of an accumulator with its own. `staged`
     sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
-    are packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the
-    same time.
+    are packed. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks that run on
+    an SM at once.
     """
 
     block_q: int = 64
@@ -50,7 +50,7 @@ class Config:
     blocks: int = 1
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
-        """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
+        """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
         if self.split:
             return blocks * splits, kv_heads, batch
         if self.side > 1:
@@ -58,7 +58,7 @@ class Config:
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
 
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
-        """The block of rows, the key head, the sequence and the split of a block of the launch."""
+        """Return the block of rows, the key head, the sequence and the split of a block of the launch."""
         if self.split:
             return x // splits, y, z, x % splits
         if self.side > 1:
@@ -69,7 +69,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for, besides its `Config`.
+    """Facts that a kernel is compiled for, besides its `Config`.
 
     Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is what
     is known of the mask, or None. `grouped`: several heads share a key head. `folded`: a positive factor of the scores
@@ -99,11 +99,11 @@ class Spec:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The mask, if there is one, and what `score` reads."""
+        """The operands of scores: the mask, if there is one, and the operands of `score`."""
         return self.aux if self.mask is None else (self.mask, *self.aux)
 
     def operand_tiles(self, config: Config) -> list[Tile]:
-        """Those of operands in shared memory."""
+        """Return the tiles of operands in shared memory."""
         found = []
         for x in self.operands if config.tiled else ():
             if x.tiled:
@@ -112,27 +112,27 @@ class Spec:
         return found
 
     def operand_types(self, batch: Any, heads: tuple[Any, Any], queries: Any, keys: Any) -> list[Any]:
-        """The types of the operands; `heads` are key heads and heads of a group."""
+        """Return the types of the operands. `heads` are key heads and heads of a group."""
         sizes = {"b": (batch,), "h": heads, "q": (queries,), "k": (keys,)}
         return [x.type(f"x{n}", sizes) for n, x in enumerate(self.operands)]
 
     @property
     def program(self) -> Epilogue:
-        """What makes of a scaled product a multiple of `unit`."""
+        """The program that turns a scaled product into a score, as a multiple of `unit`."""
         return split_gain(self.score)[0] if self.folded else parse(self.score)
 
     @property
     def sloped(self) -> Sloped:
-        """`program` of a folded form, with the slopes that gradients need."""
+        """The program with the slopes that gradients need."""
         return sloped(self.score, ("acc0", *(name for name in self.keep if name != "mask")))
 
     def slope(self, name: str) -> str | float:
-        """What a score changes by with a product ("acc0") or an operand: a value of `sloped`, or a number."""
+        """Return the derivative of a score in the product ("acc0") or an operand: a value of `sloped`, or a number."""
         return 1.0 if name == "mask" else self.sloped.slopes.get(name, 0.0)
 
     @property
     def slopes(self) -> list[str | float]:
-        """Each slope once, the product's first."""
+        """The distinct slopes, the product's first."""
         return list(dict.fromkeys(map(self.slope, ("acc0", *self.keep))))
 
     @property
@@ -146,31 +146,33 @@ class Spec:
 
     @property
     def finite_min_masks(self) -> bool:
-        """Whether scores may be numbers, as low as they go, that stand for -inf."""
+        """Whether scores may hold the lowest finite numbers in place of -inf."""
         return (self.mask is not None and self.mask.dtype.is_floating_point) or may_have_finite_min_masks(
             self.score, self.aux
         )
 
     @property
     def subtracts(self) -> bool:
-        """Whether the maxima are subtracted from all scores before these are scaled."""
+        """Whether the maxima are subtracted from all scores before the scores are scaled."""
         return self.finite_min_masks or not self.fuses
 
     def unit(self, scale: Any) -> Any:
-        """What scores are kept in multiples of."""
+        """Return the unit in which scores are kept."""
         if not self.folded:
             return 1.0
         return split_gain(self.score)[1] if self.score else scale
 
     def out_type(self, shape: Sequence[Any]) -> Any:
-        """The type of the result, dense in some order: each stride but the last is a multiple of the last dimension."""
+        """Return the type of the result, dense in some order. Each stride but the last is a multiple of the last
+        dimension.
+        """
         return strided("out", shape, self.dtype, multiple=self.tile_dv if self.exact else self.vector)
 
     def key_blocks(
         self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
         split: Any,
     ) -> Any:  # fmt: skip
-        """The first block of keys that a query may see, and the end of them; of one split if split.
+        """Return the range of key blocks that a block's queries may see, within one split if keys are split.
 
         `extremes` are the first and the last query of a block.
         """
@@ -189,8 +191,8 @@ class Spec:
         return first, end
 
     def backwards(self, config: Config) -> bool:
-        """Whether the last keys come first, which end inside a tile and which a causal mask hides: no later iteration
-        asks.
+        """Return whether iterations run from the last key block to the first. The last blocks end inside a tile or are
+        causally masked, so later iterations need no mask.
 
         Of the heads of a group that are packed, it may hide any number of tiles.
         """
@@ -206,9 +208,7 @@ class Spec:
         window: Any,
         kv_len: Any,
     ) -> Any:
-        """Whether a query of a block, which are those of `extremes` and between, may not see a key of an iteration's
-        step.
-        """
+        """Return whether a query between the `extremes` of a block may not see a key of an iteration's step."""
         first_query, last_query = extremes
         q_offset = q_offset if self.shifted else 0
         last = step * config.block_kv + config.block_kv - 1
@@ -222,7 +222,8 @@ class Spec:
         return needs_mask
 
     def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Whether a query may see the key at `key` of a block of keys that begins at `first`, masks aside.
+        """Return whether a query may see a key, masks aside. The key is `key` of a block of keys that begins at
+        `first`.
 
         What a row sees of a block is known before its keys, in numbers that fit in 32 bits.
         """
@@ -234,7 +235,7 @@ class Spec:
         return seen
 
     def masked(self, score: Any, *mask: Any) -> Any:
-        """A score under the mask's element, if there is a mask; -inf where that hides it."""
+        """Apply the mask's element to a score, if there is a mask. A hidden score becomes -inf."""
         if self.mask is None:
             return score
         if self.mask.dtype == torch.bool:
@@ -243,5 +244,7 @@ class Spec:
 
 
 def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:
-    """Whether kernels are compiled for queries that may stand anywhere; an offset known at run time only may be any."""
+    """Return whether kernels are compiled for queries at any offset. An offset known at run time only may be any
+    number.
+    """
     return window > 0 or (causal and not (isinstance(q_offset, int) and q_offset == 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention is cut into blocks, on the CPU and on GPUs."""
+"""The tilings of attention on the CPU and on GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_tile.kernels.footprint import Footprint, Part, Tile
 @dataclass(frozen=True)
 class Problem:
     """Sizes that decide the tiling: sequences times key heads, rows of each (queries times heads of a group), keys, and
-    heads of a group; and whether the rows of a group lie evenly spaced (`adjacent`), so that they pack as a view.
+    heads of a group. `adjacent` says whether the rows of a group lie evenly spaced, so that they pack as a view.
     """
 
     heads: int
@@ -28,12 +28,14 @@ class Problem:
     adjacent: bool = True
 
     def packs(self, block_q: int) -> bool:
-        """Whether packing into blocks of `block_q` rows takes no copies, or else saves at least half of each block."""
+        """Return whether packing rows into blocks of `block_q` needs no copies, or saves at least half of
+        each block.
+        """
         return self.adjacent or 2 * self.rows <= self.groups * block_q
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
-    """The tiling of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    """Choose the tiling of a problem on a machine. Return None if even the smallest tiles do not fit the head size."""
     problem = typical(problem)
     if machine.is_gpu:
         return _gpu_config(spec, problem, machine)
@@ -43,7 +45,7 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many splits to make of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
+    """Choose the number of splits of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
     problem = typical(problem)
     most = problem.keys // max(LEAST_SPLIT, 4 * config.block_kv)
     return max(1, min(machine.num_sms // _blocks(config, problem), most))
@@ -103,7 +105,7 @@ CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cach
 
 
 def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
-    """The tiling for products by wgmma; None where they do not apply."""
+    """Choose the tiling for products by wgmma. Return None where wgmma does not apply."""
     if not machine.target.has_wgmma or spec.dtype.itemsize != 2 or spec.vector < 8 or problem.rows <= 16:
         return None
     if (sharing := _sharing(spec, problem, machine)) is not None:
@@ -121,15 +123,14 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
 
 
 def _is_loose(config: Config, spec: Spec, problem: Problem) -> bool:
-    """Whether operands are read from memory element by element, other ones for each row."""
+    """Return whether operands are read from memory element by element, with other elements for each row."""
     if _packed(config, spec, problem):
         return any("k" in x.dims for x in spec.operands)
     return any(x.dims.endswith("qk") and not x.tiled for x in spec.operands)
 
 
 def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
-    """The tiling for blocks that live for few iterations, several of which share an SM; None where larger blocks are
-    faster.
+    """Choose a tiling of short-lived blocks, several of which share an SM. Return None where larger blocks are faster.
 
     Measured on an H200. Larger blocks read keys and values half as often, which counts for wide heads and many keys.
     """
@@ -153,7 +154,9 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 
 
 def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
-    """Whether sums and tiles fit; those of operands beside fewer stages, which the compiler then takes itself."""
+    """Return whether sums and tiles fit. Operand tiles are counted with fewer stages, which the compiler then takes
+    itself.
+    """
     held = config.block_q * (config.block_kv * 3 // 2 + spec.tile_dv) // config.threads
     tried = replace(config, staged=True), replace(config, staged=True, stages=1, tiled=True)
     fits = all(footprint(c, spec, bulk=True).fits(machine.target) for c in tried)
@@ -163,7 +166,7 @@ def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
 
 
 def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
-    """The tiles of queries, keys, values, operands, weights that warps hand each other, and a result that is staged."""
+    """Compute the shared memory of queries, keys, values, operands, exchanged weights and a staged result."""
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
     tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
     tiles += [Tile(keys, columns, bits, config.stages, (Part.LOOP,)) for columns in (spec.tile_d, spec.tile_dv)]
@@ -174,6 +177,7 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
 
 @lru_cache(KEPT_CHOICES)
 def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
+    """Choose the first tiling that fits a GPU, and its launch order."""
     tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
     tilings = [c for c in tilings if c.block_q == 16 or problem.rows > 16]
     config = _hopper_config(spec, problem, machine) or next(
@@ -193,7 +197,7 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
-    """Whether a block's rows are of all heads of a group.
+    """Return whether a block's rows are of all heads of a group.
 
     Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
     """
@@ -202,7 +206,7 @@ def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
 
 
 def _side(config: Config, spec: Spec, problem: Problem) -> int:
-    """How many heads run side by side under a causal mask: as many as have their keys and values in the cache.
+    """Return how many heads run side by side under a causal mask: as many as have their keys and values in the cache.
 
     1 stands for all: blocks then run by falling work, whatever their head, of which those that share an SM have more.
     """
@@ -215,7 +219,7 @@ def _side(config: Config, spec: Spec, problem: Problem) -> int:
 
 
 def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
-    """Whether the tiles fit in registers (with room for addresses) and in shared memory."""
+    """Return whether the tiles fit in registers (with room for addresses) and in shared memory."""
     size, wide = spec.dtype.itemsize, 2 if spec.dtype == torch.float64 else 1
     held = config.block_q * (spec.tile_dv + config.block_kv) * wide
     held += config.block_q * spec.tile_d * size // 4 if config.resident else 0

@@ -32,7 +32,7 @@ class Sloped:
     slopes: Mapping[str, Operand]
 
     def only(self, result: str, *inputs: str) -> Sloped:
-        """The same with only these inputs' slopes and `result`, and the statements that they need."""
+        """Keep only the slopes of these inputs, `result`, and the statements that they need."""
         slopes = {name: self.slopes[name] for name in inputs if name in self.slopes}
         needed = {result, *slopes.values()}
         statements: list[Statement] = []
@@ -43,7 +43,7 @@ class Sloped:
         return Sloped(Epilogue(tuple(reversed(statements)), result), slopes)
 
     def may_be_infinite(self, slope: Operand) -> bool:
-        """Whether a slope is not a number or infinite somewhere, finite products and indices given."""
+        """Return whether a slope may be NaN or infinite somewhere when products and indices are finite."""
         read = {slope}
         for statement in reversed(self.program.statements):
             if statement.name in read and statement.function not in _BOUNDED:
@@ -56,7 +56,7 @@ class Sloped:
 
 @functools.lru_cache(maxsize=1024)
 def slopes(text: str, hides: bool = False) -> Sloped:
-    """The derivatives of an epilogue's result in all its inputs.
+    """Derive an epilogue's result in all its inputs.
 
     With `hides`, a result of -inf stands for one that nobody sees, of which the slope is any finite number.
 
@@ -90,7 +90,7 @@ def vjp(
     inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
     grad: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the inputs that the result depends on; each broadcasts to `grad`'s shape.
+    """Compute gradients of the inputs that the result depends on. Each gradient broadcasts to `grad`'s shape.
 
     `inputs` is as for `Values`: an input given as a function is made only if some derivative reads it (the bias of a
     linear layer needs no recomputed product). The arithmetic is plain torch, so it can be differentiated again.
@@ -101,7 +101,7 @@ def vjp(
 
 
 def _visible(statement: Statement) -> str | None:
-    """Of `where(c, a, -inf)` the `a`."""
+    """Return the operand `a` of `where(c, a, -inf)`, or None for other statements."""
     if statement.function == "where" and -math.inf in statement.operands[1:]:
         _, a, b = statement.operands
         return next((x for x in (a, b) if isinstance(x, str)), None)
@@ -109,7 +109,7 @@ def _visible(statement: Statement) -> str | None:
 
 
 class _Tape:
-    """Statements of a program, to which those of its derivatives are added; equal ones are one."""
+    """Statements of a program and of its derivatives. Equal statements are recorded once."""
 
     def __init__(self, epilogue: Epilogue) -> None:
         self.statements = list(epilogue.statements)
@@ -120,11 +120,11 @@ class _Tape:
         return _Value(self, operand) if isinstance(operand, float) else _Value(self, 1.0, operand)
 
     def is_truth(self, name: str | None) -> bool:
-        """Whether a value is 0 or 1."""
+        """Return whether a value is always 0 or 1."""
         return name is not None and self._functions.get(name) in _TRUTHS
 
     def call(self, function: str, *operands: Operand) -> _Value:
-        """The value of a function, none of whose operands is trivial."""
+        """Record a function call, with no trivial operand, and return its value."""
         if function in ("add", "mul") and (function, operands[::-1]) in self._names:
             operands = operands[::-1]
         if (function, operands) not in self._names:
@@ -139,7 +139,8 @@ class _Tape:
 
 @dataclass(frozen=True)
 class _Value:
-    """`number * name`, or just the number: so constants along a chain of derivatives meet, and many are 1.
+    """A derivative as `number * name`, or only the number. So constants along a chain of derivatives meet, and many are
+    1.
 
     With a `mask`, the name of a truth: this where it is 1, and 0 elsewhere. It is chosen behind all products, since 0
     times an infinite derivative of the branch that is not taken would be NaN.
@@ -151,6 +152,7 @@ class _Value:
     mask: str | None = None
 
     def operand(self) -> Operand:
+        """Return the value as an operand, and record the statements that it needs."""
         if self.mask is not None:
             return self.settled().operand()
         if self.name is None or self.number == 1.0:
@@ -160,11 +162,11 @@ class _Value:
         return self.tape.call("mul", self.name, self.number).operand()
 
     def bare(self) -> _Value:
-        """This without its mask."""
+        """Return the value without its mask."""
         return replace(self, mask=None)
 
     def settled(self) -> _Value:
-        """This with its mask applied."""
+        """Return the value with its mask applied."""
         if self.mask is None:
             return self
         if self.name is None:
@@ -178,6 +180,7 @@ class _Value:
         return replace(self, number=-self.number)
 
     def __mul__(self, other: _Value | float) -> _Value:
+        """Multiply two values; the mask stays outside the product."""
         if isinstance(other, float):
             return replace(self, number=self.number * other)
         if self.mask is not None:
@@ -191,6 +194,7 @@ class _Value:
         return self.tape.call(function, *names) * (self.number * other.number)
 
     def __truediv__(self, other: _Value) -> _Value:
+        """Divide two values; the mask of the dividend stays outside the quotient."""
         other = other.settled()
         if self.mask is not None:
             return replace(self.bare() / other, mask=self.mask)
@@ -201,6 +205,7 @@ class _Value:
         return self.tape.call("div", self.operand(), other.name)
 
     def __add__(self, other: _Value | float) -> _Value:
+        """Add two values; keep the mask if both have the same."""
         other = _Value(self.tape, other) if isinstance(other, float) else other
         if self.mask is not None or other.mask is not None:
             if self.mask == other.mask:
@@ -217,16 +222,16 @@ class _Value:
         return self.tape.call("add", self.operand(), other.operand())
 
     def chosen(self, truth: _Value) -> _Value:
-        """This where `truth`, 0 or 1, is 1, and 0 elsewhere, also where this is not finite."""
+        """Return the value where `truth` (0 or 1) is 1, and 0 elsewhere, even where the value is not finite."""
         assert truth.name is not None
         return replace(self.settled() if self.mask not in (None, truth.name) else self, mask=truth.name)
 
     def is_true(self) -> _Value:
-        """1 where this is not 0."""
+        """Return 1 where the value is not 0, else 0."""
         return self if self.tape.is_truth(self.name) else self.call("ne", 0.0)
 
     def is_false(self) -> _Value:
-        """1 where this is 0."""
+        """Return 1 where the value is 0, else 0."""
         return self.call("eq", 0.0)
 
 

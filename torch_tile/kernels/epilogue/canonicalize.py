@@ -35,7 +35,8 @@ _GATES: dict[str, tuple[str, dict[int, float], float, float]] = {
 
 @functools.lru_cache(maxsize=4096)
 def canonical(text: str) -> str:
-    """The canonical text of an epilogue; equal for texts that differ in names, order, repetition or dead statements.
+    """Return the canonical text of an epilogue. Texts that differ in names, order, repetition or dead statements give
+    one text.
 
     Raises:
         ValueError: as `epilogue.parse`.
@@ -65,7 +66,7 @@ class _Graph:
         self._polynomials: dict[tuple[int, int], Polynomial] = {}
 
     def leaf(self, operand: Operand) -> int:
-        """The node of an input or literal."""
+        """Return the node of an input or literal."""
         index = self._intern(f"leaf {format_operand(operand)}", ())
         if index not in self._leaves:
             self._leaves[index] = operand
@@ -77,13 +78,14 @@ class _Graph:
         return index
 
     def make(self, function: str, *operands: int) -> int:
-        """The node of `function(*operands)`, simplified."""
+        """Return the simplified node of `function(*operands)`."""
         simpler = self._simplify(function, operands)
         if simpler is not None and simpler != self._index.get((function, operands)):
             return simpler
         return self._intern(function, operands)
 
     def _intern(self, function: str, operands: tuple[int, ...]) -> int:
+        """Return the index of an expression, and add a node if it is new."""
         if function in COMMUTATIVE:
             operands = tuple(sorted(operands, key=lambda i: self._orders[i]))
         key = (function, operands)
@@ -99,7 +101,9 @@ class _Graph:
         return value if isinstance(value, float) else None
 
     def _simplify(self, function: str, operands: tuple[int, ...]) -> int | None:
-        """An equal, simpler node, if a rule knows one; never a literal, which could not be an epilogue's result."""
+        """Return an equal, simpler node if a rule knows one. It is never a literal, which could not be an epilogue's
+        result.
+        """
         if all(self._literal(i) is not None for i in operands):
             return None
         found = self._identity(function, operands)
@@ -110,7 +114,7 @@ class _Graph:
         return None if found is None or self._literal(found) is not None else found
 
     def _identity(self, function: str, operands: tuple[int, ...]) -> int | None:
-        """Rules on one function: neutral elements, small powers, double negation, `1 / (1 + exp(-x))`, relu."""
+        """Simplify one function: neutral elements, small powers, double negation, `1 / (1 + exp(-x))`, relu."""
         if function in COMMUTATIVE:
             operands = tuple(sorted(operands, key=lambda i: self._orders[i]))  # literals last
         a, b = operands[0], self._literal(operands[-1])
@@ -145,7 +149,7 @@ class _Graph:
         return None
 
     def _sigmoid_below(self, denominator: int) -> int | None:
-        """`sigmoid(x)` if the denominator is `1 + exp(-x)`."""
+        """Return the node `sigmoid(x)` if the denominator is `1 + exp(-x)`."""
         terms = dict(self._polynomial(denominator))
         if terms.pop((), None) != 1.0 or len(terms) != 1:
             return None
@@ -155,12 +159,15 @@ class _Graph:
         return self.make("sigmoid", self.make("neg", self._nodes[atoms[0]][1][0]))
 
     def _polynomial(self, index: int, opaque: int = -1) -> Polynomial:
-        """The node as a sum of products of atoms; `opaque`, and a node that is no small polynomial, are one atom."""
+        """Return the node as a sum of products of atoms. `opaque`, and a node that is no small polynomial, are one
+        atom.
+        """
         if (index, opaque) not in self._polynomials:
             self._polynomials[index, opaque] = self._expand(index, opaque)
         return self._polynomials[index, opaque]
 
     def _expand(self, index: int, opaque: int) -> Polynomial:
+        """Expand a node into a polynomial of atoms."""
         atom: Polynomial = {(index,): 1.0}
         if (literal := self._literal(index)) is not None:
             return {(): literal}
@@ -183,7 +190,7 @@ class _Graph:
         return result if small else atom
 
     def _arithmetic_below(self, index: int) -> list[int]:
-        """The node and what it is made of, down to the first nodes that are not sums or products; no literals."""
+        """Return the node and its operands, down to the first nodes that are not sums or products, without literals."""
         found = [index]
         for i in found:
             if self._nodes[i][0] in _ARITHMETIC:
@@ -191,7 +198,7 @@ class _Graph:
         return found
 
     def _activation(self, index: int) -> int | None:
-        """silu, gelu or gelu_tanh of the `x` that makes it equal to the node, if there is one."""
+        """Return the node of silu, gelu or gelu_tanh that equals this node, or None."""
         for gate in self._arithmetic_below(index):
             function, operands = self._nodes[gate]
             if function not in _GATES:
@@ -205,7 +212,7 @@ class _Graph:
         return None
 
     def _call_of(self, index: int) -> int | None:
-        """The call of a function that is written out here as its row says, if there is one."""
+        """Return the call of a function whose written-out form this node has, or None."""
         for name, program in _written()[self._nodes[index][0]]:
             found: dict[str, int] = {}
             if self._is(index, program.result, {s.name: s for s in program.statements}, found):
@@ -214,7 +221,9 @@ class _Graph:
         return None
 
     def _is(self, index: int, wanted: Operand, statements: dict[str, Statement], found: dict[str, int]) -> bool:
-        """Whether a node computes `wanted` of the statements; inputs stand for any nodes, which `found` then has."""
+        """Return whether a node computes `wanted` of the statements. Inputs match any node, and `found`
+        records which.
+        """
         if isinstance(wanted, float):
             literal = self._literal(index)
             return literal is not None and math.isclose(literal, wanted, rel_tol=1e-6)
@@ -231,7 +240,7 @@ class _Graph:
         return False
 
     def program(self, result: int) -> Epilogue:
-        """The nodes that `result` needs as statements, operands first."""
+        """Return the nodes that `result` needs as statements, operands first."""
         statements: list[Statement] = []
         names: dict[int, Operand] = dict(self._leaves)
 
@@ -249,7 +258,7 @@ class _Graph:
 
 @functools.cache
 def _written() -> dict[str, list[tuple[str, Epilogue]]]:
-    """The forms in which functions are written out, with their names, by the function that gives the result."""
+    """Return the written-out forms and names of functions, by the function that gives the form's result."""
     forms: dict[str, list[tuple[str, Epilogue]]] = {}
     for name, row in FUNCTIONS.items():
         for program in map(parse, row.written):
@@ -263,6 +272,7 @@ def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Multiply two polynomials."""
     result: Polynomial = {}
     for left, c in a.items():
         for right, d in b.items():
@@ -272,5 +282,5 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _close(got: Polynomial, wanted: Polynomial) -> bool:
-    """Equal up to the rounding of constants that people write with seven digits, or that went through float32."""
+    """Return whether polynomials are equal up to rounding of constants to seven digits or to float32."""
     return got.keys() == wanted.keys() and all(math.isclose(got[k], wanted[k], rel_tol=1e-6) for k in got)

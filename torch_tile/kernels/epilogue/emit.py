@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epilogue as tile expressions: what `epilogue.torch_functions` means on tensors, here on the elements of a kernel.
+"""Translation of an epilogue into tile expressions, with the meaning of `epilogue.torch_functions`.
 
 Assumes a parsed epilogue. One named value is recorded for each statement, so nothing is computed twice.
 """
@@ -26,13 +26,14 @@ QUICK: dict[str, Callable[..., Any]] = {
 
 @T.macro
 def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> Any:
-    """The value of an epilogue at one element; the others as for `values_of`."""
+    """Compute the value of an epilogue at one element. Arguments are as for `values_of`."""
     return values_of(epilogue, inputs, dtype, quick)[epilogue.result]
 
 
 @T.macro
 def values_of(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> dict[str, Any]:
-    """The values of all names at one element; `inputs` maps `acc0..`, `x0..`, `i0..` to expressions of type `dtype`.
+    """Compute the values of all names at one element. `inputs` maps `acc0..`, `x0..`, `i0..` to expressions of type
+    `dtype`.
 
     `quick` if results are rounded to 16 bits or fewer, or are scores.
     """
@@ -47,7 +48,7 @@ def values_of(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: 
 
 
 def _quotient(statement: Statement, operands: Sequence[Any]) -> Any:
-    """A quotient by a literal as a product, which is within 1 ulp of it; None for other statements."""
+    """Turn a quotient by a literal into a product, which is within 1 ulp of it. Return None for other statements."""
     divisor = statement.operands[-1]
     if statement.function != "div" or not isinstance(divisor, float) or not 1e-30 < abs(divisor) < 1e30:
         return None
@@ -56,6 +57,8 @@ def _quotient(statement: Statement, operands: Sequence[Any]) -> Any:
 
 @T.macro
 def activate(name: str, value: Any, quick: bool = False) -> Any:
-    """An activation of `epilogue.ACTIVATIONS` at one element; `quick` if the result is rounded to 16 bits or fewer."""
+    """Apply an activation of `epilogue.ACTIVATIONS` to one element. Set `quick` if the result is rounded to 16 bits or
+    fewer.
+    """
     x = value
     return x if name == "none" else (QUICK if quick else FUNCTIONS)[name](x)

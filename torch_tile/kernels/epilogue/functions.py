@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pointwise functions of epilogues, scores and prologues: one row says all that is known of a function.
+"""The table of pointwise functions of epilogues, scores and prologues. One row states all facts about a function.
 
 Adding a function takes a row here and a row in the tests; every other table reads these rows.
 """
@@ -18,18 +18,22 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the table on operands: other calls, numbers, or values of whoever reads them (nodes of a graph)."""
+    """A call of a function of the table. Operands are other calls, numbers, or values of the reader (nodes
+    of a graph).
+    """
 
     function: str
     operands: tuple[Any, ...]
 
     def leaves(self) -> Iterator[Any]:
-        """What the calls read that is no call, in order."""
+        """Yield the operands that are no calls, in order."""
         for x in self.operands:
             yield from x.leaves() if isinstance(x, Call) else (x,)
 
     def reduce(self, leaf: Callable[[Any], Value], apply: Callable[[str, Sequence[Value]], Value]) -> Value:
-        """`apply` on the name of each function and its operands' values; leaves are valued by `leaf`, in order."""
+        """Evaluate the call: `leaf` values the leaves in order, and `apply` takes a function's name and
+        operand values.
+        """
         values = [x.reduce(leaf, apply) if isinstance(x, Call) else leaf(x) for x in self.operands]
         return apply(self.function, values)
 
@@ -39,7 +43,7 @@ Binder = Callable[..., Call | None]
 
 @dataclass(frozen=True)
 class Spelling:
-    """An ATen operator. `bind` takes its arguments and says what it computes; None if no row does."""
+    """One ATen operator that may spell a row. `bind` maps its arguments to a call, or to None if no row computes it."""
 
     packet: str
     bind: Binder
@@ -80,7 +84,7 @@ class Function:
     truth: bool = False
 
     def spellings(self) -> tuple[Spelling, ...]:
-        """The operators that it is known by."""
+        """The ATen operators that compute the function."""
         return tuple(x if isinstance(x, Spelling) else Spelling(x, self._plain) for x in self.aten)
 
     def _plain(self, *operands: Any, **others: Any) -> Call | None:
@@ -88,7 +92,7 @@ class Function:
 
 
 def bind(implementation: str | Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """The implementation as a function of the operands alone."""
+    """Return the implementation as a function of the operands alone."""
     if isinstance(implementation, str):
         function: Callable[..., Any] = getattr(module, implementation)
         return function
@@ -98,6 +102,7 @@ def bind(implementation: str | Callable[..., Any], module: Any) -> Callable[...,
 def _comparison(
     name: str, tile: Callable[[Any, Any], Any], commutative: bool = False, more: tuple[Spelling, ...] = ()
 ) -> Function:
+    """Build the row of a comparison."""
     return Function(
         name,
         2,
@@ -112,7 +117,7 @@ def _comparison(
 
 
 def _sum(name: str) -> Spelling:
-    """`add` and `sub`, which may scale the second operand."""
+    """Return the spelling of `add` or `sub`, which may scale the second operand."""
     return Spelling(name, lambda a, b, alpha=1: Call(name, (a, b if alpha == 1 else Call("mul", (b, alpha)))))
 
 
@@ -125,7 +130,9 @@ def _gelu_of(a: Any, approximate: str = "none") -> Call:
 
 
 def _of_truths(name: str) -> Binder:
-    """A function of whether each operand is not 0. Bits are those of truths, as no kernel computes with integers."""
+    """Build the binder of a logical function, which asks whether each operand is not 0. Bitwise operators count as
+    logical, as no kernel computes with integers.
+    """
     return lambda a, b: Call(name, (Call("ne", (a, 0.0)), Call("ne", (b, 0.0))))
 
 
@@ -143,7 +150,7 @@ def _same(g: Any, *_: Any) -> Any:
 
 
 def _ties(g: Any, a: Any, b: Any) -> Any:
-    """Gradient of `maximum(a, b)` in `a`: like torch's, a tie shares it evenly."""
+    """Return the gradient of `maximum(a, b)` in `a`. As in torch, a tie shares it evenly."""
     x, y = a.operand(), b.operand()
     return g * (g.tape.call("gt", x, y) + g.tape.call("eq", x, y) * 0.5)
 
@@ -169,7 +176,7 @@ def _exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
 
 
 def _power(g: Any, a: Any, b: Any, y: Any) -> Any:
-    """Gradient of `pow(a, b)` in `a`: like torch's, 0 where the exponent is 0."""
+    """Return the gradient of `pow(a, b)` in `a`. As in torch, it is 0 where the exponent is 0."""
     slope = g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
     return slope if b.name is None else slope.chosen(b.is_true())
 
@@ -183,7 +190,9 @@ def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
 
 
 def _tile_mish(T: Any, a: Any) -> Any:
-    """With e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2): 1 from 40 on, in float64 too."""
+    """Compute mish: with e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2). It is 1 from 40 on, in float64
+    too.
+    """
     e = T.exp(T.if_then_else(a > 40.0, 40.0, a))
     n = e * (e + 2.0)
     return a * (n / (n + 2.0))
@@ -195,7 +204,7 @@ def _mish(g: Any, a: Any, y: Any) -> Any:
 
 
 def _on_sides(a: Any, positive: Any, other: Any) -> Any:
-    """One operand where `a` is positive, the other elsewhere."""
+    """Choose one operand where `a` is positive, and the other elsewhere."""
     return a.tape.call("where", a.call("gt", 0.0).operand(), positive, other)
 
 
@@ -207,7 +216,7 @@ def _elu(a: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.
 
 
 def _clipped(T: Any, a: Any) -> Any:
-    """`min(max(a + 3, 0), 6)`; NaN passes."""
+    """Compute `min(max(a + 3, 0), 6)`. NaN passes."""
     b = a + 3.0
     return T.if_then_else(b < 0.0, 0.0, T.if_then_else(b > 6.0, 6.0, b))
 

@@ -37,7 +37,7 @@ _LITERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 @dataclass(frozen=True)
 class Statement:
-    """`name = function(*operands)`."""
+    """One statement `name = function(*operands)`."""
 
     name: str
     function: str
@@ -49,8 +49,8 @@ class Statement:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A straight-line program over the products `acc0..`, the auxiliary operands `x0..`, and where in the result an
-    element stands, `i0..`; every name is set once.
+    """A straight-line program over products `acc0..`, auxiliary operands `x0..` and indices `i0..` of an element of the
+    result. Every name is set once.
     """
 
     statements: tuple[Statement, ...]
@@ -60,14 +60,16 @@ class Epilogue:
         return ";".join([*map(str, self.statements), f"ret {self.result}"])
 
     def inputs(self, prefix: str) -> set[int]:
-        """Numbers of the products (`prefix="acc"`), auxiliary operands (`"x"`) or indices (`"i"`) that are read."""
+        """Return the numbers of the products (`prefix="acc"`), auxiliary operands (`"x"`) or indices (`"i"`) that the
+        program reads.
+        """
         names = [self.result, *(o for s in self.statements for o in s.operands if isinstance(o, str))]
         matches = (_INPUT.fullmatch(name) for name in names)
         return {int(m[2]) for m in matches if m and m[1] == prefix}
 
 
 def format_operand(operand: Operand) -> str:
-    """The operand as the language writes it; literals in the shortest form that reads back as the same float64."""
+    """Write an operand as text. Literals take the shortest form that reads back as the same float64."""
     return operand if isinstance(operand, str) else repr(operand)
 
 
@@ -85,6 +87,7 @@ def parse(
     limits = {"acc": num_products, "x": num_aux, "i": num_indices}
 
     def operand(token: str, where: str) -> Operand:
+        """Read one operand: a known name, an input or a literal."""
         if token in known:
             return token
         if match := _INPUT.fullmatch(token):
@@ -124,7 +127,7 @@ def parse(
 
 @functools.lru_cache(maxsize=256)
 def of_layer(activation: str, bias: bool, residual: bool) -> str:
-    """The text of `activation(acc0 + bias) + residual`; the auxiliary operands come in this order."""
+    """Return the text of `activation(acc0 + bias) + residual`. The auxiliary operands come in this order."""
     statements, value, aux = [], "acc0", 0
     if bias:
         statements.append(f"v0=add({value},x0)")
@@ -139,13 +142,13 @@ def of_layer(activation: str, bias: bool, residual: bool) -> str:
 
 
 def soft_cap(cap: float) -> str:
-    """The text of `cap * tanh(acc0 / cap)` (Gemma 2, arXiv:2408.00118)."""
+    """Return the text of `cap * tanh(acc0 / cap)` (Gemma 2, arXiv:2408.00118)."""
     return f"v0=div(acc0,{float(cap)!r});v1=tanh(v0);v2=mul(v1,{float(cap)!r});ret v2"
 
 
 @functools.cache
 def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
-    """What each function means, on tensors of one floating dtype."""
+    """Return the torch function of each name, for tensors of one floating dtype."""
     import torch
 
     return {name: bind(function.torch, torch) for name, function in FUNCTIONS.items()}
@@ -167,7 +170,7 @@ class Values:
         self._cache: dict[Operand, torch.Tensor] = {}
 
     def __call__(self, operand: Operand) -> torch.Tensor:
-        """The value of a name or literal."""
+        """Compute the value of a name or literal."""
         import torch
 
         if isinstance(operand, float):

@@ -46,7 +46,7 @@ def dequantize(
     offset: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The weights `[N, K]` that `b` `[N, words]` stands for, computed in `dtype`: `(field - offset - zero) * scale`.
+    """Widen `b` `[N, words]` to the weights `[N, K]` in `dtype`: `(field - offset - zero) * scale`.
 
     A word holds `word bits / bits` fields of neighbouring columns, the first in its lowest bits (its highest ones with
     `high_first`), signed if the words are. scale and zero are `[N, K / group]`.
@@ -78,7 +78,8 @@ def reference(
     epilogue: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`epilogue(a @ w0^T, ..., aux)`, w as `dequantize` says, in float32 (float64 for float64 `a`), rounded to `dtype`.
+    """Compute `epilogue(a @ w0^T, ..., aux)` with w by `dequantize`, in float32 (float64 for float64 `a`), rounded to
+    `dtype`.
 
     a `[M, K]`; each b `[N, K * bits / word bits]`; scales and zeros none or one for each b, `[N, G]`, all of one G that
     divides K; aux as for `gemm.reference`. Returns `[M, N]`.
@@ -94,7 +95,7 @@ def reference(
 def multiply(
     config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any
 ) -> Any:
-    """The products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K."""
+    """Compute the products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K."""
     bm, bn, bk, storage = config.block_m, config.block_n, config.block_k, spec.storage
     bs, scales, zeros, _ = spec.sort(operands)
     wk, late, pieces = bk // storage.fields, spec.scales_late(config), spec.pieces(config)
@@ -135,7 +136,7 @@ def multiply(
 
 
 def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
-    """Some words of each row of a tile, in registers."""
+    """Load some words of each row of a tile into registers."""
     count = words.stop - words.start
     found = T.alloc_fragment((count, rows) if transposed else (rows, count), tile.dtype)
     T.copy(tile[words.start, 0] if transposed else tile[0, words.start], found)
@@ -146,7 +147,7 @@ def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
 def widened(
     spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool
 ) -> Any:
-    """The weights of a piece, but for their scales if these come late."""
+    """Widen the weights of a piece. Their scales are left out if sums are scaled instead."""
     (rows, piece), (scale, zero), fields = shape, factors, spec.storage.fields
     # Exact products of float32 have no tensor core and take their operands from shared memory.
     alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
@@ -173,7 +174,7 @@ class Factors:
         self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
         columns: tuple[int, int, int],
     ):  # fmt: skip
-        """Of `rows` = (first, count), and `columns` = (first in the step, step, count)."""
+        """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count)."""
         storage, (self.row, count), (self.start, self.step, width) = spec.storage, rows, columns
         self.storage, self.found = storage, list[Any]()
         for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
@@ -185,13 +186,13 @@ class Factors:
                 self.found.append(None)
 
     def fetch(self, step: Any) -> None:
-        """Begin to load those of a step."""
+        """Begin to load the factors of a step."""
         group = self.storage.first_group(step, self.step, self.start)
         for kind, given, ahead, _ in filter(None, self.found):
             T.copy(given[kind.place(self.row, group)], ahead)
 
     def take(self, next_step: Any) -> list[Any]:
-        """Scales and zeros as they were fetched, None for what there is none of; the next step's are fetched."""
+        """Return the fetched scales and zeros, and fetch those of the next step. None stands for missing factors."""
         for _, _, ahead, now in filter(None, self.found):
             T.copy(ahead, now)
         self.fetch(next_step)
@@ -200,7 +201,9 @@ class Factors:
 
 @T.macro
 def finish(spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any) -> Any:
-    """One element of the result from the elements of the products; the scale of a whole row of weights comes here."""
+    """Compute one element of the result from the elements of the products. A scale of a whole row of weights is applied
+    here.
+    """
     _, scales, _, aux = spec.sort(operands)
     scale = spec.storage.scale
     if scale and not spec.storage.group:
@@ -210,7 +213,9 @@ def finish(spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any,
 
 @jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
-    """`out = epilogue(a @ w0^T, ..., aux)`; each block makes one tile, those of the same weights in a row."""
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights come
+    in a row.
+    """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     m, n, k, a_type, types = spec.types()
 
@@ -228,7 +233,9 @@ def dequant_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def split_dequant_matmul(config: Config, spec: Spec) -> Any:
-    """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
+    """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
+    added.
+    """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     splits = T.dynamic("splits")
     m, n, k, a_type, types = spec.types()
@@ -257,7 +264,9 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
-    """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and add up some of it each."""
+    """Build the kernel for few tiles and a long K in which the blocks of a cluster share a tile's sum. Each block adds
+    up a part of the tile.
+    """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     m, n, k, a_type, types = spec.types()
     own = -(-bn // count)  # rows of the weights
@@ -296,7 +305,9 @@ def dequant_gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
+    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
+    contiguous.
+    """
     if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
         return into(out, reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype))
     if out is None:
@@ -319,7 +330,7 @@ def run(
     out: torch.Tensor,
     config: Config | None,
 ) -> None:
-    """`dequant_gemm` into `out`, which must be contiguous and not empty."""
+    """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     given = (a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype)
     machine, (m, n), k = machine_of(a), out.shape, a.shape[1]
     a = dense_last(a)
@@ -381,14 +392,14 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Factor:
-    """How scales or zeros `[N, G]` lie in memory; `transposed`: as `[G, N]`."""
+    """The memory layout of scales or zeros `[N, G]`. `transposed` means that they are stored as `[G, N]`."""
 
     dtype: torch.dtype
     transposed: bool
 
     @staticmethod
     def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
-        """What all of them are, in the widest of their dtypes, and they in memory's order."""
+        """Describe several factors in the widest of their dtypes, and return the factors in memory order."""
         if not factors:
             return None, []
         transposed = all(is_unit(x.mT) and not is_unit(x) for x in factors)
@@ -396,17 +407,17 @@ class Factor:
         return Factor(dtype, transposed), [(x.mT if transposed else dense_last(x)).to(dtype) for x in factors]
 
     def place(self, n: Any, group: Any) -> tuple[Any, Any]:
-        """Where the one of a row and a group lies."""
+        """Return the indices of the factor of a row and a group."""
         return (group, n) if self.transposed else (n, group)
 
     def type(self, name: str, n: Any, groups: Any) -> Any:
-        """The parameter's type."""
+        """Return the parameter's type."""
         return strided(name, self.place(n, groups), self.dtype)
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How weights `[N, K]` lie in memory, as `[N, words]`: see `dequantize`.
+    """The memory layout of weights `[N, K]`, stored as `[N, words]` (see `dequantize`).
 
     `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
     row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
@@ -426,15 +437,15 @@ class Storage:
 
     @property
     def fields(self) -> int:
-        """How many of a row's columns a word holds."""
+        """Number of a row's columns that a word holds."""
         return 8 * self.words.itemsize // self.bits
 
     def groups(self, block_k: int) -> int:
-        """Over how many groups a step of `block_k` columns goes."""
+        """Return the number of groups that a step of `block_k` columns covers."""
         return max(1, block_k // self.group) if self.group else 1
 
     def first_group(self, step: Any, block_k: int, column: int) -> Any:
-        """The group of a column of a step."""
+        """Return the group of a column of a step."""
         if not self.group:
             return 0
         if block_k > self.group:
@@ -442,7 +453,7 @@ class Storage:
         return step // (self.group // block_k)
 
     def types(self, n: Any, k: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """The types of the bs, the scales and the zeros."""
+        """Return the types of the bs, the scales and the zeros."""
         multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
         words, groups = dynamic("words", 1 if all(self.transposed) else multiple), T.dynamic("groups")
         bs = [
@@ -455,7 +466,8 @@ class Storage:
         return bs, scales, zeros
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
-        """The field of a column of a row, from its word, as a float32 and what is too much in it, both exact.
+        """Extract the field of a row's column from its word, as a float32 with an excess that must be subtracted. Both
+        are exact.
 
         Fields are put into the mantissa of a power of two, which converts them by a mask alone (GPUs have few units
         that convert integers); two in neighbouring columns of an int32 together, where they are widened to 16 bits.
@@ -477,7 +489,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Piece:
-    """`width` of a step's columns from `start` on, which are widened at a time.
+    """A piece of a step: `width` columns from `start` on, which are widened at once.
 
     It lies in one run of `columns` columns, whose scales are fetched together.
     """
@@ -488,11 +500,11 @@ class Piece:
 
     @property
     def run(self) -> int:
-        """Which run of columns of the step it lies in."""
+        """Return the run of columns of the step that holds the piece."""
         return self.start // self.columns
 
     def of(self, size: int, block_k: int) -> slice:
-        """Where they lie in `size` words that stand for all columns of the step."""
+        """Return the piece's range among `size` words that stand for all columns of the step."""
         return slice(self.start * size // block_k, (self.start + self.width) * size // block_k)
 
 
@@ -507,7 +519,7 @@ class Spec:
     operand: torch.dtype
 
     def scales_late(self, config: Config) -> bool:
-        """Whether sums over a group are scaled, not weights: where there is room for a step's sums in registers."""
+        """Whether group sums are scaled instead of weights, where registers have room for a step's sums."""
         sums = config.block_m * config.block_n // config.threads * len(self.storage.transposed)
         few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
         return bool(self.storage.words == torch.int32 and self.storage.group and self.storage.scale and few)
@@ -523,7 +535,9 @@ class Spec:
         return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
 
     def taken(self, factor: Factor) -> torch.dtype:
-        """What scales or zeros are converted to before weights are widened: bytes, which halves hold exactly."""
+        """Return the dtype to which scales or zeros are converted before weights are widened. Halves hold bytes
+        exactly.
+        """
         exact = factor.dtype in (torch.int8, torch.uint8) and self.operand.itemsize == 2
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
@@ -532,7 +546,7 @@ class Spec:
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
 
     def types(self) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """m, n and k of a problem, the type of a, and those of all other operands."""
+        """Return m, n and k of a problem, the type of a, and the types of all other operands."""
         storage = self.storage
         wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
@@ -541,7 +555,7 @@ class Spec:
         return m, n, k, a, [*bs, *scales, *zeros, *self.product.operand_types(1, m, n, k)[2]]
 
     def sort(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """The operands besides a, by what they are: bs, scales, zeros (empty if there are none), aux."""
+        """Sort the operands besides a by kind: bs, scales, zeros (empty if there are none), aux."""
         count, rest = len(self.storage.transposed), list(operands)
         found = []
         for there in (True, self.storage.scale, self.storage.zero):
@@ -551,7 +565,7 @@ class Spec:
 
 
 def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
-    """One widened weight of a piece, from its word and the scales and zeros of its run (None if there are none)."""
+    """Widen one weight of a piece from its word and the scales and zeros of its run (None if there are none)."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
@@ -616,6 +630,7 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
+    """Choose the tiling on a GPU."""
     config = _by_rules(problem, machine)
     if config is None:
         return None
@@ -625,7 +640,7 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _by_rules(problem: Problem, machine: Machine) -> Config | None:
-    """By few rules: exact numbers, few rows, wgmma, mma.sync."""
+    """Choose a tiling by rules for exact numbers, few rows, wgmma and mma.sync, in this order."""
     if problem.dtype.itemsize > 2:  # exact: no tensor core for float32, one of its own shape for float64
         return Config(32, 64, 32, 128, 2)
     products = power_of_two(problem.products)  # among which rows and columns are shared out
@@ -643,7 +658,9 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
-    """Long rows of weights in each step; where there are few tiles, they are smaller and blocks share the sum."""
+    """Choose a tiling for few rows: long rows of weights in each step. Few tiles are made smaller, and blocks share the
+    sum.
+    """
     block_m, clusters = max(8, power_of_two(problem.m)), machine.target.has_clusters
     fills = -(-problem.n // 128) * 5 >= machine.num_sms * 3
     if clusters and not fills and (found := _in_clusters(block_m, problem, machine)) is not None:
@@ -665,7 +682,8 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
 
 
 def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | None:
-    """Blocks of a cluster share the sums over K of 64 rows of the weights; None where their shares would be too long.
+    """Choose a tiling in which the blocks of a cluster share the sums over K of 64 rows of the weights. Return None
+    where their shares would be too long.
 
     Two blocks on each SM where shares stay long enough, else one. Measured on an H200.
     """
@@ -687,7 +705,7 @@ def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | N
 
 
 def _columns(most: int, problem: Problem) -> int:
-    """Columns of a step: whole groups that share a scale, not too many, or a part of one."""
+    """Choose the columns of a step: whole groups that share a scale, or a part of one group."""
     group = problem.group
     block_k = min(most, max(LEAST_COLUMNS, MOST_GROUPS * power_of_two(group))) if group else most
     while group and block_k % group and group % block_k:
@@ -696,13 +714,13 @@ def _columns(most: int, problem: Problem) -> int:
 
 
 def _stages(config: Config, problem: Problem, machine: Machine) -> int:
-    """Of how many steps a block's shared memory has room for the operands."""
+    """Return the number of stages for which shared memory has room."""
     one = footprint(replace(config, stages=1, cluster=False), problem.dtype, problem.products, problem.bits, False)
     return (machine.target.shared_limit - SPARE) // one.tile_bytes
 
 
 def footprint(config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool) -> Footprint:
-    """The tiles of a and of the words, what a cluster sums, and the weights of exact products."""
+    """Compute the shared memory of a, the words, a cluster's sums, and the weights of exact products."""
     bm, bn, bk, whole = config.block_m, config.block_n, config.block_k, 8 * operand.itemsize
     tiles = [Tile(bm, bk, whole, config.stages, (Part.LOOP,))]
     tiles += [Tile(bn, bk, bits, config.stages, (Part.LOOP,))] * products
@@ -714,6 +732,8 @@ def footprint(config: Config, operand: torch.dtype, products: int, bits: int, bu
 
 
 def _waves(config: Config, problem: Problem, machine: Machine) -> float:
-    """Time of all tiles, in units of one column of a tile; smaller tiles reuse less of the widened weights."""
+    """Estimate the time of all tiles, in units of one column of a tile. Smaller tiles reuse less of the widened
+    weights.
+    """
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
     return -(-tiles // machine.num_sms) * (config.block_m + 32)

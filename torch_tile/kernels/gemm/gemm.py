@@ -30,7 +30,9 @@ from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
-    """The auxiliary operands in shapes that broadcast to the product: kind `s` becomes 0-d, the others do already."""
+    """View the auxiliary operands in shapes that broadcast to the product. Kind `s` becomes 0-d; the other kinds
+    already broadcast.
+    """
     return [x.reshape(()) if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 
@@ -42,7 +44,7 @@ def reference(
     epilogue: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`epilogue(a @ b0, ..., aux)` in float32 (float64 for float64 `a`), rounded once to `dtype`.
+    """Compute `epilogue(a @ b0, ..., aux)` in float32 (float64 for float64 `a`), rounded once to `dtype`.
 
     a `[*batch, M, K]`, each b `[*batch or 1, K, N]`; aux by kind: `t` `[*batch, M, N]`, `r` `[N]`, `c`
     `[*batch, M, 1]`, `s` one element. Returns `[*batch, M, N]`.
@@ -58,7 +60,8 @@ def multiply(
     config: Config, spec: Spec, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
     group: Any = None,
 ) -> Any:  # fmt: skip
-    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K; see `Config.transposed`.
+    """Compute the products `a @ b` of one tile, summed over the steps `first <= step < last` of K (see
+    `Config.transposed`).
 
     The bs are those of batch `bz`, or, if given, of `group`.
     """
@@ -86,13 +89,13 @@ def multiply(
 
 
 def at(config: Config, tile: Any, i: Any, j: Any) -> Any:
-    """The element of a tile of products that row i and column j of the result have."""
+    """Return the tile element that holds row i and column j of the result."""
     return tile[j, i] if config.transposed else tile[i, j]
 
 
 @jit
 def matmul(config: Config, spec: Spec) -> Any:
-    """`out = epilogue(a @ b0, ..., aux)`; each block makes one tile."""
+    """Build the kernel `out = epilogue(a @ b0, ..., aux)`. Each block makes one tile."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = spec.sizes()
     a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
@@ -167,7 +170,9 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def split_matmul(config: Config, spec: Spec) -> Any:
-    """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
+    """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
+    added.
+    """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = spec.sizes()
     splits = T.dynamic("splits")
@@ -271,7 +276,9 @@ def gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
+    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
+    contiguous.
+    """
     if not has_kernels(a):
         return into(out, reference(a, bs, aux, kinds, epilogue, dtype))
     if out is None:
@@ -290,7 +297,7 @@ def run(
     out: torch.Tensor,
     config: Config | None = None,
 ) -> None:
-    """`gemm` into `out`, which must be contiguous and not empty."""
+    """Launch `gemm` into `out`, which must be contiguous and not empty."""
     if not a.shape[-1]:  # tensor maps cannot describe tensors without elements
         out.copy_(reference(a, bs, aux, kinds, epilogue, out.dtype))
         return
@@ -326,7 +333,9 @@ def run(
 def as_batches(
     a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, out: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """a, bs and out with one batch dimension; batches that share their bs become rows of one matrix if views allow."""
+    """Give a, bs and out one batch dimension. Batches that share their bs become rows of one matrix if
+    views allow it.
+    """
     shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
     if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tc"))):
         a, out = a.flatten(0, 1), out.flatten(0, 1)
@@ -338,12 +347,14 @@ def as_batches(
 
 
 def _flattens(x: torch.Tensor) -> bool:
-    """Whether the first two dimensions can be viewed as one."""
+    """Return whether the first two dimensions can be viewed as one."""
     return x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
 def matrix(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """`x` with a dense last dimension, and whether it was turned for that; a copy if neither was dense."""
+    """Return `x` with a dense last dimension, and whether it was transposed for that. `x` is copied if no dimension is
+    dense.
+    """
     if is_unit(x):
         return x, False
     if is_unit(x.mT):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of runs of rows with a matrix each, with a fused epilogue: the experts of a mixture.
+"""Grouped matrix products with a fused epilogue: each group of rows has its own matrix, as the experts of a mixture.
 
 Rows are sorted by their group; `offsets` says where each ends, which only the device knows. So a kernel of one block
 plans: it cuts the rows of each group into tiles, and writes down for each tile whose it is. No tile has rows of two
@@ -47,7 +47,7 @@ def reference(
     epilogue: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`epilogue(a[rows of g] @ b0[g], ..., aux)` for each group g, in float32 (float64 for float64 `a`).
+    """Compute `epilogue(a[rows of g] @ b0[g], ..., aux)` for each group g, in float32 (float64 for float64 `a`).
 
     a `[S, K]`, each b `[G, K, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`; aux by
     kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element. Returns `[S, N]`. Rows behind the last group have no
@@ -63,14 +63,14 @@ def reference(
 
 
 def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """The group of each row of `a`, as a column; as many as there are groups behind the last one."""
+    """Return the group of each row of `a` as a column. Rows behind the last group get the number of groups."""
     rows = torch.arange(a.shape[0], device=a.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets.contiguous(), rows, right=True)[:, None]
 
 
 @T.macro
 def bounds_of(group: Any, offsets: Any, rows: Any) -> Any:
-    """The first row of a group, and where its rows end; what is behind the last group is a group of its own.
+    """Return the first row of a group and the end of its rows. Rows behind the last group form a group of their own.
 
     Whatever the offsets say, both lie within the rows.
     """
@@ -80,7 +80,7 @@ def bounds_of(group: Any, offsets: Any, rows: Any) -> Any:
 
 @T.macro
 def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
-    """The kernel that cuts groups into tiles of `height` rows; tiles that are not needed have no rows."""
+    """Build the kernel that cuts groups into tiles of `height` rows. Unneeded tiles have no rows."""
     groups, tiles = offsets.shape[0], table.shape[0]
     with T.Kernel(1, threads=PLANNERS):
         until = T.alloc_shared((PLANNERS,), "int32")
@@ -120,7 +120,7 @@ class Operands:
 
     @staticmethod
     def types(spec: Spec, m: Any, n: Any, k: Any) -> tuple[Any, list[Any]]:
-        """The type of a, and of the others."""
+        """Return the types of a and of the other operands."""
         groups, tiles = T.dynamic("groups, tiles")
         a_type, b_types, aux_types = spec.operand_types(1, m, n, k, groups)
         return a_type, [*b_types, *aux_types, T.Tensor((groups,), "int32"), T.Tensor((tiles, FIELDS), "int32")]
@@ -132,23 +132,23 @@ class Operands:
 
     @property
     def aux(self) -> Sequence[Any]:
-        """What the epilogue reads besides."""
+        """The auxiliary operands of the epilogue."""
         return self.all[len(self.spec.b_transposed) : -2]
 
     @property
     def offsets(self) -> Any:
-        """Where each group ends."""
+        """The end row of each group."""
         return self.all[-2]
 
     @property
     def table(self) -> Any:
-        """The plan."""
+        """The plan of tiles."""
         return self.all[-1]
 
 
 @T.macro
 def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) -> Any:
-    """The products of a tile and the columns from `col` on; zeros behind the last group."""
+    """Compute the products of a tile and the columns from `col` on. Rows behind the last group give zeros."""
     group, groups = given.table[tile, GROUP], given.offsets.shape[0]
     steps = T.if_then_else(group < groups, T.ceildiv(a.shape[2], config.block_k), 0)
     matrices = T.clamp(group, 0, groups - 1)
@@ -157,7 +157,7 @@ def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) 
 
 @T.macro
 def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any, j: Any, col: Any) -> Any:
-    """The element of the result that row i of a tile and column j of its products have, in column `col`."""
+    """Compute the element of the result for row i of a tile and column j of its products, in column `col`."""
     values = [at(config, p, i, j) for p in products]
     return finish(given.spec, values, given.aux, 0, given.table[tile, FIRST] + i, col)
 
@@ -166,7 +166,7 @@ def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any,
 def leave_staged(
     config: Config, given: Operands, products: Any, tile: Any, start: int, buffer: Any, out: Any, col: Any
 ) -> None:
-    """Columns of the products from `start` on, as many as the buffer has, to the group's own rows from `col` on."""
+    """Store a buffer's width of product columns from `start` on to the group's own rows, from column `col` on."""
     first, end = given.table[tile, FIRST], given.table[tile, END]
     result = T.alloc_fragment(buffer.shape, given.spec.out_dtype)
     for i, j in T.Parallel(*buffer.shape):
@@ -179,7 +179,7 @@ def leave_staged(
 
 @jit
 def grouped_matmul(config: Config, spec: Spec) -> Any:
-    """`out = epilogue(a @ b0[group], ..., aux)`; each block makes one tile."""
+    """Build the kernel `out = epilogue(a @ b0[group], ..., aux)`. Each block makes one tile."""
     bm, bn = config.block_m, config.block_n
     _, m, n, k = spec.sizes()
     a_type, types = Operands.types(spec, m, n, k)
@@ -206,7 +206,7 @@ def grouped_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
-    """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
+    """Build the persistent kernel: `config.blocks` blocks take tile after tile, as in `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n
     _, m, n, k = spec.sizes()
     a_type, types = Operands.types(spec, m, n, k)
@@ -230,7 +230,7 @@ def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
 
 
 def tiling_for(problem: Problem, machine: Machine) -> Config | None:
-    """As of a batch of products with as many rows each as groups have on average; see CROWDED.
+    """Choose the tiling of a batch of products with the groups' average number of rows (see CROWDED).
 
     Sums are not shared: groups are many. None if there is no tiling.
     """
@@ -255,7 +255,9 @@ def grouped_gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `tiling_for`. `out` may be given, contiguous."""
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
+    contiguous.
+    """
     if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
         return into(out, reference(a, bs, offsets, aux, kinds, epilogue, dtype))
     if out is None:
@@ -275,7 +277,7 @@ def run(
     out: torch.Tensor,
     config: Config | None = None,
 ) -> None:
-    """`grouped_gemm` into `out`, which must be contiguous and not empty."""
+    """Launch `grouped_gemm` into `out`, which must be contiguous and not empty."""
     (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
     a = dense_last(a)
     matrices = [matrix(b) for b in bs]

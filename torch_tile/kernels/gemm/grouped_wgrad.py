@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For each group of rows the product of what two matrices have in them: `a[rows].T @ b[rows]`.
+"""Weight gradients of grouped products: `a[rows].T @ b[rows]` for each group of rows.
 
 These are the gradients of the matrices of a grouped product (grouped.py), whose sum over K is one over rows.
 """
@@ -32,7 +32,7 @@ from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_f
 
 
 def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`a[rows of g].T @ b[rows of g]` for each group g, in float32 (float64 for float64 `a`).
+    """Compute `a[rows of g].T @ b[rows of g]` for each group g, in float32 (float64 for float64 `a`).
 
     a `[S, M]`, b `[S, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`. Returns
     `[G, M, N]`; 0 for groups without rows.
@@ -47,7 +47,9 @@ def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: to
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for; all rows start at multiples of `vector` elements, and so many divide M and N."""
+    """Facts that a kernel is compiled for. All rows start at multiples of `vector` elements, and `vector` divides M and
+    N.
+    """
 
     dtype: torch.dtype
     out_dtype: torch.dtype
@@ -56,7 +58,7 @@ class Spec:
 
 @T.macro
 def multiply_rows(config: Config, spec: Spec, a: Any, b: Any, offsets: Any, group: Any, row: Any, col: Any) -> Any:
-    """One tile of a group's product: whole steps over its rows, then what is left of them.
+    """Compute one tile of a group's product: whole steps over its rows, then the remaining rows.
 
     There both operands are zeros behind the group: rows of others may hold what times zero is no zero.
     """
@@ -86,7 +88,7 @@ def multiply_rows(config: Config, spec: Spec, a: Any, b: Any, offsets: Any, grou
 
 
 def types(spec: Spec) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
-    """Those of a, b, the offsets and the result, and the sizes of this one."""
+    """Return the types of a, b, the offsets and the result, and the sizes of the result."""
     rows, groups = T.dynamic("rows, groups")
     m, n = (dynamic(name, spec.vector) for name in "mn")
     a, b = (strided(x, (rows, size), spec.dtype, multiple=spec.vector) for x, size in (("a", m), ("b", n)))
@@ -95,7 +97,7 @@ def types(spec: Spec) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
 
 @jit
 def k_grouped_matmul(config: Config, spec: Spec) -> Any:
-    """Each block makes one tile of a group's product."""
+    """Build the kernel in which each block makes one tile of a group's product."""
     bm, bn = config.block_m, config.block_n
     a_type, b_type, ends, result, (groups, m, n) = types(spec)
 
@@ -115,7 +117,7 @@ def k_grouped_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def persistent_k_grouped_matmul(config: Config, spec: Spec) -> Any:
-    """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
+    """Build the persistent kernel: `config.blocks` blocks take tile after tile, as in `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n
     a_type, b_type, ends, result, (groups, m, n) = types(spec)
     width, panels = panels_of(config, spec.out_dtype.itemsize)
@@ -140,7 +142,7 @@ def persistent_k_grouped_matmul(config: Config, spec: Spec) -> Any:
 
 
 def tiling_for(problem: Problem, machine: Machine) -> Config | None:
-    """As of a batch of products with as long sums each as groups have rows on average, and room for the last rows."""
+    """Choose the tiling of a batch of products with the groups' average number of rows, and room for the last rows."""
     config = config_for(problem, machine)
     if config is None:
         return None
@@ -159,7 +161,7 @@ def tiling_for(problem: Problem, machine: Machine) -> Config | None:
 
 
 def footprint(config: Config, dtype: torch.dtype, out: torch.dtype, bulk: bool) -> Footprint:
-    """The tiles of a product, and those of a group's last rows."""
+    """Compute the shared memory of the tiles of a product and of a group's last rows."""
     product, bits = tiling.footprint(config, dtype, 1, out, bulk), 8 * dtype.itemsize
     lasts = (Tile(config.block_k, n, bits, parts=(Part.LAST,)) for n in (config.block_m, config.block_n))
     return Footprint((*product.tiles, *lasts), bulk)
@@ -173,7 +175,9 @@ def k_grouped_gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `tiling_for`. `out` may be given, contiguous."""
+    """Compute the products as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
+    contiguous.
+    """
     if not has_kernels(a):
         return into(out, reference(a, b, offsets, dtype))
     if out is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a product with a fused epilogue is compiled for: dtypes, orders in memory, the epilogue and its operands."""
+"""Facts that a product with a fused epilogue is compiled for: dtypes, memory orders, the epilogue and its operands."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ class Aux:
 
     @staticmethod
     def of(x: torch.Tensor, kind: str, pieces: bool) -> Aux:
-        """That of a tensor, whose rows are read in `pieces` of 16 bytes if they can be. Columns are read one by one."""
+        """Describe a tensor as an operand. Rows are read in `pieces` of 16 bytes where possible, columns element by
+        element.
+        """
         unit = is_unit(x)
         return Aux(kind, x.dtype, unit, pieces and kind != "c" and unit and vector_of((x,), ()) > 1)
 
     def type(self, name: str, shape: Sequence[Any]) -> Any:
-        """The parameter's type."""
+        """Return the parameter's type."""
         size = self.dtype.itemsize
         multiple, align = (16 // size, 16) if self.aligned else (1, size)
         return strided(name, shape, self.dtype, self.unit, multiple, align)
@@ -48,6 +50,7 @@ def parameters(aux: Sequence[torch.Tensor], kinds: str, pieces: bool) -> tuple[l
 
 
 def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return an auxiliary operand in the shape that kernels take."""
     if kind == "r":
         return x
     if kind == "s":
@@ -58,7 +61,7 @@ def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for, besides its `Config`.
+    """Facts that a kernel is compiled for, besides its `Config`.
 
     `a_transposed` says that a is stored `[batch, K, M]`, `b_transposed` for each b that it is stored `[batch, N, K]`.
     Rows of a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
@@ -74,12 +77,14 @@ class Spec:
     vector: int = 1
 
     def sizes(self) -> tuple[Any, Any, Any, Any]:
-        """batch, M, N and K of a problem."""
+        """Return batch, M, N and K of a problem."""
         n, k = (dynamic(name, self.vector) for name in "nk")
         return T.dynamic("batch"), dynamic("m", self.vector if self.a_transposed else 1), n, k
 
     def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
-        """The types of a, of the bs (one for each batch, or, if given, of `groups`) and of the auxiliary operands."""
+        """Return the types of a, of the bs (one for each batch or, if given, of `groups`) and of the auxiliary
+        operands.
+        """
         count = batch if groups is None else groups
         a = strided("a", (batch, k, m) if self.a_transposed else (batch, m, k), self.dtype, multiple=self.vector)
         bs = [
@@ -93,7 +98,7 @@ class Spec:
 
 @T.macro
 def finish(spec: Spec, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
-    """One element of the result from the elements of the products."""
+    """Compute one element of the result from the elements of the products."""
     dtype = compute_dtype(spec.dtype)
     inputs = {f"acc{i}": value for i, value in enumerate(values)}
     for i, (x, kind) in enumerate(zip(aux, spec.aux, strict=True)):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a matrix product is cut into blocks, on the CPU and on GPUs. The result never depends on it, only the speed."""
+"""The tilings of matrix products on the CPU and on GPUs. The result never depends on the tiling, only the
+speed does.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class Cut:
 
 
 def footprint(config: Config, dtype: torch.dtype, products: int, out: torch.dtype, bulk: bool) -> Footprint:
-    """The tiles of both operands, and those in which results leave or are summed by a cluster."""
+    """Compute the shared memory of both operands' tiles, and of tiles for staged results or cluster sums."""
     bm, bn, bits = config.block_m, config.block_n, 8 * dtype.itemsize
     tiles = [Tile(bm, config.block_k, bits, config.stages, (Part.LOOP,))]
     tiles += [Tile(bn, config.block_k, bits, config.stages, (Part.LOOP,))] * products
@@ -82,7 +84,7 @@ def footprint(config: Config, dtype: torch.dtype, products: int, out: torch.dtyp
 
 
 def with_stages(config: Config, problem: Problem, machine: Machine, bulk: bool = False) -> Config | None:
-    """As many of its stages as fit in shared memory; None if not even one does."""
+    """Limit the stages of a tiling to those that fit in shared memory. Return None if not even one fits."""
 
     def of(stages: int) -> Footprint:
         return footprint(replace(config, stages=stages), problem.dtype, problem.products, problem.dtype, bulk)
@@ -92,12 +94,12 @@ def with_stages(config: Config, problem: Problem, machine: Machine, bulk: bool =
 
 
 def with_room(config: Config, problem: Problem, machine: Machine) -> Config:
-    """The same, but at least one."""
+    """Limit the stages of a tiling to those that fit in shared memory, but keep at least one."""
     return with_stages(config, problem, machine) or replace(config, stages=1)
 
 
 def count_of(config: Config, problem: Problem) -> int:
-    """How many tiles the result has; of ragged rows each last tile is half empty."""
+    """Count the tiles of the result. The last tile of ragged rows counts as half empty."""
     rows = problem.batch * -(-problem.m // config.block_m)
     if problem.ragged:
         rows = -(-problem.batch * (2 * problem.m + config.block_m) // (2 * config.block_m))
@@ -105,7 +107,7 @@ def count_of(config: Config, problem: Problem) -> int:
 
 
 def fitting(tiles: Iterable[Cut], problem: Problem, machine: Machine) -> list[Cut]:
-    """The tiles whose products fit in the registers, with as many stages as fit in shared memory."""
+    """Return the tilings whose products fit in the registers, with as many stages as fit in shared memory."""
     found = []
     for tile in tiles:
         c = tile.config
@@ -122,7 +124,9 @@ SHORT_K = 2048  # below, small tiles need no shared sums
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
-    """The tiling of a problem on a machine; None for so many products that not even the smallest tiles fit."""
+    """Choose the tiling of a problem on a machine. Return None if even the smallest tiles do not fit so
+    many products.
+    """
     problem = typical(problem)
     if not machine.is_gpu:
         return _cpu_config(problem, machine.num_sms)
@@ -139,7 +143,8 @@ CPU_EDGE = 10
 
 @lru_cache(KEPT_CHOICES)
 def _cpu_config(problem: Problem, threads: int) -> Config:
-    """Tiles that leave the least to do: large ones copy and pack less, others waste less at the edges or fill threads.
+    """Choose the tiles with the least work on a CPU. Large tiles copy and pack less; others waste less at edges or fill
+    threads.
 
     Where there are fewer tiles than threads and K is long, blocks share the sum.
     """
@@ -157,7 +162,7 @@ def _cpu_config(problem: Problem, threads: int) -> Config:
 
 
 def _even(size: int, most: int) -> int:
-    """Steps of at most `most`, all about as long, in multiples of 32 and at least 64."""
+    """Return a step of at most `most`, so that all steps are about as long: a multiple of 32, and at least 64."""
     return max(64, -(-size // -(-size // most) // 32) * 32)
 
 
@@ -208,7 +213,7 @@ WIDE_TILES = {
 
 @lru_cache(KEPT_CHOICES)
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
-    """The tile that finishes first by a model of waves: blocks run `resident` at a time on each SM.
+    """Choose the tile that finishes first by a model of waves. `resident` blocks run on each SM at once.
 
     Few tiles and a long K: blocks share the sum, so that every SM has work.
     """
@@ -237,7 +242,9 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
-    """By wgmma; None for operands that bulk copies and wgmma cannot take, for few rows, and for few tiles."""
+    """Choose a tiling by wgmma. Return None for few rows or tiles, and for operands that bulk copies and wgmma cannot
+    take.
+    """
     size, num_sms = problem.dtype.itemsize, machine.num_sms
     if not machine.target.has_wgmma or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
@@ -254,7 +261,7 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def panel_width(block_m: int, itemsize: int) -> int:
-    """Columns of a panel in which results of a persistent kernel leave; two are on their way at a time."""
+    """Return the columns of a panel in which a persistent kernel stores results. Two panels are in flight at once."""
     return (128 if block_m <= 128 else 64) // itemsize
 
 
@@ -267,7 +274,7 @@ def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]
 
 
 def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:
-    """Time of all waves, in units of a full SM's time for one element of the result."""
+    """Estimate the time of all waves, in units of a full SM's time for one element of the result."""
     config = tile.config
     count = count_of(config, problem)
     slots = tile.resident * num_sms
@@ -322,7 +329,9 @@ def transposed_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | None:
-    """The narrowest tile of so many rows of which all are in flight at once; if there is none, 128 columns."""
+    """Return the narrowest tile of the given rows for which all tiles are in flight at once, else one of
+    128 columns.
+    """
     found = None
     for columns, threads in TURNED_COLUMNS:
         long = Config(rows, columns, 128, threads, 8, panel=8, staged=True, transposed=True)
@@ -339,7 +348,7 @@ def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | 
 
 
 def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
-    """Whether a row times a matrix stored `[N, K]` goes by the kernels for few rows: where that was faster on an H200.
+    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`, where that was faster on an H200.
 
     For short rows of the matrix, and for such a distance of them that memory is slow to give several at a time.
     """
@@ -349,7 +358,9 @@ def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
 
 
 def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
-    """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
+    """Choose a tiling for few rows with blocks for all SMs. Blocks share sums only over a K so long that adding partial
+    sums is cheap.
+    """
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
     if not fitting([Cut(config, 1, 1.0)], problem, machine):
         return None
@@ -363,7 +374,7 @@ def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) -> Config | None:
-    """The same on GPUs with clusters, whose blocks share sums where there are few tiles. Measured on an H200.
+    """Choose the tiling for few rows on GPUs with clusters. Blocks share sums where tiles are few. Measured on an H200.
 
     None where clusters would leave most SMs without work.
     """
@@ -384,7 +395,7 @@ def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) ->
 
 
 def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
-    """As many blocks of a cluster, up to `most`, as it takes to give all SMs work; None if that leaves most without."""
+    """Return the tiling with up to `most` blocks a cluster that give all SMs work; None if most SMs would idle."""
     count = count_of(config, problem)
     wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps

@@ -35,7 +35,8 @@ from torch_tile.kernels.split_k import combine_parts
 
 
 def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
-    """The cache as `[B, S, C]`: `pages` itself when contiguous, else the rows of `[pages, page, C]` in table order.
+    """Gather the cache as `[B, S, C]`: `pages` itself when contiguous, else the rows of `[pages, page, C]` in table
+    order.
 
     Entries of the table outside `[0, pages)` (padding) read some page; positions past a sequence's length are not used.
     """
@@ -47,7 +48,9 @@ def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch
 
 
 def visible(q_len: int, kv_len: int, seq_lens: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Bool `[B or 1, Sq, S]`: query `t` stands at position `len - Sq + t` and sees the positions up to its own."""
+    """Return a bool mask `[B or 1, Sq, S]`: query `t` stands at position `len - Sq + t` and sees the positions up to
+    its own.
+    """
     length = seq_lens.to(device)[:, None, None] if seq_lens is not None else kv_len
     position = length - q_len + torch.arange(q_len, device=device)[None, :, None]
     return torch.arange(kv_len, device=device)[None, None, :] <= position
@@ -60,7 +63,9 @@ def gather_cache(
     block_table: torch.Tensor | None,
     seq_lens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Latent `[B, S, C]` and rotary `[B, S, R]` in the summing dtype, and which positions each query sees."""
+    """Gather latent `[B, S, C]` and rotary `[B, S, R]` in the summing dtype, and the mask of positions that each query
+    sees.
+    """
     compute = compute_dtype(q.dtype)
     latent, rotary = (gather_pages(cache, block_table).to(compute) for cache in (kv, k_pe))
     keep = visible(q.shape[1], latent.shape[1], seq_lens, q.device)
@@ -72,7 +77,7 @@ def gather_cache(
 def probabilities(
     q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor, keep: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax `[B, Sq, H, S]` and log-sum-exp `[B, Sq, H]` over a gathered cache, in the inputs' dtype."""
+    """Compute the softmax `[B, Sq, H, S]` and log-sum-exp `[B, Sq, H]` over a gathered cache, in the inputs' dtype."""
     s = torch.einsum("bthc,bsc->bths", q, kv) + torch.einsum("bthr,bsr->bths", q_pe, k_pe)
     return softmax_with_lse((s * scale).masked_fill(~keep.unsqueeze(2), float("-inf")))
 
@@ -88,7 +93,7 @@ def reference(
     num_splits: int = 0,
     schedule: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`softmax(scale (q kv^T + q_pe k_pe^T)) kv` per head, summed in float32 (float64 for float64 inputs).
+    """Compute `softmax(scale (q kv^T + q_pe k_pe^T)) kv` per head, summed in float32 (float64 for float64 inputs).
 
     q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe `[B, S, R]`, or paged `[pages, page, C]` and
     `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32 `[B]` (default: the whole cache). The Sq queries
@@ -106,7 +111,7 @@ def reference(
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla(config: Config, spec: Spec) -> Any:
-    """Softmax over blocks of positions with running maxima and sums, as in `attention`.
+    """Build the decoding kernel: online softmax over blocks of positions, as in `attention`.
 
     Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
     With `config.split` a block takes one of `splits` splits of the positions, and `combine` joins the splits; with
@@ -223,7 +228,7 @@ def mla_decode(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`.
+    """Decode as `reference` does. `config` overrides the choice of `config_for`.
 
     `out` may be given, laid out as q is, and `lse`, contiguous.
     """
@@ -254,7 +259,9 @@ def run(
     lse: torch.Tensor,
     config: Config | None = None,
 ) -> None:
-    """`mla_decode` into `out`, dense with the last dimension innermost, and into contiguous `lse`; both not empty."""
+    """Launch `mla_decode` into `out`, dense with the last dimension innermost, and contiguous `lse`.
+    Neither is empty.
+    """
     if not kv.numel():  # tensor maps cannot describe tensors without elements
         out.zero_()
         lse.fill_(float("-inf"))

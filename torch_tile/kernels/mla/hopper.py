@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLA decoding on Hopper, ordered by hand: two warpgroups take turns, so that one multiplies while the other weighs.
+"""MLA decoding on Hopper with hand-ordered warpgroups: one multiplies while the other computes softmax weights.
 
 A tile of positions is both keys and values, and the sums of 64 rows fill the registers of two warpgroups, each of which
 has half of the columns. So tiles go by pairs. The first warpgroup makes the scores and weights of the first tile of a
@@ -34,7 +34,7 @@ ENDS = 3, 4  # the sums of the first or second warpgroup are
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """What a warpgroup keeps of the softmax: scores of its tiles, and of each row the maximum so far, `row_max`.
+    """A warpgroup's state of the online softmax: scores of its tiles, and the maximum so far of each row, `row_max`.
 
     Exponents of 2 are scores times `scale_log2` less `base`. `rescale` is what sums are worth since that changed;
     `row_sum` has parts of the sums of a row's weights. `before` and `factor` hold values of one step.
@@ -53,14 +53,14 @@ class SoftmaxState:
 
     @T.macro
     def begin(self) -> None:
-        """Nothing so far."""
+        """Initialize the state before the first scores."""
         T.clear(self.acc)
         T.clear(self.row_sum)
         begin_rows(self.row_max, self.base)
 
     @T.macro
     def look(self, top: Any) -> None:
-        """Let the maxima follow new scores where weights would pass 2 ** SLACK otherwise, and show them in `top`."""
+        """Raise the row maxima to new scores where weights would pass 2 ** SLACK, and publish the maxima in `top`."""
         T.copy(self.row_max, self.before)
         T.reduce_max(self.scores, self.row_max, dim=1, clear=False, nan_propagate=True)
         for i in T.Parallel(self.row_max.shape[0]):
@@ -77,7 +77,7 @@ class SoftmaxState:
 
     @T.macro
     def rebase(self) -> None:
-        """Reckon exponents from new maxima; sums are worth exactly as much as before where these are the same."""
+        """Rebase exponents on new maxima. The factor of earlier sums is exactly 1 where the maxima are unchanged."""
         for i in T.Parallel(self.row_max.shape[0]):
             self.factor[i] = factor_of(self.row_max[i], self.scale_log2)
             base = base_of(self.row_max[i], self.factor[i])
@@ -86,7 +86,7 @@ class SoftmaxState:
 
     @T.macro
     def weigh(self, shown: Any) -> None:
-        """Scores become weights, which the other warpgroup finds in `shown`."""
+        """Turn scores into weights, and publish the weights to the other warpgroup in `shown`."""
         for i, j in T.Parallel(*self.scores.shape):
             self.scores[i, j] = T.exp2(T.fma(self.scores[i, j], self.factor[i], -self.base[i]))
         T.copy(self.scores, self.narrow)
@@ -95,12 +95,12 @@ class SoftmaxState:
 
     @T.macro
     def rescale_acc(self) -> None:
-        """Scale sums to the new maxima, by exactly 1 for most tiles."""
+        """Rescale sums to the new maxima, by exactly 1 for most tiles."""
         T.scale_rows(self.acc, self.rescale)
 
     @T.macro
     def rescale_row_sum(self) -> None:
-        """The same for weights that were counted; while products are in flight."""
+        """Rescale the sum of weights to the new maxima, while products are in flight."""
         for i, c in T.Parallel(*self.row_sum.shape):
             self.row_sum[i, c] *= self.rescale[i]
 
@@ -122,7 +122,7 @@ class SoftmaxState:
 
     @T.macro
     def count(self) -> None:
-        """Add weights to the total, each thread those that it holds."""
+        """Add weights to the row sum. Each thread adds the weights that it holds."""
         for i, c in T.Parallel(*self.row_sum.shape):
             for j in T.serial(self.scores.shape[1] // self.row_sum.shape[1]):
                 self.row_sum[i, c] += self.scores[i, j * self.row_sum.shape[1] + c]
@@ -151,7 +151,7 @@ class PingPong:
 
     @T.macro
     def look(self, mine: SoftmaxState, pair: Any, tile: int) -> None:
-        """Hide what is not to be seen of a tile, and find the maxima."""
+        """Hide the positions of a tile that are not visible, and find the maxima."""
         keys = mine.scores.shape[1]
         first = (self.begin + 2 * pair + tile) * keys
         if self.spec.needs_mask(first, keys, self.limit, self.first_own):
@@ -179,7 +179,7 @@ class PingPong:
 
     @T.macro
     def first_warpgroup(self, mine: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
-        """The first warpgroup. Scores of the next pair begin behind the last sums of this one."""
+        """Run the first warpgroup. Its scores of the next pair begin behind the last sums of this pair."""
         self.halves.multiply(0, done, queries, mine.scores, True)
         self.halves.multiply(1, done, queries, mine.scores, False)
         T.wait_wgmma(0)
@@ -196,7 +196,7 @@ class PingPong:
 
     @T.macro
     def second_warpgroup(self, mine: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
-        """The second warpgroup, which weighs while it adds the first tile."""
+        """Run the second warpgroup, which computes its weights while it adds the first tile."""
         for pair in T.serial(pairs):
             self.halves.multiply(3, done + pair, queries, mine.scores, True)
             self.halves.multiply(2, done + pair, queries, mine.scores, False)
@@ -223,7 +223,7 @@ def piece_of(
     config: Config, spec: Spec, work_items: Any, lengths: Sequence[Any], covered: Any, splits: Any, split: Any, bz: Any,
     number: Any,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """What a block works on: a sequence, its length, and which tiles. Of a schedule, the piece of this number."""
+    """Return a block's work: a sequence, its length, and a range of tiles. A schedule is read at the piece's number."""
     sequence = work_items.sequence(split, number) if work_items else bz
     length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
     if work_items:
@@ -232,14 +232,15 @@ def piece_of(
 
 
 def pairs_of(begin: Any, end: Any) -> Any:
-    """How many pairs of tiles there are: one at least, of which nothing is seen if there is none."""
+    """Return the number of pairs of tiles, at least one. An empty range gives one pair without visible positions."""
     return T.max(T.ceildiv(end - begin, 2), 1)
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla_hopper(config: Config, spec: Spec) -> Any:
-    """`flash_mla` on Hopper, for 64 rows and tiles of 64 positions; the rotary part of the queries is in registers.
+    """Build `flash_mla` for Hopper, with 64 rows and tiles of 64 positions. Registers hold the rotary part of the
+    queries.
 
     Shares of the positions and units of a schedule as there.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who decodes what where sequences differ in length: units of equal work, planned on the device.
+"""The schedule of decoding for sequences of different lengths: units of equal work, planned on the device.
 
 A unit takes whole sequences and parts of sequences, one after the other, in blocks of BLOCK positions. Lengths are
 known to the device only, so a kernel plans; all layers of a model that decode the same sequences share the plan. (The
@@ -32,7 +32,7 @@ FIRST, BEGIN, LAST, END = range(FIELDS)
 
 
 def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
-    """The rows of a schedule: what `plan_units` computes."""
+    """Compute the rows of a schedule, as the kernel of `plan_units` does."""
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
     load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units) + BEGINNING, 2 * BEGINNING)
     rows, owners = [], [(0, 0)] * len(sizes)
@@ -55,13 +55,13 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
 
 
 def blocks_of(length: Any) -> Any:
-    """The blocks of a sequence of any length, which added to BLOCK may not fit in 32 bits."""
+    """Return the number of blocks of a sequence of any length, whose sum with BLOCK may not fit in 32 bits."""
     return (T.max(length, 0) - 1) // BLOCK + 1
 
 
 @jit
 def plan_units() -> Any:
-    """One thread goes through sequences and units in turn, which takes some 200 ns for each."""
+    """Build the kernel that plans units. One thread visits sequences and units in turn, some 200 ns for each."""
     batch, entries = T.dynamic("batch, entries")
 
     @T.prim_func
@@ -105,12 +105,13 @@ def plan_units() -> Any:
 
 
 def units_of(seq_lens: torch.Tensor, rows: int, units: int) -> int:
-    """As many units as asked for; for 0 as many as the machine runs at a time."""
+    """Return the number of units: as many as asked for, or for 0 as many as the machine runs at once."""
     return units or units_for(rows, machine_of(seq_lens))
 
 
 def reference(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor:
-    """A schedule int32 `[units + B, 4]` of sequences with lengths `[B]` and `rows` of queries each, on one machine.
+    """Compute a schedule int32 `[units + B, 4]` of sequences with lengths `[B]` and `rows` of queries each, on one
+    machine.
 
     `units` of 0 is as many as the machine runs at a time.
     """
@@ -119,7 +120,7 @@ def reference(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor
 
 
 def mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
-    """See `reference`; `out` may be given, contiguous."""
+    """Compute a schedule as `reference` does. `out` may be given, contiguous."""
     units = units_of(seq_lens, rows, units)
     if not has_kernels(seq_lens):
         return into(out, reference(seq_lens, rows, units))
@@ -132,7 +133,7 @@ def mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0, out: torch.T
 
 
 def scheduled_types(rows: Any, latent: int, accum: torch.dtype) -> list[Any]:
-    """The types of a schedule, and of what units leave of parts of sequences: a sum of rows, and its weight."""
+    """Return the types of a schedule and of the units' partial results: sums of rows, and their weights."""
     entries, slots = T.dynamic("entries, slots")
     schedule = T.Tensor((entries, FIELDS), torch.int32)
     return [schedule, T.Tensor((slots, rows, latent), accum), T.Tensor((slots, rows), accum)]
@@ -140,7 +141,7 @@ def scheduled_types(rows: Any, latent: int, accum: torch.dtype) -> list[Any]:
 
 @dataclass(frozen=True)
 class WorkItems:
-    """A schedule of `batch` sequences inside a kernel, and what units leave."""
+    """A schedule of `batch` sequences inside a kernel, with the units' partial results."""
 
     schedule: Any
     part: Any
@@ -149,19 +150,19 @@ class WorkItems:
 
     @property
     def count(self) -> Any:
-        """How many there are."""
+        """The number of units."""
         return self.schedule.shape[0] - self.batch
 
     def pieces(self, unit: Any) -> Any:
-        """How many sequences a unit works on."""
+        """Return the number of sequences that a unit works on."""
         return T.clamp(self.schedule[unit, LAST] - self.schedule[unit, FIRST] + 1, 0, self.batch)
 
     def sequence(self, unit: Any, piece: Any) -> Any:
-        """The sequence of a piece."""
+        """Return the sequence of a piece."""
         return T.clamp(self.schedule[unit, FIRST] + piece, 0, self.batch - 1)
 
     def blocks(self, unit: Any, piece: Any, keys: int, length: Any) -> tuple[Any, Any]:
-        """The first block of `keys` positions of a piece, and the end of them, in a sequence of some length.
+        """Return the range of blocks of `keys` positions of a piece, in a sequence of some length.
 
         Whatever the schedule says, they are blocks of the sequence, and integers of 32 bits.
         """
@@ -170,13 +171,17 @@ class WorkItems:
         return T.if_then_else(piece == 0, begin, 0), T.if_then_else(piece == self.pieces(unit) - 1, end, whole)
 
     def owners(self, sequence: Any) -> tuple[Any, Any]:
-        """The first and the last unit that have a piece of a sequence; whatever the schedule says, there are such."""
+        """Return the first and the last unit with a piece of a sequence. Both are valid units, whatever the schedule
+        says.
+        """
         owner = self.count + sequence
         first = T.clamp(self.schedule[owner, FIRST], 0, self.count - 1)
         return first, T.clamp(self.schedule[owner, BEGIN], 0, self.count - 1)
 
     def slot(self, unit: Any, is_first: Any) -> Any:
-        """Where a unit leaves what came of its first piece, or of its last: all others are whole sequences."""
+        """Return the slot for the partial result of a unit's first or last piece. All other pieces are
+        whole sequences.
+        """
         return 2 * unit + T.if_then_else(is_first, 0, 1)
 
     @T.macro
@@ -194,7 +199,7 @@ class WorkItems:
 
 @jit
 def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
-    """`combine` for the sequences that several units share, in the order of their units.
+    """Build the kernel `combine` for the sequences that several units share, in the order of their units.
 
     Blocks of ROWS rows, of which most sequences need none: a block for each row would take as long to start as to work.
     """
@@ -258,5 +263,5 @@ def combine_scheduled(
     schedule: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     machine: Machine,
 ) -> None:  # fmt: skip
-    """What units left into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
+    """Combine the units' partial results into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
     machine.kernel(combine_pieces)(out.dtype, part.shape[2])(schedule, part, part_lse, out, lse.flatten(1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an MLA decoding kernel is compiled for, and how decoding is cut into blocks on the CPU and on GPUs."""
+"""Facts that an MLA decoding kernel is compiled for, and the tilings of decoding on the CPU and on GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for, besides its `Config`.
+    """Facts that a kernel is compiled for, besides its `Config`.
 
     The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
     pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
@@ -60,32 +60,36 @@ class Spec:
     fuses: bool = True
 
     def on_hopper(self, machine: Machine) -> bool:
-        """Whether wgmma multiplies tiles that bulk copies bring."""
+        """Whether wgmma multiplies tiles that bulk copies load."""
         wide = self.latent % 128 == 0 and self.rotary % 64 == 0 and self.vector > 1 and self.dtype.itemsize == 2
         return machine.target.has_wgmma and wide and not self.gathered
 
     def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
-        """The first two sizes of the cache; the table's type, if paged; the number of positions that it covers."""
+        """Return the first two sizes of the cache, the table's type if paged, and the number of positions that it
+        covers.
+        """
         pages, page, table_len = T.dynamic("pages, page, table_len")
         if self.paged:
             return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
         return (batch, page), [], page
 
     def place(self, cache: Any, table: Sequence[Any], sequence: Any, tile: Any, keys: int) -> tuple[Any, Any]:
-        """Where a tile of `keys` positions of a sequence, which divide a page, lies in a cache; not if gathered."""
+        """Return the cache indices of a tile of `keys` positions of a sequence. `keys` divides a page. Gathered caches
+        have none.
+        """
         if not self.paged:
             return sequence, tile * keys
         each = cache.shape[1] // keys
         return T.clamp(table[0][sequence, tile // each], 0, cache.shape[0] - 1), tile % each * keys
 
     def needs_mask(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
-        """Whether some query of a block may not see some of the `keys` positions from `first` on."""
+        """Return whether some query of a block may not see some of the `keys` positions from `first` on."""
         if not self.folded:
             return True
         return T.logical_or(first + keys > length, first + keys - 1 > first_own)
 
     def key_blocks(self, config: Config, length: Any, splits: Any, split: Any) -> Any:
-        """The first block of positions and the end of them; of one split if split."""
+        """Return the range of blocks of positions, within one split if split."""
         end = T.ceildiv(length, config.block_kv)
         if not config.split:
             return 0, end
@@ -106,7 +110,7 @@ class Problem:
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
-    """The tiling of a problem on a machine; `splits` are the splits asked for, 0 to choose.
+    """Choose the tiling of a problem on a machine. `splits` are the splits asked for, 0 to choose.
 
     None for a cache so wide that not even the smallest tiles fit.
     """
@@ -122,13 +126,16 @@ def config_for(spec: Spec, problem: Problem, machine: Machine, splits: int = 0) 
 
 
 def units_for(rows: int, machine: Machine) -> int:
-    """How many units of a schedule a machine runs at a time, each of the blocks that so many `rows` fill."""
+    """Return how many units of a schedule a machine runs at once. Each unit has the blocks that the given
+    `rows` fill.
+    """
     blocks = -(-rows // (MOST_ROWS if rows > LEAST_ROWS else LEAST_ROWS))
     return max(1, (machine.num_sms if machine.is_gpu else 2 * machine.num_sms) // max(1, blocks))
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int = 0) -> int:
-    """How many splits to make of the positions: work for the whole machine, but splits that are worth starting.
+    """Choose the number of splits of the positions: work for the whole machine, but splits long enough to be worth a
+    launch.
 
     As many as wanted, if any are, but none without a block of positions, nor more than a launch takes.
     """
@@ -156,7 +163,7 @@ LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1),
 
 
 def _fits(config: Config, spec: Spec, machine: Machine) -> bool:
-    """Whether the tiles fit in shared memory and the sums in registers."""
+    """Return whether the tiles fit in shared memory and the sums in registers."""
     size = spec.dtype.itemsize
     if config.ping_pong and spec.vector * size < BULK_BYTES:
         return False
@@ -165,7 +172,9 @@ def _fits(config: Config, spec: Spec, machine: Machine) -> bool:
 
 
 def footprint(config: Config, spec: Spec) -> Footprint:
-    """The tiles of queries, positions and weights; the result leaves through that of the queries."""
+    """Compute the shared memory of queries, positions and weights. The result leaves through the tile of
+    the queries.
+    """
     width, bits, rows, keys = spec.latent + spec.rotary, 8 * spec.dtype.itemsize, config.block_h, config.block_kv
     tiles = [Tile(keys, width, bits, config.stages), Tile(rows, keys, bits)]
     if config.ping_pong:  # queries turned lie in registers; halves show each other weights and greatest scores

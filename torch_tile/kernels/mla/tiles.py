@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels of MLA decoding do with tiles: load them, hide scores, store sums."""
+"""Tile helpers of MLA decoding kernels: load tiles, hide scores, store sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: fa
 def load_cache(
     spec: Spec, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, number: Any, length: Any
 ) -> None:
-    """The positions of tile `number` of a sequence into a tile, latent and rotary part side by side.
+    """Load the positions of tile `number` of a sequence into a tile, latent and rotary part side by side.
 
     What lies past the sequence's end, where memory may hold NaN, is made 0 here only if pages are smaller than tiles.
     """
@@ -40,7 +40,7 @@ def load_cache(
 
 @T.macro
 def hide(spec: Spec, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any) -> None:
-    """-inf for positions from `first` on that a query does not see: row r sees those up to `reach + r // heads`.
+    """Set scores to -inf for hidden positions from `first` on. Row r sees the positions up to `reach + r // heads`.
 
     The scale is applied where it is not folded.
     """
@@ -53,7 +53,9 @@ def hide(spec: Spec, scores: Any, first: Any, length: Any, reach: Any, heads: An
 
 @T.macro
 def store_through(tile: Any, acc: Any, weight: Any, out: Any, sequence: Any, first: Any, column: int = 0) -> None:
-    """Rows of `acc` times their weights to `out` from row `first` and `column` on, by way of a tile: by 16 bytes."""
+    """Store rows of `acc` times their weights to `out` from row `first` and `column` on, through a tile, in 16-byte
+    accesses.
+    """
     result = T.alloc_fragment(acc.shape, out.dtype)
     for i, c in T.Parallel(*acc.shape):
         result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
@@ -83,20 +85,20 @@ class Halves:
     free: Any
 
     def panels(self, half: int) -> list[int]:
-        """The numbers of the panels of a half."""
+        """Return the numbers of the panels of a half."""
         return list(range(self.tiles[half].shape[1] // PANEL))
 
     def panel(self, half: int, n: int) -> Any:
-        """A panel of a half."""
+        """Return a panel of a half."""
         return self.tiles[half][:, n * PANEL : (n + 1) * PANEL]
 
     def values(self, half: int) -> Any:
-        """The columns of a half that are values."""
+        """Return the columns of a half that are values."""
         return self.tiles[half][:, : self.spec.latent // 2]
 
     @T.macro
     def load(self, caches: Sequence[Any], place: tuple[Any, Any], half: int, iteration: Any) -> None:
-        """What lies at a place in the caches into a half, once it is free."""
+        """Load a half from a place in the caches once the half is free."""
         T.mbarrier_wait_parity(self.free[half], (iteration + 1) % 2)
         each = self.spec.latent // 2
         for n in self.panels(half):
@@ -114,7 +116,7 @@ class Halves:
     def load_pairs(
         self, caches: Sequence[Any], table: Sequence[Any], at: Any, begin: Any, pairs: Any, done: Any
     ) -> None:
-        """Pairs of tiles of sequence `at` from tile `begin` on. Which page a tile lies in is read a pair ahead."""
+        """Load pairs of tiles of sequence `at` from tile `begin` on. The page of a tile is read one pair ahead."""
         keys = self.tiles[0].shape[0]
         places = [self.spec.place(caches[0], table, at, begin + tile, keys) for tile in (0, 1)]
         pages = [T.alloc_var("int32", page) for page, _ in places]
@@ -129,7 +131,9 @@ class Halves:
 
     @T.macro
     def multiply(self, half: int, iteration: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
-        """Add what the columns of a half make of scores, panel by panel as they come; this is not waited for."""
+        """Add the products of a half's columns to the scores, panel by panel as they arrive. The products stay in
+        flight.
+        """
         start = half % 2 * (self.spec.latent // 2) // PANEL
         for n in self.panels(half):
             T.mbarrier_wait_parity(self.full[half][n], iteration % 2)
@@ -138,7 +142,9 @@ class Halves:
 
     @T.macro
     def clear(self, tile: int, first: Any, limit: Any) -> None:
-        """0 for values of positions from `limit` on: memory may hold NaN there, which weights of 0 would not cancel."""
+        """Clear the values of positions from `limit` on. Memory may hold NaN there, which weights of 0 would not
+        cancel.
+        """
         if first + self.tiles[0].shape[0] > limit:
             T.sync_threads()  # all warps have their scores
             for half in [2 * tile, 2 * tile + 1]:
@@ -149,6 +155,6 @@ class Halves:
 
     @T.macro
     def release(self, half: int) -> None:
-        """This warpgroup, the last that needed a half, is done with it."""
+        """Release a half, which this warpgroup is the last to read."""
         if T.get_lane_idx() == 0:
             T.mbarrier_arrive(self.free[half])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A norm with what stands around it: `epilogue(normalise(prologue(x)))`, both in the language of gemm's epilogues.
+"""A norm with fused prologue and epilogue: `epilogue(normalise(prologue(x)))`, both in the language of gemm's
+epilogues.
 
 Gates and residuals in front, modulation by scales and shifts of a whole sequence (adaptive norms) and activations
 behind are operands and texts here, as biases and residuals are of a product. Assumes that `ops` checked shapes and
@@ -39,18 +40,18 @@ PLAIN = "ret acc0"
 
 
 def groups_of(aux: Sequence[torch.Tensor], kinds: str) -> int:
-    """Into how many runs of rows the operands of kind `g` cut x; 1 without any."""
+    """Return the number of runs of rows into which the operands of kind `g` cut x, or 1 without such operands."""
     return next((math.prod(x.shape[:-1]) for x, kind in zip(aux, kinds, strict=True) if kind == "g"), 1)
 
 
 def grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """`[..., N]` as `[groups, rows of each, N]`, a view where the strides allow it."""
+    """Return `[..., N]` as `[groups, rows of each, N]`, a view where the strides allow it."""
     rows = as_rows(x)
     return rows.view(groups, -1, rows.shape[1])
 
 
 def aux_rows(aux: Sequence[torch.Tensor], kinds: str, groups: int) -> list[torch.Tensor]:
-    """The auxiliary operands as the kernel takes them.
+    """Return the auxiliary operands in the form that the kernel takes.
 
     By kind: `t` `[groups, R, N]`, `g` `[groups, N]`, `r` `[N]`, `c` `[groups, R]`, `s` `[1]`.
     """
@@ -76,7 +77,8 @@ def reference(
     keep: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`y = epilogue(normalise(s))` of `s = prologue(x)`, by rows; `centred` subtracts the mean first (layer norm).
+    """Compute `y = epilogue(normalise(s))` of `s = prologue(x)` by rows. `centred` subtracts the mean first (layer
+    norm).
 
     x `[..., N]`; aux by kind: `t` as x, `g` with x's leading sizes up to some dimension, ones from there on, and N:
     one row for each of the runs of rows between, `r` `[N]`, `c` `[..., 1]`, `s` one element. In both texts acc0 is
@@ -107,7 +109,7 @@ class Operand:
     aligned: bool
 
     def type(self, name: str, groups: Any, rows: Any, n: Any) -> Any:
-        """The parameter's type."""
+        """Return the parameter's type."""
         if self.kind == "s":
             return T.Tensor((1,), self.dtype)
         if self.kind == "c":
@@ -118,14 +120,14 @@ class Operand:
         return strided(name, shape, self.dtype, multiple=multiple, align=align)
 
     def at(self, tensor: Any, group: Any, row: Any, col: Any) -> Any:
-        """The element that meets `x[group, row, col]`."""
+        """Return the element that belongs to `x[group, row, col]`."""
         index = {"t": (group, row, col), "g": (group, col), "r": (col,), "c": (group, row), "s": (0,)}[self.kind]
         return tensor[index]
 
 
 @dataclass(frozen=True)
 class FusedSpec:
-    """What a fused norm is compiled for, besides its `Config`; the texts are canonical."""
+    """Facts that a fused norm is compiled for, besides its `Config`. The texts are canonical."""
 
     dtype: torch.dtype
     out: torch.dtype
@@ -142,7 +144,7 @@ class FusedSpec:
 
 
 def inputs(spec: FusedSpec, text: Epilogue, value: Any, aux: Sequence[Any], at: Sequence[Any]) -> Mapping[str, Any]:
-    """What a text reads for the element at `(group, row, col)`, in the computing dtype."""
+    """Return the inputs of a text for the element at `(group, row, col)`, in the computing dtype."""
     compute = compute_dtype(spec.dtype)
     read = {f"x{i}": T.cast(spec.aux[i].at(aux[i], *at), compute) for i in sorted(text.inputs("x"))}
     return {"acc0": value, **read}
@@ -150,7 +152,7 @@ def inputs(spec: FusedSpec, text: Epilogue, value: Any, aux: Sequence[Any], at: 
 
 @T.macro
 def load(config: Config, spec: FusedSpec, x: Any, aux: Any, tile: Any, group: Any, row: Any, col: Any, n: Any) -> None:
-    """A tile of `prologue(x)` in the computing dtype, zero beyond the end of rows."""
+    """Load a tile of `prologue(x)` in the computing dtype, with zeros beyond the end of rows."""
     if spec.prologue == PLAIN:
         T.copy(x[group, row, col], tile)
         return
@@ -164,7 +166,9 @@ def load(config: Config, spec: FusedSpec, x: Any, aux: Any, tile: Any, group: An
 
 @jit
 def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
-    """The norm of `[groups, m, n]` by tiles of rows of one group; a row longer than a tile is read again."""
+    """Build the fused norm kernel of `[groups, m, n]` by tiles of rows of one group. It reads a row longer than a tile
+    twice.
+    """
     rows, width = config.rows, config.width
     compute = compute_dtype(spec.dtype)
     text = parse(spec.epilogue)
@@ -245,7 +249,7 @@ def fused_norm(
     out: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`.
+    """Compute the fused norm as `reference` does. `config` overrides the choice of `config_for`.
 
     `out` for y and, with `keep`, `total` for the sum may be given, contiguous.
     """

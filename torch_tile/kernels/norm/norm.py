@@ -31,7 +31,9 @@ from torch_tile.kernels.norm.tiling import Config, config_for
 
 
 def rms_norm_dtype(x: torch.dtype, weight: torch.dtype | None, cast_first: bool) -> torch.dtype:
-    """The dtype of `rms_norm`'s y: x's, but promoted with the weight's where the product comes after the cast."""
+    """Return the dtype of `rms_norm`'s y: x's, but promoted with the weight's where the product comes after
+    the cast.
+    """
     return torch.promote_types(x, weight) if weight is not None and cast_first else x
 
 
@@ -44,7 +46,7 @@ def rms_norm_reference(
     weight_offset: float = 0.0,
     cast_first: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`activation(s / sqrt(mean(s^2) + eps) * (weight + weight_offset))` of `s = x + residual`, by rows.
+    """Compute `activation(s / sqrt(mean(s^2) + eps) * (weight + weight_offset))` of `s = x + residual`, by rows.
 
     x and residual `[..., N]`, of one dtype; weight `[N]`. `s` is rounded to x's dtype before it is normalised in
     float32 (float64 for float64). With `cast_first` the normalised row is rounded to x's dtype and then multiplied, in
@@ -89,7 +91,7 @@ def layer_norm_reference(
 
 @dataclass(frozen=True)
 class RmsSpec:
-    """What an RMS norm is compiled for, besides its `Config`."""
+    """Facts that an RMS norm is compiled for, besides its `Config`."""
 
     dtype: torch.dtype
     weight: torch.dtype | None
@@ -100,7 +102,7 @@ class RmsSpec:
 
 
 def weighted(spec: RmsSpec, normalised: Any, weight: Any, offset: Any) -> Any:
-    """A normalised element times its weight, rounded where `rms_norm_reference` rounds."""
+    """Multiply a normalised element by its weight, rounded where `rms_norm_reference` rounds."""
     compute, out = compute_dtype(spec.dtype), rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
     if spec.weight is None:
         return normalised
@@ -114,18 +116,18 @@ def weighted(spec: RmsSpec, normalised: Any, weight: Any, offset: Any) -> Any:
 
 
 def factors_type(config: Config, n: Any, dtype: torch.dtype) -> Any:
-    """The type of a weight or bias, which may begin anywhere where rows may."""
+    """Return the type of a weight or bias, which is aligned as rows are."""
     return T.Tensor((n,), dtype, align=16 if config.vector > 1 else dtype.itemsize)
 
 
 def mean_of(config: Config, total: Any, n: Any) -> Any:
-    """A row's sum over its length; a constant length needs no division."""
+    """Divide a row's sum by its length. A constant length needs no division."""
     return total * (1.0 / n) if config.exact else total / T.cast(n, total.dtype)
 
 
 @T.macro
 def finish(spec: RmsSpec, normalised: Any, weight: Any, offset: Any) -> Any:
-    """An element of the result: weighted, activated, rounded."""
+    """Compute an element of the result: weighted, activated, rounded."""
     value = T.cast(weighted(spec, normalised, weight, offset), compute_dtype(spec.dtype))
     out = rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
     return T.cast(activate(spec.activation, value, quick=out.itemsize <= 2), out)
@@ -133,7 +135,7 @@ def finish(spec: RmsSpec, normalised: Any, weight: Any, offset: Any) -> Any:
 
 @T.macro
 def load_sum(spec: RmsSpec, x: Any, operands: Any, tile: Any, row: Any, col: Any) -> None:
-    """A tile of `x`, or of `x + residual` rounded to x's dtype; the residual is the last operand but one."""
+    """Load a tile of `x`, or of `x + residual` rounded to x's dtype. The residual is the last operand but one."""
     if not spec.residual:
         T.copy(x[row, col], tile)
         return
@@ -144,7 +146,9 @@ def load_sum(spec: RmsSpec, x: Any, operands: Any, tile: Any, row: Any, col: Any
 
 @jit
 def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
-    """RMS norm of `[m, n]`, by tiles of rows; a row longer than a tile is read again for its result."""
+    """Build the RMS norm kernel of `[m, n]` by tiles of rows. It reads a row longer than a tile again for
+    its result.
+    """
     rows, width = config.rows, config.width
     compute = compute_dtype(spec.dtype)
     out_dtype = rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
@@ -191,7 +195,7 @@ def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
 
 @jit
 def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> Any:
-    """Layer norm of `[m, n]`, by tiles of rows: mean, then variance about it, then the result."""
+    """Build the layer norm kernel of `[m, n]` by tiles of rows: mean, then variance about it, then the result."""
     rows, width = config.rows, config.width
     compute = compute_dtype(dtype)
     m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
@@ -258,7 +262,7 @@ def rms_norm(
     out: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `rms_norm_reference`; `config` overrides the choice of `config_for`.
+    """Compute the RMS norm as `rms_norm_reference` does. `config` overrides the choice of `config_for`.
 
     `out` for y and, with a residual, `total` for the sum may be given, contiguous.
     """
@@ -291,7 +295,9 @@ def layer_norm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `layer_norm_reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
+    """Compute the layer norm as `layer_norm_reference` does. `config` overrides the choice of `config_for`. `out` may
+    be given, contiguous.
+    """
     if not has_kernels(x) or not x.numel():
         return into(out, layer_norm_reference(x, weight, bias, eps))
     rows = as_rows(x)
@@ -306,7 +312,7 @@ def layer_norm(
 
 
 def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:
-    """The tiling for operands of which the first is `[m, n]`."""
+    """Choose the tiling for operands of which the first is `[m, n]`."""
     n = operands[0].shape[-1]
     wide = operands[0].dtype == torch.float64
     return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine, wide)

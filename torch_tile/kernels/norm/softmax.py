@@ -27,7 +27,9 @@ from torch_tile.kernels.norm.tiling import Config, config_for
 
 
 def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Softmax of x (any shape) over `dim`, in float32 (float64 if x or `dtype` is), rounded once to `dtype` or x's."""
+    """Compute the softmax of x (any shape) over `dim` in float32 (float64 if x or `dtype` is), rounded once to `dtype`
+    or x's.
+    """
     dtype = x.dtype if dtype is None else dtype
     compute = compute_dtype(torch.promote_types(x.dtype, dtype))
     return torch.softmax(x.to(compute), dim).to(dtype).contiguous()
@@ -35,7 +37,9 @@ def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
 
 @jit
 def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, unit: bool) -> Any:
-    """`out[o, i, :] = softmax(x[o, i, :])`; rows are dense in both tensors with `unit`, else have any stride."""
+    """Build the kernel `out[o, i, :] = softmax(x[o, i, :])`. With `unit`, rows are dense in both tensors, else have any
+    stride.
+    """
     compute = compute_dtype(torch.promote_types(dtype, out_dtype))
     rows, width = config.rows, config.width
     outer, inner = T.dynamic("outer, inner")
@@ -93,7 +97,7 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
 def softmax(
     x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See `reference`. `out` may be given, contiguous."""
+    """Compute the softmax as `reference` does. `out` may be given, contiguous."""
     if not has_kernels(x):
         return into(out, reference(x, dim, dtype))
     if out is None:
@@ -104,7 +108,9 @@ def softmax(
 
 
 def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = None) -> None:
-    """`softmax` into `out`, which must be contiguous and not empty; `config` overrides the choice of `config_for`."""
+    """Launch `softmax` into `out`, which must be contiguous and not empty. `config` overrides the choice of
+    `config_for`.
+    """
     if x.dim() == 0:
         x, out, dim = x[None], out[None], 0
     dim %= x.dim()
@@ -120,7 +126,9 @@ def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = No
 
 
 def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:
-    """`x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`; None if no view does that."""
+    """View `x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`. Return None if no view
+    exists.
+    """
     outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     if inner == 1:  # let the rows be the inner ones, of which a block takes several
         outer, inner = 1, outer

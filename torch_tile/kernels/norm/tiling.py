@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How rows are cut into tiles by the kernels that work along one dimension: norms and softmax."""
+"""The tilings of kernels that work along one dimension: norms and softmax."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Config:
 
     @property
     def layout(self) -> Layout:
-        """Where a tile's elements lie: a row in as few threads as possible, so that reductions are short."""
+        """Return the layout of a tile. A row lies in as few threads as possible, so that reductions are short."""
         at_once = self.threads // self.lanes
         steps, pieces = self.rows // at_once, self.width // (self.vector * self.lanes)
         per_row = pieces * self.vector
@@ -37,18 +37,22 @@ class Config:
 
 
 def config_for(n: int, vector: int, machine: Machine, wide: bool = False) -> Config:
-    """The tiling of rows of `n` elements, whose starts are multiples of `vector` elements; `wide` ones take 8 bytes."""
+    """Choose the tiling of rows of `n` elements, whose starts are multiples of `vector` elements. `wide` elements take
+    8 bytes.
+    """
     return _gpu_config(n, vector, 16 if wide else 64) if machine.is_gpu else _cpu_config(n)
 
 
 def _cpu_config(n: int) -> Config:
-    """Tiles of at most 32 KiB, which stay in the first-level cache; short rows several at once."""
+    """Choose tiles of at most 32 KiB for the first-level cache. Short rows are taken several at once."""
     width = min(max(64, power_of_two(n)), 8192)
     return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
 
 
 def _gpu_config(n: int, vector: int, most: int) -> Config:
-    """A row in registers, about half of `most` elements to a thread; longer rows are read piece by piece."""
+    """Choose tiles that hold a row in registers, about half of `most` elements to a thread. Longer rows are read in
+    pieces.
+    """
     pieces = -(-n // vector)
     threads = next((t for t in (128, 256, 512) if n <= most // 2 * t), 512)
     wanted = pieces // 4 if vector > 1 else pieces // 16

@@ -60,7 +60,7 @@ def _check(args: AttentionArgs[Tensor]) -> None:
 
 
 def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]) -> None:
-    """A mask, or what a score function reads: bool, which means `truth`, or floating."""
+    """Check a mask, or an operand of a score function: bool, which means `truth`, or floating."""
     require_type(
         x.dtype == torch.bool or x.dtype in checks.FLOATING,
         lambda: f"tile.attention: {name} has dtype {x.dtype}; expected bool {truth} or a floating dtype",
@@ -90,12 +90,12 @@ def _save(ctx: Any, args: AttentionArgs[Tensor], output: tuple[Tensor, Tensor]) 
 
 
 def _tensors(args: AttentionArgs[Tensor] | AttentionBackwardArgs[Tensor]) -> tuple[Tensor | None, ...]:
-    """What a score is computed from: q, k, v, the mask, and the operands of a score function."""
+    """Return the tensors of a score: q, k, v, the mask, and the operands of a score function."""
     return (args.q, args.k, args.v, args.mask, *(args.aux or ()))
 
 
 def _with_tensors(options: AttentionArgs[Any], tensors: Sequence[Tensor | None]) -> AttentionArgs[Any]:
-    """The arguments of `_tensors`, the others as the `options` have them."""
+    """Return arguments with the tensors of `_tensors`, and the other fields from the `options`."""
     q, k, v, mask, *aux = tensors
     return options._replace(q=q, k=k, v=v, mask=mask, aux=None if options.aux is None else aux)
 
@@ -117,7 +117,7 @@ def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[
 
 
 def _summed(full: Tensor, like: Any) -> Tensor:
-    """The gradient of an operand from that of what it was expanded to."""
+    """Sum the gradient of an expanded operand to the operand's own shape."""
     return full.to(torch.promote_types(full.dtype, like.dtype)).sum_to_size(like.shape).to(like.dtype)
 
 
@@ -152,7 +152,9 @@ def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -
 
 
 def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """Gradients of gradients, by autograd of the reference; `out` and `lse` stand for what they were computed from."""
+    """Compute gradients of gradients by autograd of the reference. `out` and `lse` stand for the inputs of their
+    computation.
+    """
     saved: tuple[Tensor | None, ...] = ctx.saved_tensors
     fields = AttentionBackwardArgs._fields
     needs = AttentionBackwardArgs(*ctx.needs_input_grad, *[None] * (len(fields) - len(ctx.needs_input_grad)))
@@ -234,12 +236,12 @@ def _least_backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
 
 
 def _products(args: AttentionArgs[Shape], pairs: int, over_d: int, over_v: int) -> int:
-    """Operations of so many products over each head dimension, of so many pairs of a query and a key."""
+    """Count the operations of the given number of products over each head dimension, for pairs of a query and a key."""
     return 2 * math.prod(args.q[:2]) * pairs * (over_d * args.q[3] + over_v * args.v[3])
 
 
 def _visible(args: AttentionArgs[Shape]) -> int:
-    """How many pairs of a query and a key a causal rule leaves; without one, all."""
+    """Count the pairs of a query and a key that a causal rule leaves. Without one, count all pairs."""
     queries, keys, offset, window = args.q[2], args.k[2], int(args.q_offset), args.window
     if not args.causal:
         return queries * keys

@@ -117,7 +117,9 @@ def _save(ctx: Any, args: DequantGemmArgs[Tensor], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """As of a product with the widened weights, from which scales and zeros get theirs by groups."""
+    """Compute gradients as of a product with the widened weights. Scales and zeros get theirs from the weights' by
+    groups.
+    """
     (a, *rest), (count, num_scales, num_zeros) = ctx.saved_tensors, ctx.counts
     bs, rest = rest[:count], rest[count:]
     scales, rest = rest[:num_scales], rest[num_scales:]
@@ -151,7 +153,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _by_group(weights: Tensor, factors: Tensor | None) -> Tensor:
-    """`[N, K]` as `[N, G, K / G]`."""
+    """View `[N, K]` as `[N, G, K / G]`."""
     n, k = weights.shape
     groups = 1 if factors is None else factors.shape[1]
     return weights.reshape(n, groups, k // groups)

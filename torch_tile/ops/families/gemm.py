@@ -78,7 +78,7 @@ def check_epilogue(
     op: str, a: Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
     aux: Sequence[Tensor], kinds: str, epilogue: str,
 ) -> None:  # fmt: skip
-    """The epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind."""
+    """Check the epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind."""
     require_value(
         len(kinds) == len(aux) and set(kinds) <= set(AUX_KINDS),
         lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected 't', 'r', 'c' or 's' for each",
@@ -123,7 +123,7 @@ def gradients(
     needs_bs: Sequence[bool],
     multiply: Multiply = MATMUL,
 ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
-    """Gradients of a and bs, None where not needed, and of aux.
+    """Compute gradients of a and bs, None where not needed, and of aux.
 
     Matrix products are in a's dtype, as eager torch has them; the rest is in float32 (float64).
     """

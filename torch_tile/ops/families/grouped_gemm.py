@@ -29,7 +29,7 @@ def _check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
 
 
 def _check_order(op: str, offsets: Tensor, rows: int) -> None:
-    """Groups follow each other within the rows. On the CPU only: elsewhere reading them would wait."""
+    """Check that groups follow each other within the rows. Only the CPU checks, since a GPU would have to wait."""
     if offsets.device.type != "cpu" or not offsets.numel():
         return
     low, high = (int(x) for x in offsets.aminmax())

@@ -91,7 +91,9 @@ def _check_table(name: str, table: Tensor, dims: int, meaning: str, q: Tensor) -
 
 
 def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
-    """The lengths fit the cache and the pages they reach exist. On the CPU only: elsewhere reading them would wait."""
+    """Check that the lengths fit the cache and that their pages exist. Only the CPU checks, since a GPU would have to
+    wait.
+    """
     kv, block_table, seq_lens, schedule = args.kv, args.block_table, args.seq_lens, args.schedule
     if kv.device.type != "cpu":
         return
@@ -164,7 +166,7 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[A
 
 
 def _scatter_pages(grad: Tensor, pages: Tensor, block_table: Tensor | None) -> Tensor:
-    """The adjoint of `gather_pages`: `[B, S, C]` added up into `pages`' shape, in its dtype."""
+    """Add `[B, S, C]` up into `pages`' shape, in its dtype: the adjoint of `gather_pages`."""
     if block_table is None or not pages.shape[0]:
         return grad.to(pages.dtype) if block_table is None else torch.zeros_like(pages)
     index = block_table.clamp(0, pages.shape[0] - 1).long().reshape(-1)

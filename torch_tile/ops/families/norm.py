@@ -375,7 +375,7 @@ def _check(args: FusedNormArgs[Tensor]) -> None:
 
 
 def _runs(x: Tensor, v: Tensor) -> tuple[checks.Size, ...]:
-    """The shape that an operand of kind `g` has: x's sizes up to where its own are one for good."""
+    """Return the shape of an operand of kind `g`: x's sizes up to the point from which its own sizes are all one."""
     if v.dim() != x.dim():
         return tuple(x.shape)
     outer = next((d for d in reversed(range(v.dim() - 1)) if not checks.known_one(v.shape[d])), -1) + 1
