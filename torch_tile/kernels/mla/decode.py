@@ -275,7 +275,14 @@ def run(
     paged, page = block_table is not None, kv.shape[1]
     whole = seq_lens is None
     spec = Spec(
-        q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole,
+        q.dtype,
+        latent,
+        q_pe.shape[3],
+        paged,
+        paged and page % 64 != 0,
+        scale > 0,
+        vector,
+        whole,
         machine.is_gpu and q.dtype != torch.float64,
     )
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
