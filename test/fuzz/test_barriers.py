@@ -35,7 +35,7 @@ from torch_tile.lowering.sync.insert_barriers import insert_barriers
 from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.simulator.simt.interpreter import run_threads
 
-COUNT = int(os.environ.get("TORCH_TILE_FUZZ", "300"))
+COUNT = int(os.environ.get("TORCH_TILE_FUZZ", "150"))
 THREADS = 64
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from grammar import generated
 from grammar_run import WAYS, Case, outcomes, smallest
 
-COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "600")), 20
+COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "400")), 20
 FIRST = int(os.environ.get("TORCH_TILE_FUZZ_SEED", "0"))
 
 

@@ -24,7 +24,7 @@ from torch_tile.tools.emulate import EmulatedLauncher, EmulationError
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import arguments, disagreement, shrunk, traced
 
-COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "300")), 10
+COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "150")), 10
 TEXTS = 6  # the printed text of every so many programs runs as well: a compiler takes half a second for each
 TARGETS = ("sm_90", "sm_80", "sm_120")
 
