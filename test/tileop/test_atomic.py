@@ -236,7 +236,6 @@ def test_a_histogram_by_threads(seed):
         ("src", lambda A, B, tile: T.atomic_load(3)),
         ("return_prev", lambda A, B, tile: T.atomic_add(A[0:2], 1, return_prev=True)),
         ("return_prev", lambda A, B, tile: T.atomic_add(A[0], tile, return_prev=True)),
-        ("return_prev", lambda A, B, tile: T.atomic_addx2(A[0], tile[0], return_prev=True)),
         ("value", lambda A, B, tile: T.atomic_addx4(A[0], 3.0)),
         ("dst", lambda A, B, tile: T.atomic_or(A[0], 1, return_prev=True)),
     ],

@@ -12,7 +12,7 @@ from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
-from torch_tile.inductor.select import benchmark, cost_rules, decide
+from torch_tile.inductor.select import benchmark, decide
 from torch_tile.inductor.select.decide import Outcome
 
 
@@ -103,7 +103,6 @@ def test_a_damaged_file_is_measured_again(monkeypatch, tmp_path):
 def test_norms_in_training_are_left_to_inductor(monkeypatch):
     """There is no tile backward: what is captured would lose more behind than it wins in front."""
     monkeypatch.setattr(decide, "decide", lambda new, old, settings: Outcome(2, 1))
-    monkeypatch.setattr(cost_rules, "decide", lambda new, old, settings: Outcome(2, 1))
     args = [t.requires_grad_() for t in operands()]
     with no_caches(), collect() as report:
         torch.compile(block, backend=functools.partial(dry_run, options={"families": ["attention", "norm"]}))(*args)

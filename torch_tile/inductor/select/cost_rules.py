@@ -20,7 +20,6 @@ from torch_tile.hardware import VECTOR_BYTES, Target
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import aten, is_call, known, named_args, val
 from torch_tile.inductor.report.rows import Outcome
-from torch_tile.inductor.select.decide import decide
 from torch_tile.inductor.select.roofline import Peak, flops_of, peak_of, sizes_of
 from torch_tile.inductor.settings import Settings
 from torch_tile.kernels.attention.args import AttentionArgs
@@ -197,6 +196,8 @@ def compete_attention(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from torch_tile.inductor.select.decide import decide  # with the benchmark: nothing for graphs from the cache
+
     with compat.isolated_compile(), FakeTensorMode():
         of_mask = tensors[3] is not None and tensors[3].requires_grad
         fakes = [compat.empty_for(x) for x in tensors if x is not None]
@@ -254,6 +255,7 @@ def compete_loss(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from torch_tile.inductor.select.decide import decide  # with the benchmark: nothing for graphs from the cache
     from torch_tile.ops.losses import cross_entropy_loss
 
     trained = tensors[0].requires_grad and torch.is_grad_enabled()
