@@ -196,6 +196,9 @@ def loss_rows(config: Config, spec: Spec) -> Any:
     fused = config.is_gpu and compute == torch.float32
     unit, power = (LOG2_E, T.exp2) if fused else (1.0, T.exp)
 
+    def column_of(step: Any, lane: Any, j: Any) -> Any:
+        return step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+
     def weight(logit: Any, base: Any) -> Any:
         return T.exp2(T.fma(logit, unit, -base)) if fused else T.exp(logit - base)
 
@@ -236,19 +239,19 @@ def loss_rows(config: Config, spec: Spec) -> Any:
             for masked in (False, True):
                 for step in T.serial(whole, T.ceildiv(n, width)) if masked else T.serial(whole):
                     for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                        column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                        column = column_of(step, lane, j)
                         logit = T.cast(logits[bx * rows + i, column], compute)
                         inside = not masked or column < n
                         tile[i, lane, j] = T.if_then_else(inside, logit, -T.infinity(compute))
                     if spec.smoothed:
                         for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                            column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                            column = column_of(step, lane, j)
                             term = weight_of(spec, operands, column) * tile[i, lane, j]
                             terms[i, lane, j] = T.if_then_else(column < n, term, 0.0)
                         T.reduce_sum(terms, lane_spread, dim=2, clear=False)
                         if spec.weight is not None:
                             for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                                column = step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
+                                column = column_of(step, lane, j)
                                 terms[i, lane, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
                             T.reduce_sum(terms, lane_weight, dim=2, clear=False)
                     T.reduce_max(tile, lane_max, dim=2, clear=False)
