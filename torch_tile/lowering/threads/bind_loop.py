@@ -55,13 +55,16 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
-    before, after = [], []
+    before: list[Stmt] = []
+    after: list[Stmt] = []
     tiles: dict[Buffer, Buffer] = {}
     for fragment in staged:
         shape = fragment.static_shape
         assert shape is not None
         tile = tiles[fragment] = ctx.shared(fragment.name, shape, fragment.dtype)
-        before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
+        before.append(Alloc(tile))
+        if not is_overwritten(fragment, nest):
+            before.append(bind_loop(_move(fragment, tile, fragment), ctx))
         if any(use.stored for use in nest.fragments if use.buffer is fragment):
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
     why = (
@@ -72,6 +75,17 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
     moved: For = _Swap(tiles)(replace(loop, layout=layout))
     return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
+
+
+def is_overwritten(fragment: Buffer, nest: Nest) -> bool:
+    """Return whether the nest stores every element of a fragment and loads none, so that no old value matters."""
+    body = nest.loop.body
+    if any(use.buffer is fragment and not use.stored for use in nest.fragments) or contains(body, Break, Continue):
+        return False
+    own = (one.indices for one in body.stmts if isinstance(one, Store) and one.buffer is fragment)
+    return fragment.static_shape == nest.extents and any(
+        all(index is var for index, var in zip(indices, nest.loop.vars, strict=True)) for indices in own
+    )
 
 
 def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:

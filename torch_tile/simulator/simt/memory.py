@@ -462,8 +462,11 @@ class Local(Memory):
         return np.broadcast_to(self.written.any(axis=1, keepdims=True), self.written.shape)
 
     def need(self, there: Array, span: Span | None) -> None:
-        """Report reads of registers, each of which is `there` or not."""
-        if not there.all():
+        """Report reads of registers, each of which is `there` or not.
+
+        Statements without a line are the compiler's own moves: they may move what nothing was written to.
+        """
+        if span is not None and not there.all():
             text = f"`{self.name}`, a fragment or array of each thread"
             self.threads.findings.add("unwritten", span, text, int((~there).sum()))
 
