@@ -290,7 +290,7 @@ def test_a_tile_that_is_overwritten_through_memory_is_not_moved_there_first():
     program, build = bound(kernel)
     assert "q moved through shared memory" in str(build.schedule(program.name))
     stores = [n for n in walk(program) if isinstance(n, Store) and n.buffer.name == "q" and n.buffer.scope == "shared"]
-    assert [isinstance(n.value, Load) for n in stores].count(False) == 1 and len(stores) == 2  # the nest, the product
+    assert [isinstance(n.value, Load) for n in stores] == [False]  # the product has it in registers
     a, b, c = random(32, 16), random(32, 16), empty(32, 16)
     run(kernel, a, b, c)
     torch.testing.assert_close(c, (a @ b.T + 1) @ b)

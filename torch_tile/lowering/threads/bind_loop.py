@@ -48,7 +48,7 @@ UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
-    nest = nest_of(loop, ctx.values)
+    nest = nest_of(loop, ctx.values, ctx.unrolled)
     layout = layout_of(nest, ctx)
     told_apart = _told_apart(nest, layout, ctx)
     staged = misplaced(nest, layout, Layouts()) or told_apart

@@ -70,10 +70,11 @@ class _Bind(Known):
         # Whether the code says which thread runs it: in a lowered op, or under a branch of some threads.
         self.of_thread = False
         self.divergence = Divergence(kernel, arrays=True)
+        self.unrolled: tuple[For, ...] = ()  # loops around
 
     def here(self) -> ThreadContext:
         """Return the threads and facts of the current statement."""
-        return self.ctx.at(self.ranges, dict(self.names))
+        return replace(self.ctx.at(self.ranges, dict(self.names)), unrolled=self.unrolled)
 
     def visit_Role(self, role: Role) -> Stmt:
         """Bind the body of a role to the threads of the role."""
@@ -99,7 +100,12 @@ class _Bind(Known):
     def visit_For(self, loop: For) -> Stmt:
         """Bind a parallel nest after lowering the ops in it; keep other loops."""
         if loop.kind is not LoopKind.PARALLEL:
-            return self._apart(self.divergence.parts(loop), super().visit_For, loop)
+            outer = self.unrolled
+            if loop.kind is LoopKind.UNROLLED:
+                self.unrolled = *outer, loop
+            new = self._apart(self.divergence.parts(loop), super().visit_For, loop)
+            self.unrolled = outer
+            return new
         lowered: For = _LowerInside(self.here())(loop)
         if is_static(lowered):
             return bind_loop(lowered, self.here())
