@@ -28,7 +28,7 @@ class Use:
 
 @dataclass
 class Nest:
-    """A nest over constant extents. `inner` are loops of constant extent that one thread runs, whose variables count on:
+    """A nest over constant extents. `inner` are loops of constant extent that one thread runs, with variables too:
     those in its body, and unrolled ones around it.
 
     `carried` numbers the variables along which iterations run in order in one thread, none if the author says that they
