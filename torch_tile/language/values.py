@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an author holds: handles on buffers, indexed and sliced like arrays, and the types of annotations."""
+"""The author's handles on buffers, indexed and sliced like arrays, and the types of annotations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Handle(NotAValue):
 
     @property
     def data(self) -> Handle:
-        """What T.Tensor(shape, dtype, A.data) makes a view of: the buffer itself."""
+        """The buffer itself, for T.Tensor(shape, dtype, A.data), which makes a view of it."""
         return self
 
     @property
@@ -97,7 +97,9 @@ class Handle(NotAValue):
         raise error("region_as_value", None, region=repr(self))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are one buffer. Numbers are refused: False would silently drop the branch of an author."""
+        """Return whether both are one buffer. A comparison with a number is refused: False would silently drop a
+        branch.
+        """
         if is_number(other) or isinstance(other, Expr):
             raise error("region_as_value", None, region=repr(self))
         return self is other
@@ -161,7 +163,7 @@ def store_lanes(place: Vector | Region, value: Any) -> None:
 
 
 def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DType, int]:
-    """Shape, element type and lanes of a buffer whose elements an author sees as `dtype`."""
+    """Return shape, element type and lanes of a buffer whose elements the author sees as `dtype`."""
     lanes = dtype.lanes if dtype.lanes > 1 else 0
     return (*shape, const(lanes, dt.int32)) if lanes else shape, dtype.element, lanes
 
@@ -241,7 +243,7 @@ def filled_in_steps(buffer: Any, value: Any) -> Stmt:
 
 
 def stored(value: Any, buffer: Buffer) -> Expr:
-    """`value` in the type of `buffer`; narrowing within a kind is silent, float into integer is an error."""
+    """Convert `value` to the type of `buffer`. Narrowing within a kind is silent, float into integer is an error."""
     if isinstance(value, Region | Handle):
         raise error("region_as_value", None, region=repr(value))
     expr = to_expr(value, buffer.dtype, "a store")
@@ -312,11 +314,11 @@ class Annotation(Generic[Given]):
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Given:
-        """What the function gives."""
+        """Call the function."""
         return self.function(*args, **kwargs)
 
     def __getitem__(self, given: Any) -> Given:
-        """What the function gives for the arguments in brackets."""
+        """Call the function with the arguments in brackets."""
         if not isinstance(given, tuple) or all(is_number(size) or isinstance(size, Expr) for size in given):
             return self.function(given)
         return self.function(*given)
@@ -329,8 +331,8 @@ class Annotation(Generic[Given]):
 def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> Any:
     """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const.
 
-    `align` is a number of bytes that the tensor's address is a multiple of: GPU kernels access it in no wider pieces.
-    Without it they take the widest that sizes and strides allow, and launches refuse addresses that do not.
+    The tensor's address is a multiple of `align` bytes: GPU kernels access it in no wider pieces. Without `align` they
+    take the widest pieces that sizes and strides allow, and launches refuse addresses that do not.
 
     `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
     """
@@ -349,5 +351,5 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
 
 @Annotation
 def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
-    """As T.Tensor, with strides in elements: integers or T.dynamic."""
+    """Annotate a parameter as T.Tensor does, with strides in elements: integers or T.dynamic."""
     return Tensor(shape, dtype, strides, align)  # type: ignore[no-any-return]
