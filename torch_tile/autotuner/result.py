@@ -133,7 +133,7 @@ class Settings:
 
     @property
     def checks(self) -> bool:
-        """Whether results are compared with ref_prog's."""
+        """Return whether results are compared with ref_prog's."""
         return self.ref_prog is not None and not self.skip_check
 
     @property

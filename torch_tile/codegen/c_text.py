@@ -166,7 +166,7 @@ class Text(Visitor):
         self.natural: IdSet[Var] = IdSet()  # loop variables that are never negative
 
     def is_index(self, expr: Expr) -> bool:
-        """Whether an integer is made from indices and sizes and therefore held in 64 bits."""
+        """Return whether an integer is made from indices and sizes and therefore held in 64 bits."""
         if expr.dtype not in SIGNED:
             return False
         if isinstance(expr, Var):
@@ -176,7 +176,7 @@ class Text(Visitor):
         return not isinstance(expr, Load) and any(isinstance(c, Expr) and self.is_index(c) for c in children(expr))
 
     def is_natural(self, expr: Expr) -> bool:
-        """Whether an integer is visibly never negative."""
+        """Return whether an integer is visibly never negative."""
         if isinstance(expr, Const):
             return expr.value >= 0
         if isinstance(expr, Var):
@@ -411,12 +411,12 @@ def reads_memory(expr: Expr) -> bool:
 
 
 def fits_int(node: Const) -> bool:
-    """Whether a literal of a 64-bit type is printed without a suffix, and so is an int of C++."""
+    """Return whether a literal of a 64-bit type is printed without a suffix, and so is an int of C++."""
     return abs(int(node.value)) < 2**31
 
 
 def is_exact(of: DType, to: DType) -> bool:
-    """Whether every value of a small float is one of another small float, so that a cast changes nothing."""
+    """Return whether every value of a small float is one of another small float, so that a cast changes nothing."""
     return of == to or (of.name, to.name) in (("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"))
 
 

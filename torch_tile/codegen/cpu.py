@@ -316,7 +316,7 @@ def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
 
 
 def _computes_numbers(program: Program) -> bool:
-    """Whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
+    """Return whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
 
     def wraps(e: Binary | Unary) -> bool:
         return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)

@@ -301,7 +301,9 @@ def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
 
 
 def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:
-    """Whether `thread` of so many, which has none of the roles `before`, has this one, as C++ text; empty if always."""
+    """Return whether `thread` of so many, which has none of the roles `before`, has this one, as C++ text; empty if
+    always.
+    """
     end = role.first + role.count
     if sum(r.count for r in before) + role.count == threads:
         return ""

@@ -155,11 +155,11 @@ class CudaText(Text):
         return any(isinstance(c, Expr) and self.is_made(c) for c in children(expr))
 
     def is_index(self, expr: Expr) -> bool:
-        """Whether an int32 is held in 64 bits."""
+        """Return whether an int32 is held in 64 bits."""
         return expr.dtype == dt.int32 and self.is_long(expr, False)
 
     def is_natural(self, expr: Expr) -> bool:
-        """Whether an integer is never negative."""
+        """Return whether an integer is never negative."""
         return self.interval(expr).low >= 0
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:

@@ -59,7 +59,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `import tilelang` gives torch_tile."""
+    """Return whether `import tilelang` gives torch_tile."""
     return "tilelang" in _serving
 
 

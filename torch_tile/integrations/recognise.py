@@ -259,7 +259,9 @@ def stand_in(module: nn.Module | None, parameters: Mapping[str, Any], children: 
 
 
 def is_plain_linear(module: nn.Module | None) -> bool:
-    """Whether only the weight and bias of a linear layer matter, so that it may be computed without being called."""
+    """Return whether only the weight and bias of a linear layer matter, so that it may be computed without being
+    called.
+    """
     if module is None or type(module) not in (nn.Linear, tnn.Linear) or is_watched(module):
         return False
     activation = module.__dict__.get("activation", "none")

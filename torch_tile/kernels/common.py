@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether kernels are cut for a GPU."""
+        """Return whether kernels are cut for a GPU."""
         return self.target.kind == "cuda"
 
     def kernel(self, function: JITFunction) -> Callable[..., Any]:

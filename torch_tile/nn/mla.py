@@ -123,7 +123,7 @@ class MLAAttention(nn.Module):
         return self.o_proj(out.flatten(2)), None
 
     def absorbing_pays(self, length: int) -> bool:
-        """Whether `length` queries over the latents cost less than expanding the latents, counted for each key.
+        """Return whether `length` queries over the latents cost less than expanding the latents, counted for each key.
 
         Per head and key, expanding multiplies C (nope + v) times; a query multiplies nope + R + v times with expanded
         keys and values, and C + R + C times on the latents.

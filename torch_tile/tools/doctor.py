@@ -95,7 +95,7 @@ def check_kernel() -> str:
 
 
 def check_backend() -> str:
-    """Whether torch.compile finds the backend, and whether without an import of torch_tile."""
+    """Return whether torch.compile finds the backend, and whether without an import of torch_tile."""
     names = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
     if "tile" not in names:
         raise RuntimeError(

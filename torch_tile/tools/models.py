@@ -43,7 +43,7 @@ class Sample:
 
 
 def has_transformers() -> bool:
-    """Whether transformers can be imported."""
+    """Return whether transformers can be imported."""
     return importlib.util.find_spec("transformers") is not None
 
 

@@ -34,7 +34,7 @@ def map_torch_type(dtype: object) -> torch.dtype:
 
 
 def is_float8_dtype(dtype: torch.dtype) -> bool:
-    """Whether a torch dtype is a floating type of 8 bits."""
+    """Return whether a torch dtype is a floating type of 8 bits."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 

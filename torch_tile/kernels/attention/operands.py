@@ -40,7 +40,7 @@ class Operand:
 
     @property
     def tiled(self) -> bool:
-        """Whether copies by tiles of queries, keys or both can load the operand."""
+        """Return whether copies by tiles of queries, keys or both can load the operand."""
         return self.aligned and self.dims[-1:] in ("q", "k")
 
     def tile(self, queries: int, keys: int) -> tuple[int, ...]:

@@ -519,7 +519,7 @@ class Spec:
     operand: torch.dtype
 
     def scales_late(self, config: Config) -> bool:
-        """Whether group sums are scaled instead of weights, where registers have room for a step's sums."""
+        """Return whether group sums are scaled instead of weights, where registers have room for a step's sums."""
         sums = config.block_m * config.block_n // config.threads * len(self.storage.transposed)
         few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
         return bool(self.storage.words == torch.int32 and self.storage.group and self.storage.scale and few)
@@ -542,7 +542,7 @@ class Spec:
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
     def alternates(self, config: Config) -> bool:
-        """Whether widening and products take turns."""
+        """Return whether widening and products take turns."""
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
 
     def types(self) -> tuple[Any, Any, Any, Any, list[Any]]:

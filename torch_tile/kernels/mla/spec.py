@@ -60,7 +60,7 @@ class Spec:
     fuses: bool = True
 
     def on_hopper(self, machine: Machine) -> bool:
-        """Whether wgmma multiplies tiles that bulk copies load."""
+        """Return whether wgmma multiplies tiles that bulk copies load."""
         wide = self.latent % 128 == 0 and self.rotary % 64 == 0 and self.vector > 1 and self.dtype.itemsize == 2
         return machine.target.has_wgmma and wide and not self.gathered
 

@@ -139,7 +139,7 @@ class FusedSpec:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether rows come in runs."""
+        """Return whether rows come in runs."""
         return any(x.kind == "g" for x in self.aux)
 
 

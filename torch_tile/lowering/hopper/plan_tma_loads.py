@@ -59,7 +59,7 @@ class Body:
 
     @property
     def repeats(self) -> bool:
-        """Whether the body may run more than once."""
+        """Return whether the body may run more than once."""
         return self.loop is not None
 
     @property

@@ -53,7 +53,7 @@ class Access:
 
     @property
     def writes(self) -> bool:
-        """Whether the access changes memory."""
+        """Return whether the access changes memory."""
         return "w" in self.kind
 
     @cached_property

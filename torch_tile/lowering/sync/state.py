@@ -40,7 +40,7 @@ class State:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether a fence has yet to show engines what threads did."""
+        """Return whether a fence has yet to show engines what threads did."""
         return self.used or self.wrote
 
     def copy(self) -> State:
