@@ -119,8 +119,8 @@ class Barriers(Memory):
     def wait(self, barrier: Phases, ids: Array, parity: int, span: Span | None) -> None:
         """Let the threads `ids` wait until the phase of this parity has completed.
 
-        A thread that knows of `n` phases learns of the next phase, or of nothing if the last phase had this parity.
-        This holds in any order of events, however far the barrier has come.
+        A thread that knows of `n` phases learns of the next one, or of nothing if the last one had this parity. This
+        holds in any order of events, however far the barrier has come.
         """
         order = self.calls.order
         self.calls.tasks.until(
@@ -170,7 +170,7 @@ class Made:
 
 
 def by_value(value: Value, ids: Array) -> Iterator[tuple[int, Array]]:
-    """Yield each value that the threads `ids` hold, with the threads that hold it."""
+    """Yield each value with the threads among `ids` that hold it."""
     if not isinstance(value, np.ndarray):
         if len(ids):
             yield int(value), ids

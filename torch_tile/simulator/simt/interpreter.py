@@ -96,7 +96,7 @@ class _Machine(Visitor):
                 self.memory[buffer] = self.tensor(buffer, tensors[buffer])
         self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
         self.expressions.thread = kernel.thread
-        # Threads that have left the current iteration, and of these the ones that have left the loop.
+        # Threads that have left the current iteration, and those among them that have left the loop.
         self.gone, self.broken = cast(Any, None), cast(Any, None)
         self.everyone = self.threads.everyone
         self.variables: list[Variable] = []  # that roles have their own values of
@@ -249,7 +249,7 @@ class _Machine(Visitor):
         return self.value(node.call)
 
     def visit_Assert(self, node: st.Assert) -> Step:
-        """Compile an assertion, which reports the threads for which its condition fails."""
+        """Compile an assertion, which reports the threads for which it fails."""
         condition, threads = self.value(node.condition), self.threads
 
         def check() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the blocks of a cluster side by side in the tile interpreter, so that they meet and read each other's tiles."""
+"""Run the blocks of a cluster side by side in the tile interpreter, with barriers and reads between them."""
 
 from __future__ import annotations
 
