@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with everything that models ask of it, and rotary embeddings: what the layers here share."""
+"""Attention with all options of the layers here, and rotary embeddings."""
 
 from __future__ import annotations
 
