@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
-AMPERE, HOPPER = 80, 90  # capabilities that introduced what intrinsics need
-FALLBACK_ARCH = HOPPER  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
+AMPERE, HOPPER = 80, 90  # capabilities that introduced an intrinsic's hardware
+FALLBACK_ARCH = HOPPER  # the meaning of "cuda" on a machine without a GPU: kernels can be compiled, not run
 LEAST_ARCH = AMPERE  # whose tensor cores and asynchronous copies every kernel of the library may use
 
-# Of every chip.
+# Limits of every chip.
 WARP, WARPGROUP = 32, 128  # threads
 MOST_BLOCKS = 32  # of a multiprocessor
 MOST_THREADS = 1024  # of a block

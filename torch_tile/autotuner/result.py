@@ -145,7 +145,7 @@ class Settings:
         return self.checks, self.warmup, self.rep, factor, self.prune
 
     def changed(self, op: str, given: Mapping[str, Any]) -> Settings:
-        """Return these settings with the fields in `given`. Raise TileError for an unknown field and name the nearest."""
+        """Return these settings with the fields in `given`. Raise TileError for an unknown field."""
         known = [field.name for field in fields(self)]
         for name in given:
             if name not in known:

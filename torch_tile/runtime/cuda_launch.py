@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
-# Of the driver, in the order of csrc/launch_driver.h.
+# Functions of the driver, in the order of csrc/launch_driver.h.
 NATIVE_FUNCTIONS = "cuLaunchKernel", "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuTensorMapEncodeTiled"
 # Scalars that csrc/launch.cpp converts itself, by the letters of the struct module.
 LETTERS = {
@@ -182,7 +182,7 @@ class CudaLauncher(BaseLauncher):
         return found
 
     def check_apart(self, tensors: Sequence[Any]) -> None:
-        """Raise LaunchError if a tensor that a kernel reads as constant overlaps one that it writes."""
+        """Raise LaunchError if a tensor that a kernel reads as constant overlaps a written tensor."""
         for read, written in self.source.apart:
             one_is_none = tensors[read] is None or tensors[written] is None
             if not one_is_none and overlap(tensors[read], tensors[written]):

@@ -32,7 +32,7 @@ OF_FORMS = frozenset({"aten::can_cast", "aten::promote_types", "aten::result_typ
 
 
 class Unplanned(Exception):
-    """Raised where a call of torch would read or write memory that the plan's launches have not filled."""
+    """Raised if a call of torch would read or write memory that the plan's launches fill later."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class LaunchPlan:
         self.roots: list[torch.Tensor] = []
         self._low_bits: dict[int, int] = {}  # of the addresses of roots without memory
         self._origins: dict[int, int] = {}  # the number of the root of each tensor
-        self._kept: list[torch.Tensor] = []  # so that no tensor gets the address of one that was
+        self._kept: list[torch.Tensor] = []  # so that no two tensors get the same address
         self.given = 0
         for each in arguments:
             self.add(each)

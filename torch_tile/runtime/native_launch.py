@@ -88,9 +88,9 @@ def launch_function(
 
     The function calls `slow` for a form without a plan, and `failed` with the driver's status of a refused launch.
     driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: for each argument, "t" for a
-    tensor, else the struct module's letter of a number. masks: bits of a tensor's address that must be 0. Numbers are
-    part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair of `apart`
-    may overlap, `slow` decides. Returns None where there is no native launch.
+    tensor, else the struct module's letter of a number. masks: bits of a tensor's address that must be 0. With
+    `scalars_matter`, numbers are part of the form; so are the `low_bits` of addresses. If tensors of a pair of `apart`
+    may overlap, `slow` decides. Returns None if there is no native launch.
     """
     import torch
 
@@ -123,7 +123,7 @@ def _build() -> Path:
     """Build the native module, or find it in the cache; return its file."""
     source, *headers = (csrc_dir() / name for name in SOURCES)
     texts = [each.read_bytes() for each in (source, *headers)]
-    # Nothing in it depends on the compiler, which is not looked for where the module is there.
+    # The key does not depend on the compiler, so a cached module needs no look for one.
     key = key_of(*texts, *FLAGS, sys.platform, platform.machine(), str(sys.implementation.cache_tag))
 
     def build(output: Path) -> None:

@@ -46,7 +46,7 @@ def check_python() -> str:
 
 
 def check_torch() -> str:
-    """Version, which must be one that we support."""
+    """Check the version of torch against the supported ones."""
     import torch
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

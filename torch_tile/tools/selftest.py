@@ -33,7 +33,7 @@ def checks() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def check_branches(device: str) -> str:
-    """Branches on an index whose arms store one element, which some compilers get wrong, with and without vectors."""
+    """Check branches on an index that store one element, with and without vectors: some compilers get them wrong."""
     from torch_tile.jit import compile
 
     count = 0

@@ -24,27 +24,29 @@ def buffer_of(value: Any) -> Buffer:
 
 
 def is_global(buffer: Any) -> bool:
-    """Return whether it lies in global memory."""
+    """Return whether a buffer lies in global memory."""
     return buffer_of(buffer).scope == "global"
 
 
 def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
-    """Return whether it lies in shared memory, all of which is sized at the launch: False without `allow_dynamic`."""
+    """Return whether a buffer lies in shared memory, all of which is sized at the launch: False without
+    `allow_dynamic`.
+    """
     return allow_dynamic and buffer_of(buffer).scope == SPELLINGS["shared"]
 
 
 def is_shared_dynamic(buffer: Any) -> bool:
-    """Return whether it lies in shared memory."""
+    """Return whether a buffer lies in shared memory."""
     return is_shared(buffer)
 
 
 def is_fragment(buffer: Any) -> bool:
-    """Return whether it is spread over the registers of a block."""
+    """Return whether a buffer is spread over the registers of a block."""
     return buffer_of(buffer).scope == SPELLINGS["local.fragment"]
 
 
 def is_local(buffer: Any) -> bool:
-    """Return whether it is an array of each thread."""
+    """Return whether a buffer is an array of each thread."""
     return buffer_of(buffer).scope == SPELLINGS["local"]
 
 
