@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way from a Python call to cuLaunchKernel for arguments whose form was seen before: no torch headers (tensors are
-// read through DLPack's exchange table, which torch offers on its type), stable Python ABI, no allocation.
+// Launch kernels from Python for arguments whose form was seen before. No torch headers are used: tensors are read
+// through DLPack's exchange table, which torch offers on its type. It has a stable Python ABI and allocates nothing.
 //
-// Everything that needs judgement is in torch_tile/runtime/cuda_launch.py: it is called for each new form of arguments
-// (dtypes, devices, sizes, strides) and for everything unusual, and leaves a plan to be followed next time.
+// Every decision is made in torch_tile/runtime/cuda_launch.py. It is called for each new form of arguments (dtypes,
+// devices, sizes, strides) and for everything unusual, and leaves a plan for later calls.
 
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -31,7 +31,7 @@ struct Form {
   int64_t data[1];
 };
 
-// What a kernel holds of Python's.
+// Python objects of a kernel.
 enum { kSlow, kFailed, kIsNegative, kTensor, kParameter, kHeld };
 
 struct Kernel {
@@ -59,7 +59,7 @@ struct Arguments {
   int64_t form[kMostWords];
 };
 
-// Whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all else that is read.
+// Return whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all other reads.
 bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
   if (kernel->is_negative != NULL && tensor.rank > 0 && tensor.rank <= kMostInline) {
     void* itself = (char*)tensor.shape - kernel->sizes_offset;
@@ -71,7 +71,7 @@ bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
   return answer != Py_False;
 }
 
-// Each reader returns false for what it leaves to Python.
+// Each reader returns false for arguments that it leaves to Python.
 bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* into) {
   PyObject* type = (PyObject*)Py_TYPE(object);
   if (type != kernel->held[kTensor] && type != kernel->held[kParameter]) return false;
