@@ -13,7 +13,7 @@ from enum import IntEnum
 from torch_tile.hardware import Target
 
 SPARE = 1024  # bytes for mbarriers, and for what threads hand each other in reductions
-BOX_BYTES, BOX_ROWS = 128, 8  # of a row that bulk copies swizzle, and of rows after which a swizzle repeats
+BOX_BYTES, BOX_ROWS = 128, 8  # bytes of a row that bulk copies swizzle, and rows after which a swizzle repeats
 
 
 class Part(IntEnum):

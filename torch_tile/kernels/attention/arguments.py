@@ -53,7 +53,7 @@ def _exceeds(a: Any, b: Any) -> bool:
     return bool(guard_or_false(a > b))
 
 
-# Offsets and windows between positions, such that what kernels add up of them fits in 32 bits.
+# Limits of offsets and windows between positions, so that kernels' sums of them fit in 32 bits.
 
 FAR = 2**29
 """No query's offset is larger, nor a length."""

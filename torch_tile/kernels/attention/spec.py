@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attention kernel is compiled for: its tiling and its spec."""
+"""Compile-time facts of an attention kernel: its tiling and its spec."""
 
 from __future__ import annotations
 
