@@ -182,7 +182,7 @@ class _Check(Rewriter):
         return node
 
     def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
-        """Check a branch or a value that runs only where a condition holds, or only where it does not."""
+        """Check a branch or a value that runs only if a condition holds, or only if it does not."""
         known, wanted = self.ranges, condition if holds else unary("not", condition)
         path = self.path if known.prove(wanted) else self.path.under(condition, holds)
         self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
@@ -268,7 +268,7 @@ class _Check(Rewriter):
                     self._inside(buffer, dim, (index,), index < size, node)
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
-        """Report an index, or the first and the end of several in a row, that does not fit a tile's dimension."""
+        """Report an index that does not fit a tile's dimension, or the first and last of several in a row."""
         known, low = self.ranges, index[0] >= 0
         if not self.runs or (known.prove(low) and known.prove(fits)):
             return

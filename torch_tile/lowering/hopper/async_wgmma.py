@@ -2,13 +2,13 @@
 """Keep WGMMAs in flight across other work by delaying their waits.
 
 A loop that only multiplies waits for the products of the previous iteration, not for those of the current one. It
-releases the stages that they read one iteration later.
+releases the stages of those products one iteration later.
 
 A loop of products, arithmetic on their results, and products again (attention) is shifted by half an iteration. The
 first products of the next iteration and the second products of this one then run beside the arithmetic of this one.
-Arithmetic that touches operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608,
-section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). If the first few iterations take a
-branch that no later iteration takes, they run before such a loop, one by one.
+Arithmetic on operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608, section
+3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). The first few iterations may take a branch
+that later iterations skip. They then run before such a loop, one by one.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 
 def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
-    """Return the tiles (by identity) that the arithmetic waits for (`came`) or releases, by what its barriers guard.
+    """Return the tiles (by identity) that the arithmetic waits for (`came`) or releases, found by its barriers.
 
     A tile may not be waited for here and released behind the second products: the wait would come before the release.
     """

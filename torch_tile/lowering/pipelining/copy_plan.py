@@ -61,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Filling:
-    """What a statement that loads a tile does: the region that it fills, and the buffers that it reads."""
+    """The effect of a statement that loads a tile: the region that it fills, and the buffers that it reads."""
 
     region: Region
     sources: tuple[Buffer, ...]
@@ -139,7 +139,7 @@ def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
 
 
 def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
-    """Return the regions that `node` reads (an element as a region without ranges), and the buffers that it writes."""
+    """Return the regions that `node` reads, and the buffers that it writes. An element is a region without ranges."""
     reads: list[Region] = []
     writes: list[Buffer] = []
     for n in find(node, RegisteredOp, Load, Store, Call, Region):
@@ -215,7 +215,7 @@ class Facts:
         return tuple(reversed(kept))
 
     def move(self, leaf: Leaf) -> Move:
-        """Return a statement that may run ahead, with the names and conditions that it needs."""
+        """Return a statement that may run ahead, with its names and conditions."""
         assert isinstance(leaf.node, Stmt)
         return Move(leaf.node, self.needed(leaf))
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make T.Pipelined explicit: copies run `num_stages - 1` iterations ahead, into versions of their tiles.
 
-A loop over k with S stages keeps S versions of each tile that it loads; iteration k uses version k % S. The copies for
-the first S - 1 iterations start before the loop. Those for iteration k + S - 1 start in iteration k, right after the
-wait for its own data. The content of that version was last read in iteration k - 1, so the barrier that makes the data
-visible also frees the version. One stage keeps one version, filled again after its last reader. Every step commits
-every group, even an empty one, so that waits count groups known here. No PIPELINED loop is left.
+A loop over k with S stages keeps S versions of each loaded tile; iteration k uses version k % S. The copies for the
+first S - 1 iterations start before the loop. Those for iteration k + S - 1 start in iteration k, right after the wait
+for its own data. Iteration k - 1 was the last to read that version. So the barrier that makes the data visible also
+frees the version. One stage keeps one version, filled again after its last reader. Every step commits every group, even
+an empty one, so that waits count groups known here. No PIPELINED loop is left.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Pipeline(Rewriter):
         self.replaced: IdSet[Buffer] = IdSet()
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
-        """Rewrite a kernel, and drop tiles that versions replaced and that nothing uses."""
+        """Rewrite a kernel, and drop tiles that versions have replaced."""
         new = self.children(kernel)
         if new is kernel:
             return kernel
@@ -268,12 +268,12 @@ class _Stages:
                     yield from self._numbers(leaf.node, item.ahead)
 
     def _numbers(self, node: Node, ahead: int) -> list[int]:
-        """Return the numbers of the groups that bring the tiles that `node` reads when it runs `ahead`."""
+        """Return the numbers of the groups with the tiles that `node` reads when it runs `ahead`."""
         groups = {self.group_of[t] for t in reads_of(node) if t in self.group_of}
         return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
 
     def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
-        """Return `stmt` with waits before statements that read groups which may not have arrived."""
+        """Return `stmt` with waits before statements that read groups still in flight."""
         if not isinstance(stmt, If):
             return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
         before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))

@@ -150,7 +150,7 @@ class Hazards:
         self.simplify = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
-        """Return whether a thread's `b` may touch what another thread's `a` touched, where one of the two writes."""
+        """Return whether a thread's `b` may touch an address of another thread's `a`, one of them a write."""
         pair = a, b
         found = self.pairs.get(pair)
         if found is None:
@@ -353,7 +353,7 @@ def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
 
 
 def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
-    """Split `e` into a sum of a part that all threads share and a part that NumPy can compute for each thread.
+    """Split `e` into a sum of two parts: one that all threads share, and one that NumPy computes for each thread.
 
     Return None if there is no such sum.
     """

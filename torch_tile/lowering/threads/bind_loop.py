@@ -126,7 +126,7 @@ class _Step:
 
 
 class _Binder:
-    """Bind one nest whose fragment elements are all held by the threads that use them."""
+    """Bind one nest whose fragment elements are all held by their users."""
 
     def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
         self.nest, self.layout, self.ctx = nest, layout.canonical, ctx

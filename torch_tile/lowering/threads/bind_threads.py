@@ -67,7 +67,7 @@ class _Bind(Known):
         super().__init__()
         assert kernel.thread is not None
         self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
-        # Whether the code says which thread runs it: in a lowered op, or under a branch of some threads.
+        # True if the code itself says which thread runs it: in a lowered op, or under a branch of some threads.
         self.of_thread = False
         self.divergence = Divergence(kernel, arrays=True)
 
