@@ -71,7 +71,7 @@ class ScaleRows(RegisteredOp):
         return nest
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Demand that factors lie where the rows do."""
+        """Demand factors in the threads of their rows."""
         loop = self.as_loop()
         return parallel_loops.infer(loop, known, ctx) if is_static(loop) else []
 

@@ -113,7 +113,7 @@ def step_of(op: Gemm, ctx: ThreadContext) -> int:
 
 
 def registers(op: Gemm, ctx: ThreadContext) -> tuple[int, int, int]:
-    """Count a thread's 4-byte registers for its part of C, and for its parts of A and B in one step along K."""
+    """Count a thread's 4-byte registers for its part of C, and of A and B in a step along K."""
     sizes, p = problem(op), _choices(op, ctx)[0]
     assert sizes is not None
     m_tiles, n_tiles = p.tiles(*sizes[:2])
