@@ -276,10 +276,9 @@ def _needed(
     return list(found)
 
 
-# Remove the views at the edges of both parts: parts that differ only in these views are one contest.
-#
-# A model may use the same norm in front of a product, which reads its rows as a matrix, and in front of another reader.
-# A view may also stand in front of the norm. Views of dense tensors take no time on either side.
+# Remove the views at the edges of both parts: parts that differ only in these views are one contest. A model may use
+# one norm in front of a product, which reads its rows as a matrix, and in front of another reader. A view may also
+# stand in front of the norm. Views of dense tensors take no time on either side.
 
 
 def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, GraphModule]:
