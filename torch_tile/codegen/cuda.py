@@ -140,7 +140,7 @@ class _Cuda:
         lines.append(wgmma_functions(product for _, out in functions for product in out.products))
         lines += foreign_lines(self.nodes, is_cuda=True)
         lines += ["\n".join([*out.lines, ""]) for _, out in functions]
-        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.apart())
+        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.disjoint())
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
         """One kernel: its entry, and its text."""
@@ -198,7 +198,7 @@ class _Cuda:
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, out
 
-    def apart(self) -> tuple[tuple[int, int], ...]:
+    def disjoint(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of tensors of which a kernel only reads one and writes the other."""
         found: set[tuple[int, int]] = set()
         for nodes in self.nodes:

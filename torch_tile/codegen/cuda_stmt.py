@@ -181,7 +181,7 @@ class CudaStatements(Visitor, Lines):
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
-        """Write a buffer."""
+        """Declare a local array or variable."""
         buffer, name, kind = node.buffer, self.names.of(node.buffer), storage(node.buffer.dtype)
         if buffer.scope == "var":
             init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""

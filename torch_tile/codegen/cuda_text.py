@@ -350,7 +350,7 @@ def is_warpgroup(node: Binary, thread: Var) -> bool:
 
 
 def int_type(dtype: DType, is_long: bool) -> str:
-    """The C++ type of a named value."""
+    """Return the C++ type of a named value."""
     if dtype == dt.int32:
         return "int64_t" if is_long else "int"
     return held(dtype)

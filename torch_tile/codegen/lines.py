@@ -30,7 +30,7 @@ class Lines:
         self.depth += 1
 
     def close(self, text: str = "}") -> None:
-        """End a scope."""
+        """End a scope of the generated text."""
         self.depth -= 1
         self.line(text)
 

@@ -63,10 +63,10 @@ class Entry(NamedTuple):
 class CudaSource(NamedTuple):
     """Generated text, its entries in the order of their launches, and the alignment in bytes each tensor must have.
 
-    Of the tensors at each pair of positions in `apart`, a kernel takes one for constant and writes the other.
+    Of the tensors at each pair of positions in `disjoint`, a kernel takes one for constant and writes the other.
     """
 
     text: str
     entries: tuple[Entry, ...]
     alignment: tuple[int, ...]
-    apart: tuple[tuple[int, int], ...] = ()
+    disjoint: tuple[tuple[int, int], ...] = ()

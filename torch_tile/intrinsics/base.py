@@ -85,7 +85,7 @@ class Intrinsic:
         return self.engine is not None and self.sync is None
 
     @property
-    def meets(self) -> bool:
+    def is_barrier(self) -> bool:
         """Return whether several warps, or all, wait for each other at it."""
         return self.sync is Sync.BARRIER and self.scope is not Scope.WARP
 
@@ -104,7 +104,7 @@ class Intrinsic:
         return self.sync in (Sync.COMMIT, Sync.DRAIN) and self.engine is not Engine.BULK
 
     @property
-    def hands_over(self) -> bool:
+    def publishes(self) -> bool:
         """Return whether it publishes a thread's earlier work to the threads waiting at the same barrier.
 
         A barrier of all threads does not count.

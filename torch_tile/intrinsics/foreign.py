@@ -40,7 +40,7 @@ def text_of(call: Call, is_cuda: bool) -> str:
     return str(call.options[2 if is_cuda else 3])
 
 
-def keep_meaning(call: Call, meaning: Callable[..., Any]) -> None:
+def register_meaning(call: Call, meaning: Callable[..., Any]) -> None:
     """Register the meaning of a call in this process. Each process traces its programs itself."""
     _MEANINGS[call.options] = meaning
 

@@ -123,6 +123,7 @@ def wgmma_results(d: Address, count: int) -> Do:
 
 
 def _flag(value: Any) -> Expr:
+    """Convert to bool."""
     return cast(to_expr(value), dt.bool_)
 
 

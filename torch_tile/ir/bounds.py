@@ -269,6 +269,7 @@ class Ranges:
         return found
 
     def _of_var(self, var: Var) -> Interval:
+        """Return the interval of a variable."""
         known = self._numeric.get(var)
         if known is not None:
             return known
@@ -334,7 +335,7 @@ class Ranges:
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
             return False
         x, y = self.interval(a), self.interval(b)
-        if _apart(op, x, y):
+        if _always_holds(op, x, y):
             return True
         p = self._atoms.of(b) - self._atoms.of(a)
         if op in ("<", "<="):
@@ -442,7 +443,7 @@ class Ranges:
         return max(map(self._rank, inner)) + 0.25 if inner else self._depth.get(atom, 0)
 
 
-def _apart(op: str, x: Interval, y: Interval) -> bool:
+def _always_holds(op: str, x: Interval, y: Interval) -> bool:
     """Return whether `op` holds between all numbers of two intervals."""
     if op in ("<", "<="):
         return x.high < y.low if op == "<" else x.high <= y.low

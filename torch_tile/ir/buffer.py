@@ -92,6 +92,7 @@ class NotAValue:
     """An array that is computed with element by element only: operators tell the author so."""
 
     def _refuse(self, *others: object) -> Never:
+        """Raise an author error: this is no value."""
         raise error("region_as_value", None, region=repr(self))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse

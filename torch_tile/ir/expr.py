@@ -99,7 +99,7 @@ class Expr(Node):
     __hash__ = Node.__hash__
 
     def astype(self, dtype: object) -> Expr:
-        """This value converted to `dtype`."""
+        """Convert this value to `dtype`."""
         return cast(self, dtype)
 
 

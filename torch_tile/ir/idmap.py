@@ -97,7 +97,7 @@ class IdSet(MutableSet[K]):
         for item in items:
             self.add(item)
 
-    def meets(self, node: Node) -> bool:
+    def any_in(self, node: Node) -> bool:
         """Return whether a node mentions one of the symbols of this set."""
         return not symbols(node).isdisjoint(self._items.values())
 

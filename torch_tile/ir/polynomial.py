@@ -217,6 +217,7 @@ class Atoms:
         return Polynomial(quotient), Polynomial(rest)
 
     def _intern(self, key: Hashable, atom: Atom) -> int:
+        """Return the number of the atom with this key; make one at the first call."""
         found = self._numbers.setdefault(key, len(self.table))
         if found == len(self.table):
             self.table.append(atom)

@@ -116,6 +116,7 @@ def _unary(e: Unary, ranges: Ranges) -> Expr | None:
 
 
 def _binary(e: Binary, ranges: Ranges) -> Expr | None:
+    """Fold literals, and simplify logical operators and comparisons; hand other operators to their rules."""
     a, b = e.a, e.b
     if isinstance(a, Const) and isinstance(b, Const) and (folded := fold(e.op, a, b)) is not None:
         return folded
@@ -210,6 +211,7 @@ def _extremum(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _bitwise(e: Binary) -> Expr | None:
+    """Simplify `x & x`, `x | x`, and bitwise operators and shifts with 0."""
     if e.op in ("&", "|") and equal(e.a, e.b):
         return e.a
     if not isinstance(e.b, Const) or e.b.value != 0:

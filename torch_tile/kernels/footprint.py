@@ -45,7 +45,7 @@ class Tile:
 
     @property
     def boxed(self) -> int:
-        """Bytes of the tile as bulk copies fill it: in columns of 128 bytes, each with its own swizzle."""
+        """Return the bytes of the tile as bulk copies fill it: in columns of 128 bytes, each with its own swizzle."""
         row = self.columns * self.bits // 8
         if self.rows == 1 or row % BOX_BYTES or self.rows % BOX_ROWS == 0:
             return self.bytes

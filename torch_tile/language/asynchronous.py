@@ -221,12 +221,12 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
 
 
 def inc_max_nreg(n: int) -> None:
-    """T.set_max_nreg, of a role that has more registers than its share."""
+    """Set registers as T.set_max_nreg does, for a role that takes more than its share."""
     set_max_nreg(n, True)
 
 
 def dec_max_nreg(n: int) -> None:
-    """T.set_max_nreg, of a role that gives registers back."""
+    """Set registers as T.set_max_nreg does, for a role that gives registers back."""
     set_max_nreg(n, False)
 
 
@@ -331,11 +331,11 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
     new: list[Stmt] = []
     stmts = block.stmts
     for n, one in enumerate(stmts):
-        is_said = n + 1 < len(stmts) and isinstance(stmts[n + 1], WgmmaResults)
+        has_results = n + 1 < len(stmts) and isinstance(stmts[n + 1], WgmmaResults)
         made, ages = _stmt(one, ages)
         new.append(made)
         if (pending := _pending(one)) is not None:
-            if not is_said:
+            if not has_results:
                 new += [WgmmaResults(c, span=one.span) for age, c in ages.values() if age >= pending]
             ages = {key: (age, c) for key, (age, c) in ages.items() if age < pending}
     same = len(new) == len(stmts) and all(a is b for a, b in zip(new, stmts, strict=True))

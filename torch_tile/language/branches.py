@@ -172,6 +172,7 @@ class Reads:
         return [name for name in dict.fromkeys(_bound(stmts)) if name not in self.elsewhere]
 
     def _block(self, stmts: list[ast.stmt], after: Names) -> Names:
+        """Return the names that may be read from the start of a block on, before they are bound."""
         for stmt in reversed(stmts):
             after = self._before(stmt, after)
         return after
@@ -226,6 +227,7 @@ class Reads:
 
 
 def _loaded(node: ast.AST) -> Names:
+    """Return the names that a node reads."""
     return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 

@@ -20,7 +20,7 @@ from torch_tile.ir.expr import Vector, lanewise
 from torch_tile.ir.idmap import IdMap
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
-from torch_tile.language.values import Annotation, dtype_of, filled_in_steps, moved_in_steps
+from torch_tile.language.values import Annotation, copy_strided, dtype_of, fill_strided
 
 # Decorators, which look at the names around their caller.
 DECORATORS = ("inline", "macro", "meta_class", "prim_func")
@@ -46,7 +46,7 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
 def _in_steps(name: str) -> Callable[..., Any]:
     """Record an operation that has an operand with steps."""
     if name in ("copy", "fill"):
-        return moved_in_steps if name == "copy" else filled_in_steps
+        return copy_strided if name == "copy" else fill_strided
     why, fix = "has steps", "copy it to a tile by T.copy, which takes slices with steps"
     raise error("bad_argument", None, op=f"T.{name}", name="a slice", why=why, fix=fix)
 

@@ -108,7 +108,7 @@ class TensorCoreIntrinEmitter:
         """
         place = self._place("ldmatrix_a", A_shared_buf, self.a_transposed)
         local, start = self._local("ldmatrix_a", A_local_buf, "A_local_buf")
-        lane, _, warp_m = self._who()
+        lane, _, warp_m = self._lane_and_warp()
         k = let("k", simplify(to_expr(rk) * self.chunk + to_expr(ki) * self.micro_size_k))
         for piece in range(self.warp_rows):
             row = let("row", simplify(warp_m * self.warp_row_tiles + piece * self.micro_size_x))
@@ -121,7 +121,7 @@ class TensorCoreIntrinEmitter:
         """Load the warp's pieces of B at step `ki` of the shared dimension: `warp_cols * local_size_b` elements."""
         place = self._place("ldmatrix_b", B_shared_buf, not self.b_transposed)
         local, start = self._local("ldmatrix_b", B_local_buf, "B_local_buf")
-        lane, warp_n, _ = self._who()
+        lane, warp_n, _ = self._lane_and_warp()
         k = let("k", simplify(to_expr(rk) * self.chunk + to_expr(ki) * self.micro_size_k))
         halves = self.micro_size_y // 8
         columns_of_piece = (self.shape.b[1], self.shape.b[0])  # (n, k)
@@ -190,7 +190,7 @@ class TensorCoreIntrinEmitter:
             raise error("bad_argument", None, op=what, name=name, why=why, fix=fix)
         return region.buffer, region.starts[0]
 
-    def _who(self) -> tuple[Expr, Expr, Expr]:
+    def _lane_and_warp(self) -> tuple[Expr, Expr, Expr]:
         """Name the lane, and the warp's place along columns and rows."""
         lane, warp_n, warp_m = self.extract_thread_binding(self.get_thread_binding())
         return let("lane", lane), let("warp_n", warp_n), let("warp_m", warp_m)
@@ -232,7 +232,7 @@ class TensorCoreIntrinEmitter:
         local, start = self._local("stmatrix", C_local_buf, "C_local_buf")
         region = need_region(C_buf, "stmatrix", "C_buf")
         buffer, rank = region.buffer, region.buffer.rank
-        lane, warp_n, warp_m = self._who()
+        lane, warp_n, warp_m = self._lane_and_warp()
         if pid_m is not None and pid_n is not None:
             warp_m = simplify(to_expr(pid_m) * self.block_row_warps + warp_m)
             warp_n = simplify(to_expr(pid_n) * self.block_col_warps + warp_n)
@@ -301,7 +301,7 @@ class WGMMATensorCoreIntrinEmitter:
     wgmma_rs = wgmma
 
     def wgmma_wait(self, n: int = 0) -> None:
-        """T.wait_wgmma."""
+        """Wait as T.wait_wgmma does."""
         wait_wgmma(n)
 
     def make_mma_store_layout(self, local_buf: Tile) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.intrinsics.foreign import foreign_call, keep_meaning
+from torch_tile.intrinsics.foreign import foreign_call, register_meaning
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -188,7 +188,7 @@ def emit_call(
     result = dt.int32 if is_void else dtype_of(dtype)
     call = foreign_call(name, operands, result, accesses, cuda, cpu)
     if evaluate is not None:
-        keep_meaning(call, evaluate)
+        register_meaning(call, evaluate)
     if is_void:
         at.emit(Do(call))
         return None

@@ -15,7 +15,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, binary, cast, const, select, to_expr
 from torch_tile.ir.stmt import Alloc, For, Stmt, Store
 from torch_tile.language.asynchronous import in_kernel
-from torch_tile.language.reducers import folded
+from torch_tile.language.reducers import split_updates
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.base import (
     Scalar,
@@ -164,7 +164,7 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
     at.emit(Fill.build(answer, identity_of(op, answer.dtype)))
     nest = parallel(region.tile_shape or (const(1, dt.int32),), fold)
     assert isinstance(nest, For)
-    for one in folded(nest, {answer: op}):
+    for one in split_updates(nest, {answer: op}):
         at.emit(one)
     return binary("!=", Load(answer, (zero,)), zero)
 

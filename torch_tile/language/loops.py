@@ -18,7 +18,7 @@ from torch_tile.ir.stmt import Block, Break, For, LoopKind
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.layout import loop_layout as requested
 from torch_tile.language.math import ceildiv, max as larger, min as smaller
-from torch_tile.language.reducers import folded
+from torch_tile.language.reducers import split_updates
 from torch_tile.language.thread_roles import needs_all
 from torch_tile.language.threads import get_block_extent
 from torch_tile.language.trace import close_body, let, make_variable, tracer
@@ -75,7 +75,7 @@ class Loop:
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
             at.emit(AsyncLoop(made) if self.asynchronous else made)
             return
-        for one in folded(made, at.reducers):
+        for one in split_updates(made, at.reducers):
             at.emit(one)
 
     def _downwards(self, name: Any) -> Iterator[Any]:
@@ -108,7 +108,7 @@ def _settled(name: str, bound: Expr, body: Block) -> Expr:
     before the body.
     """
     shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
-    return let(name, bound) if shared.meets(body) else bound
+    return let(name, bound) if shared.any_in(body) else bound
 
 
 def index_bound(value: Any, what: str) -> Expr:

@@ -324,7 +324,7 @@ class _Wide(Rewriter):
     # Statements.
 
     def visit_Let(self, node: Let) -> Let:
-        """A name for the carrier."""
+        """Name a value of the carrier's type."""
         self.named[node.var] = node.value
         if self._is_of_threads(node.value):
             self.of_threads.add(node.var)

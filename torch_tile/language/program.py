@@ -83,7 +83,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         params = {name: make_param(name, kind) for name, kind in types.items()}
         at.params = list(params.values())
-        args, kwargs = call_arguments(function, groups, [in_hands(p) for p in params.values()])
+        args, kwargs = call_arguments(function, groups, [author_view(p) for p in params.values()])
         with around:
             result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
         return finish(at, function.__name__, tuple(params.values()), result)
@@ -147,7 +147,7 @@ def evaluated(function: FunctionType, name: str, annotation: Any, scope: dict[st
 
 
 def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | PointerType | DType:
-    """A parameter's type from its annotation; `bad_annotation` otherwise."""
+    """Return a parameter's type from its annotation; raise `bad_annotation` for anything else."""
     if isinstance(annotation, TensorType | PointerType):
         return annotation
     try:
@@ -163,7 +163,7 @@ def make_param(name: str, kind: TensorType | PointerType | DType) -> Buffer | Va
     return Var(name, kind, "param") if isinstance(kind, DType) else kind.buffer(name)
 
 
-def in_hands(symbol: Buffer | Var) -> Any:
+def author_view(symbol: Buffer | Var) -> Any:
     """Return a parameter as its author gets it."""
     if isinstance(symbol, Var):
         return symbol
@@ -171,7 +171,7 @@ def in_hands(symbol: Buffer | Var) -> Any:
 
 
 def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any, span: Span | None = None) -> Program:
-    """The program recorded by `at`, whose function returned `result`, at `span`."""
+    """Build the program that `at` recorded; the traced function returned `result`, at `span`."""
     returned = () if result is None else result if isinstance(result, tuple | list) else (result,)
     for value in returned:
         if not (isinstance(value, Handle) and value.buffer.origin == "empty"):
@@ -513,7 +513,7 @@ class _Run:
             return symbol
         if self.learning and isinstance(kind, TensorType):
             self._learn(name, kind)
-        return in_hands(symbol)
+        return author_view(symbol)
 
     def _learn(self, name: str, kind: TensorType) -> None:
         tensor, rank = self.call.arguments[name], len(kind.shape)

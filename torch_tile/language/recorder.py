@@ -197,7 +197,7 @@ class Recorder:
         return self.on_annotate(name, annotation, None if value is UNBOUND else value)
 
     def named(self, manager: Any, names: Any) -> Any:
-        """`with T.Kernel(...) as names`."""
+        """Enter `with T.Kernel(...) as names`, and name the block indices."""
         if hasattr(manager, "take_names"):
             manager.take_names(names)
         return manager
@@ -328,7 +328,7 @@ class Recorder:
             yield from iterable.iterate(names)
 
     def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[None]:
-        """`while test()`."""
+        """Run `while test()` in Python, or record it once if the device decides the condition."""
         condition = self.condition(self.tracer.maybe(test, "`while`"))
         if not isinstance(condition, Expr):
             with self._around(self.tracer.scope):

@@ -111,12 +111,12 @@ def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
     return buffer, op
 
 
-def folded(nest: For, reducers: Reducers) -> Iterator[Stmt]:
+def split_updates(nest: For, reducers: Reducers) -> Iterator[Stmt]:
     """Split a T.Parallel nest that updates `reducers` into the nest without the updates, and their reductions."""
     stored = {n.buffer for n in find(nest.body, Store)}
     parts = [part for one, op in reducers.items() if one in stored and (part := _part(nest, one, op))]
     yield from (Alloc(part.tile) for part in parts)
-    yield _Apart(parts).nest(nest) if parts else nest
+    yield _SeparateUpdates(parts).nest(nest) if parts else nest
     for part in parts:
         yield from part.reductions()
 
@@ -191,7 +191,7 @@ def _updates(value: Expr, reducer: Buffer, op: str) -> bool:
     return False
 
 
-class _Apart(Rewriter):
+class _SeparateUpdates(Rewriter):
     """Replace each reducer by its part's tile. Every iteration begins with the neutral element."""
 
     def __init__(self, parts: list[_Part]):

@@ -186,6 +186,7 @@ class _Reroute(ast.NodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Keep a nested class as it is."""
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
@@ -267,6 +268,7 @@ class _Reroute(ast.NodeTransformer):
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Rewrite `x += e` so that the target is evaluated once."""
         value = self.visit(node.value)
         if _is_place(node.target):
             made, place, held = self._place(node.target)

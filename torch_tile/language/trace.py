@@ -256,7 +256,7 @@ def let(name: str, value: Expr) -> Expr:
     return var
 
 
-def spelt_out(value: Expr) -> Expr:
+def expand_names(value: Expr) -> Expr:
     """Replace names in `value` by their expressions. Names of elements stay, as those may have changed since."""
     known = IdMap[Var, Expr]()
     for depth, scope in enumerate(tracer().scopes if is_tracing() else ()):
@@ -307,12 +307,12 @@ __all__ = [
     "author_span",
     "close_body",
     "current_span",
+    "expand_names",
     "is_tracing",
     "let",
     "make_variable",
     "name_symbol",
     "span_at",
-    "spelt_out",
     "tracer",
     "tracing",
     "with_span",

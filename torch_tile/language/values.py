@@ -16,7 +16,7 @@ from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
-from torch_tile.language.trace import author_span, let, spelt_out, tracer
+from torch_tile.language.trace import author_span, expand_names, let, tracer
 from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
@@ -65,7 +65,7 @@ class Handle(NotAValue):
 
     @property
     def name(self) -> str:
-        """The author's name for it."""
+        """The buffer's name, as its author calls it."""
         return self.buffer.name
 
     def scope(self) -> str:
@@ -86,7 +86,7 @@ class Handle(NotAValue):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
         elif isinstance(place, Steps) or isinstance(value, Steps):
             filled = isinstance(place, Steps) and not isinstance(value, Region | Handle | Load | Steps)
-            made = filled_in_steps(place, value) if filled else moved_in_steps(value, place)
+            made = fill_strided(place, value) if filled else copy_strided(value, place)
             tracer("an assignment").emit(made)
         elif isinstance(value, Region | Handle | Load):
             tracer("an assignment").emit(Copy.build(value, place))
@@ -186,8 +186,8 @@ def _range(buffer: Buffer, dim: int, key: Any) -> Range:
     stop = buffer.shape[dim] if key.stop is None else _index(buffer, dim, key.stop)
     extent = simplify(stop - start)
     if not isinstance(extent, Const):  # names, of which one may be defined by the other
-        spelt = simplify(spelt_out(stop - start))
-        extent = spelt if isinstance(spelt, Const) else extent
+        expanded = simplify(expand_names(stop - start))
+        extent = expanded if isinstance(expanded, Const) else extent
     step = _step(buffer, key)
     if step > 1:
         extent = simplify((extent + (step - 1)) // step)
@@ -208,7 +208,7 @@ def _step(buffer: Buffer, key: Any) -> int:
     return int(step)
 
 
-def moved_in_steps(src: Any, dst: Any, **hints: Any) -> Stmt:
+def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
     """T.copy, of which a side has steps: a nest of moves."""
     if isinstance(src, Load) and isinstance(dst, Steps):
         src = Copy.regions(src, dst.region)[0]
@@ -233,7 +233,7 @@ def moved_in_steps(src: Any, dst: Any, **hints: Any) -> Stmt:
     return parallel(extents, move) if extents else move(())
 
 
-def filled_in_steps(buffer: Any, value: Any) -> Stmt:
+def fill_strided(buffer: Any, value: Any) -> Stmt:
     """T.fill of a region with steps: a nest of stores."""
     region, extents = buffer.region, squeezed(buffer.region)
     put = Fill.build(region, value).value
@@ -253,7 +253,7 @@ def stored(value: Any, buffer: Buffer) -> Expr:
 
 
 def store_variable(target: Load, value: Any) -> None:
-    """`v = value` for a T.alloc_var."""
+    """Record `v = value` for a T.alloc_var."""
     tracer().emit(Store(target.buffer, target.indices, stored(value, target.buffer)))
 
 

@@ -256,21 +256,23 @@ def _place(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> tuple[tuple[E
     if w == h:
         found: list[Expr] = []
         for mine, others in _groups(view, home):
-            found += _unravelled(_ravelled(indices, view.shape, mine), tuple(home.shape[d] for d in others))
+            found += _coordinates(_flat_index(indices, view.shape, mine), tuple(home.shape[d] for d in others))
         return tuple(found), const(0, dt.int32)
-    flat = _ravelled(indices, view.shape, range(view.rank))
+    flat = _flat_index(indices, view.shape, range(view.rank))
     first, part = (flat * (w // h), const(0, dt.int32)) if w > h else (flat // (h // w), flat % (h // w))
-    return tuple(_unravelled(first, home.shape)), simplify(part)
+    return tuple(_coordinates(first, home.shape)), simplify(part)
 
 
-def _ravelled(indices: Sequence[Expr], shape: Sizes, dims: Sequence[int]) -> Expr:
+def _flat_index(indices: Sequence[Expr], shape: Sizes, dims: Sequence[int]) -> Expr:
+    """Return the row-major number of an element, counted over `dims`."""
     total: Expr = const(0, dt.int32)
     for d in dims:
         total = total * shape[d] + indices[d]
     return simplify(total)
 
 
-def _unravelled(index: Expr, shape: Sizes) -> list[Expr]:
+def _coordinates(index: Expr, shape: Sizes) -> list[Expr]:
+    """Return the coordinates of element number `index` of a row-major box."""
     found: list[Expr] = []
     for d in range(len(shape) - 1, -1, -1):
         found.insert(0, simplify(index % shape[d]) if d else simplify(index))

@@ -84,6 +84,7 @@ def _register_forward(operator: Operator) -> None:
 
 
 def _register_gradient(operator: Operator) -> None:
+    """Register an operator's gradient with autograd."""
     if operator.in_training is not None:
         in_training = operator.in_training
         kernel = _autograd(operator.overload, lambda *args: in_training(operator.args(*args)))

@@ -198,7 +198,7 @@ def entry(family: str, name: str, *results: str, **fixed: Any) -> Callable[[Any,
 
 
 def in_torch(family: str, name: str = "reference", only_first: bool = False) -> Callable[[Any], Any]:
-    """A `reference` that calls function `name` of a family of kernels with the op's arguments."""
+    """Make a `reference` that calls function `name` of a family of kernels with the op's arguments."""
 
     def reference(args: Iterable[Any]) -> Any:
         result = getattr(kernels(family), name)(*args)

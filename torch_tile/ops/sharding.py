@@ -72,6 +72,7 @@ def register_if_imported(operator: Operator) -> None:
 
 
 def _register(operator: Operator) -> None:
+    """Register an operator's sharding rule with DTensor."""
     from torch.distributed.tensor.experimental import register_sharding
 
     op = operator.overload

@@ -86,7 +86,7 @@ class LaunchPlan:
 
     @property
     def torch_calls(self) -> list[TorchCall]:
-        """The torch calls of the plan, without views and empty tensors."""
+        """List the torch calls of the plan, without views and empty tensors."""
         return [step for step in self.steps if isinstance(step, TorchCall)]
 
     def compile(self) -> list[JITKernel]:
@@ -155,6 +155,7 @@ class LaunchPlan:
         return result
 
     def _add_root(self, tensor: torch.Tensor) -> None:
+        """Register a tensor with memory of its own."""
         self._origins[tensor._cdata] = len(self.roots)
         self.roots.append(tensor)
 

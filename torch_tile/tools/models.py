@@ -105,7 +105,7 @@ class PlainNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., N]` to the same."""
+        """Normalise the rows of `[..., N]`."""
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 

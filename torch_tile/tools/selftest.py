@@ -21,7 +21,7 @@ BIAS_GELU, SWIGLU = "v=add(acc0,x0);w=gelu(v);ret w", "g=silu(acc0);y=mul(g,acc1
 
 
 def devices() -> list[str]:
-    """The CPU, and the GPU if there is one."""
+    """Return the CPU, and the GPU if there is one."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 

@@ -29,7 +29,7 @@ def get_tensor_supply(supply_type: TensorSupplyType = TensorSupplyType.Integer) 
 
 
 def map_torch_type(dtype: object) -> torch.dtype:
-    """The torch dtype of a name. Raises ValueError for what is none."""
+    """Return the torch dtype of a name. Raises ValueError for any other name."""
     return to_dtype(dtype).as_torch()
 
 

@@ -248,7 +248,7 @@ class _Text:
             checks.append(f'tile::require({self.printed(condition)}, "sizes with {shown}");')
         body = "".join(f"  {line}\n" for line in [*checks, *self.lines])
         made = tuple(
-            Workspace(_theirs(x.shape, theirs), _theirs(x.stride(), theirs), x.dtype, x.device) for x in self.made
+            Workspace(_renamed(x.shape, theirs), _renamed(x.stride(), theirs), x.dtype, x.device) for x in self.made
         )
         is_gpu = any(isinstance(launch.kernel.launcher, CudaLauncher) for launch in self.plan.launches)
         return Embedded(body, self.code, made, tuple(theirs.values()), is_gpu)
@@ -366,7 +366,7 @@ def _bound(launch: launch_plan.Launch) -> tuple[list[torch.Tensor], dict[Var, An
     return [a for p, a in zip(binding.given, args, strict=True) if isinstance(p, Buffer)], sizes, scalars
 
 
-def _theirs(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
+def _renamed(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
     """Return numbers in Inductor's symbols."""
     return tuple(n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in numbers)
 

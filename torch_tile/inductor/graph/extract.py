@@ -238,6 +238,7 @@ class Descendants:
         self.known = dict.fromkeys(nodes, True)
 
     def __contains__(self, node: Node) -> bool:
+        """Return whether `node` is one of the nodes or depends on one."""
         if node not in self.known:
             self.known[node] = self._comes_from_one(node)
         return self.known[node]

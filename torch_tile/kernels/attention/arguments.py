@@ -46,6 +46,7 @@ def placed_beside(values: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _exceeds(a: Any, b: Any) -> bool:
+    """Return whether `a > b` is known; False for undecided symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return a > b
     from torch.fx.experimental.symbolic_shapes import guard_or_false

@@ -174,6 +174,7 @@ def _cpu_bytes(config: Config, problem: Problem) -> int:
 
 
 def _cpu_work(config: Config, problem: Problem, threads: int) -> float:
+    """Estimate the work of the busiest thread: its tiles, each with a cost for its edges."""
     m, n = config.block_m, config.block_n
     return -(-count_of(config, problem) // threads) * (m + CPU_EDGE) * (n + CPU_EDGE)
 

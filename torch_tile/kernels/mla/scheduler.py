@@ -154,7 +154,7 @@ class WorkItems:
         return self.schedule.shape[0] - self.batch
 
     def pieces(self, unit: Any) -> Any:
-        """Return the number of sequences that a unit works on."""
+        """Return the number of sequences, whole or in part, that a unit works on."""
         return T.clamp(self.schedule[unit, LAST] - self.schedule[unit, FIRST] + 1, 0, self.batch)
 
     def sequence(self, unit: Any, piece: Any) -> Any:

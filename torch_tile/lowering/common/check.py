@@ -139,10 +139,10 @@ class _Check(Rewriter):
         """Return whether threads may see different values."""
         return self.divergence is not None and self.divergence.is_divergent(value)
 
-    def _tells_apart(self, condition: Expr) -> bool:
+    def _differs_between_threads(self, condition: Expr) -> bool:
         """Return whether some part of a condition may hold for some threads only."""
         if isinstance(condition, Binary) and condition.op in ("and", "or"):
-            return self._tells_apart(condition.a) or self._tells_apart(condition.b)
+            return self._differs_between_threads(condition.a) or self._differs_between_threads(condition.b)
         known = self.ranges
         return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
 
@@ -176,7 +176,7 @@ class _Check(Rewriter):
 
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        parted = node.condition if self._tells_apart(node.condition) else None
+        parted = node.condition if self._differs_between_threads(node.condition) else None
         self._under(node.condition, True, node.then, parted)
         self._under(node.condition, False, node.otherwise, parted)
         return node

@@ -113,6 +113,7 @@ class _Decide(Rewriter):
         self.guard, self.truth = guard, truth
 
     def visit_Binary(self, node: Binary) -> Expr:
+        """Replace the guard by its truth; fold operators of the result."""
         if equal(node, self.guard):
             return Const(self.truth, dt.bool_)
         a, b = self(node.a), self(node.b)

@@ -120,7 +120,9 @@ def multicast_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) 
 
 
 def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) -> str:
-    """Say what of a copy depends on a block's place along an axis of its cluster; return "" if nothing does."""
+    """Name the property of a copy that depends on the block's place along an axis of its cluster; return "" if none
+    does.
+    """
     block, size, extent = kernel.blocks[axis], kernel.cluster[axis], kernel.grid[axis]
     if isinstance(extent, Const) and int(extent.value) % size:
         return f"{extent.value} blocks are no clusters of {size}"

@@ -166,7 +166,7 @@ def _ends(node: object, how: Sync) -> bool:
 
 def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
     """Return whether a statement touches one of the tiles."""
-    return IdSet(tiles).meets(one)
+    return IdSet(tiles).any_in(one)
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:

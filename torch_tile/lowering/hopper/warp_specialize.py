@@ -288,7 +288,7 @@ class _Roles:
         where = self.barrier(self.empty, group)
         tiles = IdSet(group.tiles)
         products = IdSet(self.survey.products)
-        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles.meets(n) and tiles & reads_of(n)]
+        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles.any_in(n) and tiles & reads_of(n)]
         only_products = all(n in products or n in self.copies for n in readers)
         sharers = self.sharers.get(group)
         if not only_products:

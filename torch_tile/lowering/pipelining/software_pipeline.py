@@ -140,6 +140,7 @@ class _Pipeline(Rewriter):
         return False
 
     def visit_For(self, loop: For) -> Stmt:
+        """Make a pipelined loop explicit, after the loops inside it."""
         self.later.insert(0, loop.body.stmts)  # the next iteration
         body = self(loop.body)
         self.later.pop(0)
@@ -241,7 +242,7 @@ class _Stages:
         # Names of plain arithmetic are replaced by their values, so that an address shows its alignment.
         kept: IdSet[Var] = IdSet()
         for let in IdMap((let, let) for m in item.moves for let in m.path if isinstance(let, Let)).values():
-            if contains(let.value, Load, Call) or kept.meets(let.value):
+            if contains(let.value, Load, Call) or kept.any_in(let.value):
                 kept.add(let.var)
             else:
                 instance.values[let.var] = simplify(instance(let.value))

@@ -165,10 +165,10 @@ class Hazards:
             return overlap(a.buffer, b.buffer)
         key = a.key, b.key
         if key not in self.known:
-            self.known[key] = self._meet(a, b)
+            self.known[key] = self._may_conflict(a, b)
         return self.known[key]
 
-    def _meet(self, a: Access, b: Access) -> bool:
+    def _may_conflict(self, a: Access, b: Access) -> bool:
         """Return whether two accesses to one buffer may touch the same element in different threads."""
         x, y = self._table(a), self._table(b)
         if x is None or y is None:
@@ -236,7 +236,7 @@ class _Side:
 
     @cached_property
     def step(self) -> int:
-        """The greatest common divisor of the values."""
+        """Return the greatest common divisor of the values."""
         import numpy as np
 
         return int(np.gcd.reduce(self.values)) if self.values.size else 0

@@ -22,7 +22,7 @@ from torch_tile.lowering.sync.accesses import Access, Collector, overlap
 
 def is_ordered(intrinsic: Intrinsic) -> bool:
     """Return whether an intrinsic orders all earlier accesses of a block, or work that threads count in groups."""
-    return intrinsic.meets or intrinsic.is_grouped
+    return intrinsic.is_barrier or intrinsic.is_grouped
 
 
 def by_engine(node: object) -> bool:

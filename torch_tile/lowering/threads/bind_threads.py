@@ -99,7 +99,7 @@ class _Bind(Known):
     def visit_For(self, loop: For) -> Stmt:
         """Bind a parallel nest after lowering the ops in it; keep other loops."""
         if loop.kind is not LoopKind.PARALLEL:
-            return self._apart(self.divergence.parts(loop), super().visit_For, loop)
+            return self._rewrite_per_thread(self.divergence.parts(loop), super().visit_For, loop)
         lowered: For = _LowerInside(self.here())(loop)
         if is_static(lowered):
             return bind_loop(lowered, self.here())
@@ -107,12 +107,12 @@ class _Bind(Known):
 
     def visit_If(self, node: If) -> Stmt:
         """Rewrite a branch; if only some threads take it, each of them runs all of its statements."""
-        return self._apart(self.divergence.is_divergent(node.condition), super().visit_If, node)
+        return self._rewrite_per_thread(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
     def visit_While(self, loop: While) -> Stmt:
-        return self._apart(self.divergence.parts(loop), self.children, loop)
+        return self._rewrite_per_thread(self.divergence.parts(loop), self.children, loop)
 
-    def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
+    def _rewrite_per_thread(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
         """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
         outer, self.of_thread = self.of_thread, self.of_thread or divergent
         new = rewrite(node)

@@ -303,6 +303,7 @@ def _without_index_names(body: Block, var: Var) -> Block:
 
 
 def _loads(expr: Expr) -> bool:
+    """Return whether an expression reads memory."""
     return contains(expr, Load)
 
 

@@ -198,6 +198,7 @@ def _init(p: Place) -> Run:
 
 
 def _fence_init(p: Place) -> Run:
+    """Compile fence_barrier_init: publish the running threads' new barriers."""
     return lambda: p.calls.state(Made).fence(p.threads.active())
 
 
@@ -333,7 +334,7 @@ class Meetings:
             self.calls.order.acquire(ids, meeting.released[generation])
 
 
-def _meets(waits: bool) -> Handler:
+def _barrier(waits: bool) -> Handler:
     """Return the handler of a block barrier or named barrier; without `waits` its threads only arrive."""
 
     def compile(p: Place) -> Run:
@@ -369,11 +370,12 @@ def _in_ping_pong(p: Place) -> Run:
 
 
 def _fence_async(p: Place) -> Run:
+    """Compile fence_proxy_async: order the running threads' accesses before those of engines."""
     return lambda: p.calls.order.fence(p.threads.active())
 
 
 MEETINGS: dict[str, Handler] = {
-    "barrier": _meets(True), "named_barrier": _meets(True), "named_barrier_arrive": _meets(False),
+    "barrier": _barrier(True), "named_barrier": _barrier(True), "named_barrier_arrive": _barrier(False),
     "fence_proxy_async": _fence_async,
     **{f"turn_{what}": _in_ping_pong for what in ("open", "take", "pass", "close")},
 }  # fmt: skip

@@ -96,6 +96,7 @@ class Cluster:
         self.calls.order.acquire(ids, self.released[generation - 1])
 
     def _complete(self) -> None:
+        """Release the threads of the cluster's barrier once all living threads have arrived."""
         generation = len(self.released)
         if (self.arrived > generation).any() and not (self.arrived[self.alive] <= generation).any():
             self.released.append(self.heard)

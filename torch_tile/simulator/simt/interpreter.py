@@ -246,6 +246,7 @@ class _Machine(Visitor):
         return lambda: memory.store(index(), value(), span)
 
     def visit_Do(self, node: st.Do) -> Step:
+        """Compile a call for its effect."""
         return self.value(node.call)
 
     def visit_Assert(self, node: st.Assert) -> Step:
@@ -310,6 +311,7 @@ class _Machine(Visitor):
         return self._leave
 
     def _leave(self) -> None:
+        """Take the running threads out of the loop."""
         self.gone = self._added(self.gone)
         self.threads.mask = np.zeros(self.threads.lanes, bool)
 

@@ -279,6 +279,7 @@ class Tiles(Expressions):
                 self._masked(mask, body)
 
     def _masked(self, mask: Value, body: st.Block) -> None:
+        """Run a body for the lanes of a mask."""
         outer = self.mask
         self.mask = mask if isinstance(mask, torch.Tensor) else outer
         try:

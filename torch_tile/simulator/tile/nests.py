@@ -55,7 +55,7 @@ def plan(nest: For) -> Plan:
     facts = _Facts(nest, nodes)
     if any(isinstance(n, Break | Continue | While) or (isinstance(n, For) and not facts.is_uniform(n)) for n in nodes):
         return Plan.UNSURE
-    if all(_apart(accesses, nest, facts) for accesses in facts.accesses()):
+    if all(_are_independent(accesses, nest, facts) for accesses in facts.accesses()):
         return Plan.INDEPENDENT
     return Plan.UNSURE
 
@@ -112,7 +112,7 @@ class _Facts:
         return None
 
 
-def _apart(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
+def _are_independent(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
     """Return whether different iterations certainly touch different elements of one buffer."""
     covered: IdSet[Expr] = IdSet()
     for dim, first in enumerate(accesses[0]):

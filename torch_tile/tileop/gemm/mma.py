@@ -72,7 +72,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """Emit what one thread does."""
+    """Emit one thread's part of a product by mma.sync."""
     return gemm_steps.product(op, partition_of(op, ctx), ctx)
 
 

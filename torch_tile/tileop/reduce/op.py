@@ -29,9 +29,9 @@ from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.reduce.threads import (
     ThreadReduce,
     folded_dims,
+    is_whole,
     result_layout,
     source_layout,
-    whole,
 )
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
@@ -143,7 +143,7 @@ class Reduce(RegisteredOp):
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """Prefer a result fragment in the threads of the source's rows, so that no element moves."""
         target, source = self.dst.buffer, self.src.buffer
-        if target.scope != "fragment" or not whole(self.dst):
+        if target.scope != "fragment" or not is_whole(self.dst):
             return []
         layout = source_layout(self, known.get(source), ctx.count)
         if layout is None:

@@ -84,7 +84,7 @@ def accumulator(source: dt.DType, target: dt.DType) -> dt.DType:
     return dt.uint32 if target.kind == "uint" else dt.int32
 
 
-def whole(region: Region) -> bool:
+def is_whole(region: Region) -> bool:
     """Return whether the region is all of its buffer."""
     return all(
         isinstance(r.start, Const) and r.start.value == 0 and isinstance(r.extent, Const) and isinstance(n, Const)
@@ -182,7 +182,7 @@ class ThreadReduce:
     # The stages.
 
     def in_thread(self) -> list[Stmt]:
-        """Fold each row's elements in the thread's registers."""
+        """Reduce each row's elements in the thread's registers."""
         op, slot = self.op, self.slot()
         if self.registers:
             index: Expr = ZERO
@@ -245,7 +245,8 @@ class ThreadReduce:
         op, target = self.op, self.op.dst.buffer
         result = result_layout(op, self.layout, self.folded)
         moved = any(self.inside([d]) for d in self.kept)
-        if target.scope == "fragment" and whole(op.dst) and not (moved and self.registers) and target.layout == result:
+        is_direct = is_whole(op.dst) and not (moved and self.registers)
+        if target.scope == "fragment" and is_direct and target.layout == result:
             index: Expr = ZERO
             for step in self.outer:
                 point = [step.place if d == step.dim else 0 for d in range(len(self.layout.dims))]
@@ -281,7 +282,7 @@ class ThreadReduce:
         for dim, (r, n) in enumerate(zip(ranges, target.shape, strict=True)):
             here = coordinate(target.layout, dim, self.ctx.thread, steps) - r.start
             padded = math.prod(d.size for d in target.layout.dims[dim])
-            if not whole(self.op.dst) or not isinstance(n, Const) or padded > n.value:
+            if not is_whole(self.op.dst) or not isinstance(n, Const) or padded > n.value:
                 conditions += [here >= 0, here < r.extent]
             if r.keep:
                 row.append(here)
