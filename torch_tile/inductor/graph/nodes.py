@@ -89,12 +89,12 @@ def dtype(node: Any) -> torch.dtype:
 
 
 def is_tensor(node: Any) -> TypeGuard[Node]:
-    """Whether `node` is a graph node holding one tensor."""
+    """Return whether `node` is a graph node holding one tensor."""
     return isinstance(val(node), torch.Tensor)
 
 
 def is_call(node: Any, *targets: Any) -> TypeGuard[Node]:
-    """Whether `node` calls one of `targets`."""
+    """Return whether `node` calls one of `targets`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
@@ -115,7 +115,7 @@ def named_args(node: Node, op: Any) -> dict[str, Any]:
 
 
 def has_arg(node: Node, name: str) -> bool:
-    """Whether the operation that a node calls has an argument `name`."""
+    """Return whether the operation that a node calls has an argument `name`."""
     return any(argument.name == name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
 
 
@@ -139,7 +139,7 @@ def bind(node: Node, to: Callable[..., Any] | None = None) -> Any:
 
 
 def known(condition: Any) -> bool:
-    """Whether a (possibly symbolic) condition holds for every size, without adding a guard."""
+    """Return whether a (possibly symbolic) condition holds for every size, without adding a guard."""
     return bool(statically_known_true(condition))
 
 
@@ -149,7 +149,7 @@ def can_be_guarded(symbol: torch.SymFloat | torch.SymInt) -> bool:
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes are equal for every value of their symbols."""
+    """Return whether two shapes are equal for every value of their symbols."""
     return len(a) == len(b) and all(known(x == y) for x, y in zip(a, b, strict=True))
 
 
@@ -159,7 +159,7 @@ def product(sizes: Iterable[Any]) -> Any:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an FX argument is a plain Python number."""
+    """Return whether an FX argument is a plain Python number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -192,7 +192,7 @@ def look_through(
 
 
 def is_floating_cast(node: Any) -> TypeGuard[Node]:
-    """Whether a node converts between floating dtypes."""
+    """Return whether a node converts between floating dtypes."""
     return is_call(node, *CASTS) and dtype(node).is_floating_point and dtype(node.args[0]).is_floating_point
 
 

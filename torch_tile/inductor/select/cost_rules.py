@@ -35,8 +35,8 @@ OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
 HELD = 2048
 MOST_BYTES = 1 << 25  # of a tensor beside which the second-level cache has room for another
 ALIGNED = VECTOR_BYTES // 2  # elements of 2 bytes
-# Of torch's fused encoder layer: below this share of all products attention's kernel does not matter, and the other
-# kernels are ATen's on both sides. On an H200 ours took 0.97 to 1.02 of its time at 0.08, and compiling 3 s.
+# A limit for torch's fused encoder layer: below this share of all products attention's kernel does not matter. The
+# other kernels are ATen's on both sides. On an H200 ours took 0.97 to 1.02 of its time at 0.08, and compiling 3 s.
 OF_LAYER = 0.1
 HALVES = (torch.float16, torch.bfloat16)
 

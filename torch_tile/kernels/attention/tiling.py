@@ -78,7 +78,7 @@ WIDE = (
     *LONG[-3:],
 )  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
-# Less for what scores are computed from besides, and for addresses of what is read element by element.
+# Fewer registers for operands of scores, and for addresses of elements that are read one by one.
 SCORE_REGISTERS, LOOSE_REGISTERS = 30, 42
 
 
@@ -92,7 +92,7 @@ HOPPER = tuple(
 )  # fmt: skip
 HOPPER_REGISTERS = {128: 168, 256: 168, 384: 128}  # for scores, weights and sums, by threads
 HOPPER_RATES = {192: 1.15}  # of rows by the rows of a block, measured on an H200; the others' is 1
-SHORT_KEYS = 512  # so few that what happens before the first product counts
+SHORT_KEYS = 512  # so few that the work before the first product counts
 # Blocks that share an SM, by the widest heads they suit: while one loads its first tiles or stores, others multiply.
 SHARING = {
     64: Config(64, 96, 128, 2, partial_sums=8, blocks=3),
@@ -139,7 +139,7 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     widest = next((n for n in tilings if width <= n), 0)
     if not widest or spec.score or spec.windowed or not (spec.folded or spec.mask):
         return None
-    # Packed rows ask of each tile whether a causal mask cuts it, for which three blocks on an SM have no registers.
+    # Packed rows test for each tile if a causal mask cuts it. Three blocks on an SM leave no registers for that.
     config = tilings[128 if spec.causal and _packed(tilings[widest], spec, problem) else widest]
     needed = footprint(replace(config, staged=True, tiled=True), spec, bulk=True).bytes
     room = (machine.target.shared_limit + RESERVED) // (needed + RESERVED)

@@ -15,15 +15,15 @@ import torch
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, compute_dtype, power_of_two, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 
-# A tiling of a matrix product into blocks, the problem that it is for, and what it takes of a GPU.
+# A tiling of a matrix product into blocks, its problem, and its footprint on a GPU.
 
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
+    """The tiling of a product: one block makes `block_m x block_n` of the result, in steps of `block_k`.
 
-    With `splits > 1` so many blocks share the sum over K; a second kernel adds up their parts, or they do it themselves
-    as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result; `staged` sends it
+    With `splits > 1` so many blocks share the sum over K. A second kernel adds up their parts, or they do it themselves
+    as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result. `staged` sends it
     through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
     other, else there is one for each. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
     columns.
@@ -44,8 +44,10 @@ class Config:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: sizes, how many bs share a, whether it is a row times matrices stored `[N, K]`, and whether rows in
-    memory are runs of whole 16 bytes. If `ragged`, m is how many rows each of the batch has on average.
+    """One product: its sizes, the number of bs for one a, and two facts about memory.
+
+    The facts are whether it is a row times matrices stored `[N, K]`, and whether rows in memory are runs of whole 16
+    bytes. If `ragged`, m is the average number of rows in a batch.
     """
 
     dtype: torch.dtype
@@ -61,7 +63,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cut:
-    """A tiling, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
+    """A tiling, its blocks on an SM at once, and the rate of a full SM relative to the best tiling's."""
 
     config: Config
     resident: int
@@ -133,8 +135,8 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
     return _gpu_config(problem, machine)
 
 
-# Of a tile on the CPU: rows and columns that the micro-kernel takes without a rest, what its sums and operands may take
-# of a second-level cache, and what a tile costs besides its products, in rows or columns more.
+# Limits of a tile on the CPU. Rows and columns are multiples of the micro-kernel's. Sums and operands fit into a part
+# of a second-level cache. Each tile costs so many rows or columns besides its products.
 CPU_ROWS = tuple(range(64, 257, 16))
 CPU_COLUMNS = tuple(range(64, 257, 32))
 CPU_BYTES = 512 << 10
@@ -172,6 +174,7 @@ def _cpu_bytes(config: Config, problem: Problem) -> int:
 
 
 def _cpu_work(config: Config, problem: Problem, threads: int) -> float:
+    """Estimate the work of the busiest thread: its tiles, each with a cost for its edges."""
     m, n = config.block_m, config.block_n
     return -(-count_of(config, problem) // threads) * (m + CPU_EDGE) * (n + CPU_EDGE)
 
@@ -283,7 +286,7 @@ def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:
     return waves * config.block_m * config.block_n / tile.rate
 
 
-# How matrix products of few rows are cut on GPUs, where all time is that of reading the bs. Measured on an H200.
+# Tilings of products of few rows on GPUs: all time is that of reading the bs. Measured on an H200.
 
 # By mma.sync: the least that hold the rows.
 FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
@@ -299,10 +302,10 @@ CHEAP_ROWS = 32
 
 
 def transposed_config(problem: Problem, machine: Machine) -> Config | None:
-    """The product as its transpose, on Hopper: bulk copies that read past the end of a are slow, and its tiles have 64
-    rows otherwise. None where that was not faster.
+    """Choose a tiling for the product as its transpose, on Hopper. None if that was not faster.
 
-    A block that streams has about a fiftieth of the memory's rate, so two fifths of the SMs are enough for few rows.
+    Bulk copies that read past the end of a are slow, and its tiles have 64 rows otherwise. A block that streams has
+    about a fiftieth of the memory's rate, so two fifths of the SMs are enough for few rows.
     """
     if not machine.target.has_wgmma or not problem.aligned or problem.dtype.itemsize != 2:
         return None
@@ -329,9 +332,7 @@ def transposed_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | None:
-    """Return the narrowest tile of the given rows for which all tiles are in flight at once, else one of
-    128 columns.
-    """
+    """Return the narrowest tile of the given rows whose tiles are all in flight at once, else 128 columns."""
     found = None
     for columns, threads in TURNED_COLUMNS:
         long = Config(rows, columns, 128, threads, 8, panel=8, staged=True, transposed=True)
@@ -348,9 +349,9 @@ def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | 
 
 
 def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
-    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`, where that was faster on an H200.
+    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`, as was faster on an H200.
 
-    For short rows of the matrix, and for such a distance of them that memory is slow to give several at a time.
+    They take short rows of the matrix, and rows at distances that make memory slow for several at a time.
     """
     if not machine.target.has_wgmma or problem.products > 1 or not problem.aligned:
         return False

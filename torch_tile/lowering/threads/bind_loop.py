@@ -50,8 +50,8 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
     nest = nest_of(loop, ctx.values, ctx.unrolled)
     layout = layout_of(nest, ctx)
-    told_apart = _told_apart(nest, layout, ctx)
-    staged = misplaced(nest, layout, Layouts()) or told_apart
+    divided = _of_single_threads(nest, layout, ctx)
+    staged = misplaced(nest, layout, Layouts()) or divided
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
@@ -69,7 +69,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
     why = (
         "threads with copies of an element would meet in memory"
-        if staged is told_apart
+        if staged is divided
         else "the threads that need its elements do not hold them"
     )
     ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
@@ -88,7 +88,7 @@ def is_overwritten(fragment: Buffer, nest: Nest) -> bool:
     )
 
 
-def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
+def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
     """Return the fragments to stage because threads that hold copies of an element would conflict in memory.
 
     All these threads run the iteration for its fragments, but one thread makes its stores and updates. The other
@@ -140,7 +140,7 @@ class _Step:
 
 
 class _Binder:
-    """Bind one nest whose fragment elements are all held by the threads that use them."""
+    """Bind one nest whose fragment elements are all held by their users."""
 
     def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
         self.nest, self.layout, self.ctx = nest, layout.canonical, ctx
@@ -326,6 +326,7 @@ class _Body(Rewriter):
         return self._owned(self.children(store), store.buffer.scope in ("local", "var") and not _updates(store.value))
 
     def visit_Do(self, node: Do) -> Stmt:
+        """Rewrite a call for its effect."""
         return self._owned(self.children(node), False)
 
     def visit_Print(self, node: Print) -> Stmt:
@@ -375,7 +376,7 @@ def _indexes_arrays(loop: For) -> bool:
     """Return whether the variables of a nest index an array of the thread, which may end before the padding."""
     own = IdSet(loop.vars)
     arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
-    return any(own.meets(i) for n in arrays for i in n.indices)
+    return any(own.any_in(i) for n in arrays for i in n.indices)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:

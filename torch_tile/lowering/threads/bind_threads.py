@@ -67,7 +67,7 @@ class _Bind(Known):
         super().__init__()
         assert kernel.thread is not None
         self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
-        # Whether the code says which thread runs it: in a lowered op, or under a branch of some threads.
+        # True if the code itself says which thread runs it: in a lowered op, or under a branch of some threads.
         self.of_thread = False
         self.divergence = Divergence(kernel, arrays=True)
         self.unrolled: tuple[For, ...] = ()  # loops around
@@ -103,7 +103,7 @@ class _Bind(Known):
             outer = self.unrolled
             if loop.kind is LoopKind.UNROLLED:
                 self.unrolled = *outer, loop
-            new = self._apart(self.divergence.parts(loop), super().visit_For, loop)
+            new = self._rewrite_per_thread(self.divergence.parts(loop), super().visit_For, loop)
             self.unrolled = outer
             return new
         lowered: For = _LowerInside(self.here())(loop)
@@ -113,12 +113,12 @@ class _Bind(Known):
 
     def visit_If(self, node: If) -> Stmt:
         """Rewrite a branch; if only some threads take it, each of them runs all of its statements."""
-        return self._apart(self.divergence.is_divergent(node.condition), super().visit_If, node)
+        return self._rewrite_per_thread(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
     def visit_While(self, loop: While) -> Stmt:
-        return self._apart(self.divergence.parts(loop), self.children, loop)
+        return self._rewrite_per_thread(self.divergence.parts(loop), self.children, loop)
 
-    def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
+    def _rewrite_per_thread(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
         """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
         outer, self.of_thread = self.of_thread, self.of_thread or divergent
         new = rewrite(node)

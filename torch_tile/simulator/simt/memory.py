@@ -362,7 +362,7 @@ class Shared:
     def bring(
         self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
     ) -> None:
-        """Write rows of bytes that a thread may use once it knows that `agent` has reached `time`."""
+        """Write rows of bytes by `agent`. A thread may use them once it knows that the agent has reached `time`."""
         places = self._places(first, data.shape[1])
         self._check_flying(places, f"`{owner.name}` is written", span)
         self._ordered.before_engine(places, thread, owner.name, span)
@@ -456,7 +456,7 @@ class Local(Memory):
         return self.values[index].copy()
 
     def known(self) -> Array:
-        """Which registers count as written."""
+        """Tell which registers count as written."""
         if not self.padded:
             return self.written
         return np.broadcast_to(self.written.any(axis=1, keepdims=True), self.written.shape)

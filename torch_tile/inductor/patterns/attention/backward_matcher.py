@@ -119,13 +119,12 @@ def only_for(olds: Collection[Node]) -> set[Node]:
     return found
 
 
-# What a graph computes of scores, tried on a few numbers: is the backward it has the gradient of its forward?
-#
-# Between two products of attention all operations are elementwise or in rows of keys. So a result for rows of eight
-# random keys holds for all rows. Views do nothing here: dimensions are axes (axes.py), each shrunk to two elements, and
-# a tensor has one dimension for each axis. Floating values are float64; casts between floating dtypes are left out. Any
-# other node, or one that does not depend on the scores (positions, masks, biases), is unknown. It gets random numbers,
-# the same for every reader.
+# The function of scores that a graph computes, tried on a few numbers: does its backward have the gradient of its
+# forward? Between two products of attention all operations are elementwise or in rows of keys. So a result for rows of
+# eight random keys holds for all rows. Views do nothing here: dimensions are axes (axes.py), each shrunk to two
+# elements, and a tensor has one dimension for each axis. Floating values are float64; casts between floating dtypes are
+# left out. Any other node, or one that does not depend on the scores (positions, masks, biases), is unknown. It gets
+# random numbers, the same for every reader.
 
 MOST_AXES = 12
 KEYS, OTHERS = 8, 2  # elements along the axes

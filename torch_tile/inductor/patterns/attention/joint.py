@@ -168,7 +168,7 @@ def _replace(context: Context, found: Found) -> bool:
         rewrite, pairs = build(found, in_text=False)
     op = next(n for n in rewrite.nodes if is_call(n, LSE))
     what, why, outcome = f"tile.attention{signature(op)} with its backward", context.select.refused(rewrite.nodes), None
-    # Of plain scores Inductor may know the spelling, and call torch's attention.
+    # Inductor may know the spelling of plain scores, and call torch's attention.
     sure = "" if found.pattern.scores.modified is None else cost_rules.of_scores(rewrite.nodes)
     if not why and context.select.times and (not sure or context.settings.thorough):
         outcome = _contest(context, rewrite, pairs, found.inside([old for old, _ in pairs]))

@@ -198,6 +198,7 @@ _SUM = canonical("v0=add(acc0,x0);ret v0")
 
 
 def _describe(norm: Norm, last: Node, front: Any) -> str:
+    """Name a fused norm for the report."""
     name = "tile.layer_norm" if norm.centred else "tile.rms_norm"
     follows = last is not norm.out or norm.factor != 1
     around = [*(["what makes its input"] if front else []), *(["what follows"] if follows else [])]
