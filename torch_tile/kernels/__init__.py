@@ -13,6 +13,7 @@ from types import ModuleType
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "causal_conv1d": "ssm.conv",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
     "fused_norm": "norm.fused",
