@@ -786,15 +786,21 @@ def empty_gradients(args: Any) -> tuple[torch.Tensor, ...]:
 
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """`tile.ssd_chunk_scan_backward` in plain torch: autograd of the scan in plain torch."""
-    args = BackwardArgs(*given, **named)
+    return gradients_in_torch(BackwardArgs(*given, **named), False)
+
+
+def gradients_in_torch(args: Any, twice: bool) -> tuple[torch.Tensor, ...]:
+    """The gradients; with `twice` they are functions of the arguments to autograd."""
     tensors = {name: t for name in GRADIENTS if (t := getattr(args, name)) is not None}
     with torch.enable_grad():
-        leaves = {name: t.detach().requires_grad_() for name, t in tensors.items()}
+        leaves = {name: (t.view_as(t) if twice else t.detach()).requires_grad_() for name, t in tensors.items()}
         out, states = scan_in_torch(forward_args(args)._replace(**leaves))
         results, grads = [out], [args.grad.to(out.dtype)]
         if args.grad_states is not None:
             results, grads = [out, states], [*grads, args.grad_states.to(out.dtype)]
-        made = torch.autograd.grad(results, list(leaves.values()), grads, allow_unused=True, materialize_grads=True)
+        made = torch.autograd.grad(
+            results, list(leaves.values()), grads, create_graph=twice, allow_unused=True, materialize_grads=True
+        )
     found = dict(zip(leaves, made, strict=True))
     return tuple(found[name].contiguous() if name in found else args.x.new_empty(0) for name in GRADIENTS)
 
