@@ -342,11 +342,12 @@ def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
 
 def _scans() -> Iterator[Case]:
     """Layers of Mamba-2: 8 heads of 64 channels and 128 states in 2 groups; and one of odd sizes."""
-    for name, dtype in ALL.items():
-        for odd, sizes in (("", (2, 1024, 8, 64, 2, 128)), (" odd", (1, 77, 3, 23, 1, 41))):
-            yield Case(f"causal_conv1d {name}{odd}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
-            yield Case(f"ssd_chunk_scan {name}{odd}", _scan(dtype, *sizes))
-            yield Case(f"selective_state_update {name}{odd}", _scan_update(dtype, *sizes))
+    usual, odd = (2, 1024, 8, 64, 2, 128), (1, 77, 3, 23, 1, 41)
+    cases = {"bf16": (torch.bfloat16, usual), "bf16 odd": (torch.bfloat16, odd), "fp32": (torch.float32, usual)}
+    for name, (dtype, sizes) in (cases | {"fp64": (torch.float64, usual)}).items():
+        yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
+        yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
+        yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:

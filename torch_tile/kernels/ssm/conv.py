@@ -48,7 +48,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Config:
-    """Tiles of `rows` times and `columns` channels. A block of the gradient takes `steps` tiles, one after the other."""
+    """Tiles of `rows` times and `columns` channels. A block of the gradient takes `steps` tiles in order."""
 
     rows: int
     columns: int
@@ -56,17 +56,17 @@ class Config:
     steps: int = 1
 
 
-def config_for(length: int, channels: int, batch: int, machine: Machine) -> Config:
+def config_for(machine: Machine) -> Config:
     """Choose the tiles of the forward pass."""
     return Config(16, 256) if machine.is_gpu else Config(16, 64)
 
 
-def gradient_config_for(length: int, channels: int, batch: int, machine: Machine) -> Config:
+def gradient_config_for(length: int, channels: int, batch: int, dtype: torch.dtype, machine: Machine) -> Config:
     """Choose the tiles of the gradient, with blocks for two waves or so.
 
     The sums over times of all blocks are added up by a second kernel, so that there should be few blocks.
     """
-    rows, columns = 16, 64
+    rows, columns = 16, 32 if dtype.itemsize == 8 else 64  # of which registers hold a sum for each tap
     tiles = -(-length // rows)
     wanted = -(-8 * machine.num_sms // max(1, batch * -(-channels // columns)))
     steps = 1
@@ -188,9 +188,7 @@ def convolve(config: Config, spec: Spec) -> Any:
     x_type, weight_type, other_types = tensor_types(spec, b, length, d)
 
     @T.prim_func
-    def causal_conv1d(
-        x: x_type, weight: weight_type, *others: other_types, out: T.Tensor((b, length, d), spec.dtype)
-    ):
+    def causal_conv1d(x: x_type, weight: weight_type, *others: other_types, out: T.Tensor((b, length, d), spec.dtype)):
         with T.Kernel(T.ceildiv(d, columns), T.ceildiv(length, rows), b, threads=config.threads) as (bx, by, bz):
             taps = T.alloc_shared((spec.width + 1, columns), compute)
             load_taps(spec, config, weight, others, bx * columns, taps)
@@ -259,7 +257,7 @@ def convolve_back(config: Config, spec: Spec) -> Any:
                         time = T.min(first + i, length - 1)
                         factor = 1.0 if k == width else input_at(spec, x, given, bz, time + (k - halo), channel)
                         terms[k][i, j] += slopes[i, j] * factor
-                if spec.state is not None:
+                if spec.state is not None:  # noqa: SIM102 - one is decided here, the other on the device
                     if first == 0:
                         for i, j in T.Parallel(halo, columns):
                             found = 0.0 * taps[0, j]
@@ -362,9 +360,8 @@ def causal_conv1d(
     if not out.numel():
         return out
     x, machine = dense_last(x), machine_of(x)
-    batch, length, channels = x.shape
     spec = _spec(x, weight, bias, initial_state, activation, machine, out)
-    config = config or config_for(length, channels, batch, machine)
+    config = config or config_for(machine)
     given = [each for each in (bias, initial_state) if each is not None]
     machine.kernel(convolve)(config, spec)(x, weight, *given, out)
     return out
@@ -380,7 +377,7 @@ def causal_conv1d_backward(
     config: Config | None = None,
     results: Gradients | None = None,
 ) -> Gradients:
-    """See `gradient_reference`. `results`, contiguous, may be given; `config` replaces that of `gradient_config_for`."""
+    """See `gradient_reference`. `results` may be given, contiguous; `config` replaces the choice of tiles."""
     results = results or empty_gradients(x, weight, bias, initial_state)
     if not has_kernels(x) or not x.numel():
         made = gradient_reference(grad, x, weight, bias, initial_state, activation)
@@ -391,7 +388,7 @@ def causal_conv1d_backward(
     batch, length, channels = x.shape
     dx, dweight, dbias, dstate = results
     spec = _spec(x, weight, bias, initial_state, activation, machine, dx, grad)
-    config = config or gradient_config_for(length, channels, batch, machine)
+    config = config or gradient_config_for(length, channels, batch, x.dtype, machine)
     parts = -(-length // (config.rows * config.steps))
     sums_of_parts = x.new_empty((batch, parts, spec.width + 1, channels), dtype=compute_dtype(x.dtype))
     given = [each for each in (bias, initial_state) if each is not None]

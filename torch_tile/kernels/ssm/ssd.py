@@ -68,8 +68,8 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """What the kernels are compiled for: dtypes, None for what is not given, and `vector`, which divides P and N and the
-    strides of rows. `reverse`: the kernel of the gradient, whose scan runs from the end.
+    """What the kernels are compiled for: dtypes, None for what is not given, and `vector`, which divides P, N and
+    the strides of rows. `reverse`: the kernel of the gradient, whose scan runs from the end.
     """
 
     dtype: torch.dtype
@@ -317,8 +317,8 @@ def chunk_states(config: Config, spec: Spec) -> Any:
 def pass_states(config: Config, spec: Spec) -> Any:
     """The state before each chunk, and the last one.
 
-    With reverse, the gradient of the state behind each chunk and of the first one, and each chunk's sum of the gradient
-    times the state, in parts.
+    With reverse, the gradient of the state behind each chunk and of the first one, and for each chunk, in parts, the
+    sum of this gradient times what is left of the state before the chunk.
     """
     s, compute, wide = Sizes(config, spec), spec.compute, 4 * config.threads
     elements = T.dynamic("elements")
@@ -326,7 +326,10 @@ def pass_states(config: Config, spec: Spec) -> Any:
     parts = T.dynamic("parts")
     more: list[Any] = []
     if spec.reverse:
-        more = [T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype), T.Tensor((s.b, s.h, s.chunks, parts), compute)]
+        more = [
+            T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
+            T.Tensor((s.b, s.h, s.chunks, parts), compute),
+        ]
 
     @T.prim_func
     def ssd_pass_states(
@@ -352,7 +355,7 @@ def pass_states(config: Config, spec: Spec) -> Any:
                 if spec.reverse:
                     for i in T.Parallel(wide):
                         at = T.min(bx * wide + i, elements - 1)
-                        there = T.cast(others[-2][bz, chunk + 1, head, at], compute)
+                        there = T.cast(others[-2][bz, chunk, head, at], compute) * keep
                         product[i] = T.if_then_else(bx * wide + i < elements, there * state[i], 0.0)
                     T.reduce_sum(product, total, dim=0)
                     for i in T.Parallel(1):
@@ -383,13 +386,29 @@ def weigh_scores(
         weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), weights.dtype)
 
 
+@T.macro
+def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any, tile: Any) -> None:
+    """Store the product of each row of sums with that of a tensor `[B, L, H, P]`, whose rows begin at `place`."""
+    bz, head, first, p = place
+    rows, columns = acc.shape
+    product = T.alloc_fragment((rows, columns), acc.dtype)
+    dot = T.alloc_fragment((rows,), acc.dtype)
+    for i, j in T.Parallel(rows, columns):
+        inside = T.logical_and(first + i < s.length, p + j < s.p)
+        time, column = T.min(first + i, s.length - 1), T.min(p + j, s.p - 1)
+        there = T.cast(second[bz, time, head, column], acc.dtype)
+        product[i, j] = T.if_then_else(inside, acc[i, j] * there, 0.0)
+    T.reduce_sum(product, dot, dim=1)
+    T.copy(dot, out[bz, head, tile, first])
+
+
 @jit
 def chunk_scan(config: Config, spec: Spec) -> Any:
     """The outputs of a block's times: the state before the chunk, and all earlier times of the chunk.
 
-    With reverse, the gradient by x, from the gradient of the state behind the chunk and all later times; also x times
-    this gradient, without its step size, for each time, and the parts of the gradient by D. With dots there is no
-    output, but its product with `values2` for each time.
+    With reverse, the gradient by x, from the gradient of the state behind the chunk and all later times. Also, for each
+    time, x times this gradient without its step size, of the state alone and of all, and parts of the gradient by D.
+    With dots only the product of `second` with what comes from the state, for each time.
     """
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
     tile_p, tile_n = config.head_tile, config.state_tile
@@ -399,7 +418,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
     more += [] if spec.D is None or spec.dots else [strided("D", (s.h, s.p), spec.D, unit=False)]
     more += [] if spec.z is None else [strided("z", (s.b, s.length, s.h, s.p), spec.z)]
     results = [] if spec.dots else [T.Tensor((s.b, s.length, s.h, s.p), spec.dtype)]
-    results += [T.Tensor((s.b, s.h, parts, s.padded), compute)] if second else []
+    results += [T.Tensor((s.b, s.h, parts, s.padded), compute)] * (spec.dots + 2 * spec.reverse)
     if spec.reverse and spec.D is not None:
         results.append(T.Tensor((s.b, tiles, s.h, s.p), compute))
 
@@ -440,31 +459,27 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 factor[i] = T.exp2(decays[bz, head, first + size - 1] - own[i] if spec.reverse else own[i])
             for i, j in T.Parallel(rows, tile_p):
                 acc[i, j] *= factor[i]
-            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
-            for k in T.Pipelined(end - begin, num_stages=config.stages):
-                column = (begin + k) * step
-                T.copy(scores[bz, chunk, group, row : row + rows, column : column + step], score_tile)
-                T.copy(decays[bz, head, first + column], decay_tile)
-                T.copy(steps[bz, head, first + column], step_tile)
-                T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
-                weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, row, column, weights)
-                T.gemm(weights, value_tile, acc)
             if second:
-                product = T.alloc_fragment((rows, tile_p), compute)
-                dot = T.alloc_fragment((rows,), compute)
-                for i, j in T.Parallel(rows, tile_p):
-                    inside = T.logical_and(first + row + i < s.length, p + j < s.p)
-                    time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
-                    there = T.cast(others[0][bz, time, head, column], compute)
-                    product[i, j] = T.if_then_else(inside, acc[i, j] * there, 0.0)
-                T.reduce_sum(product, dot, dim=1)
-                T.copy(dot, others[len(more) + (0 if spec.dots else 1)][bz, head, tile, first + row])
+                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
+            if not spec.dots:
+                begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+                for k in T.Pipelined(end - begin, num_stages=config.stages):
+                    column = (begin + k) * step
+                    T.copy(scores[bz, chunk, group, row : row + rows, column : column + step], score_tile)
+                    T.copy(decays[bz, head, first + column], decay_tile)
+                    T.copy(steps[bz, head, first + column], step_tile)
+                    T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
+                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, row, column, weights)
+                    T.gemm(weights, value_tile, acc)
+            if spec.reverse:
+                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + 2], tile)
             if spec.reverse:
                 for i in T.Parallel(rows):
                     factor[i] = steps[bz, head, first + row + i]
                 for i, j in T.Parallel(rows, tile_p):
                     acc[i, j] *= factor[i]
                 if spec.D is not None:
+                    product = T.alloc_fragment((rows, tile_p), compute)
                     total = T.alloc_fragment((tile_p,), compute)
                     for i, j in T.Parallel(rows, tile_p):
                         inside = T.logical_and(first + row + i < s.length, p + j < s.p)
@@ -573,11 +588,67 @@ def group_scan(config: Config, spec: Spec) -> Any:
 
 
 @jit
+def pair_sums(config: Config, spec: Spec) -> Any:
+    """For each time the sum of what its output owes to earlier times of the chunk, times the output's gradient; with
+    reverse, of what later outputs owe to it.
+
+    Both add up the same numbers in float32, so that those of times between which nothing decays cancel later.
+    """
+    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
+    tile_p = config.head_tile
+
+    @T.prim_func
+    def ssd_pair_sums(
+        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        left: s.values("left", spec),
+        right: s.values("right", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        out: s.of_times(spec),
+    ):
+        with T.Kernel(size // rows * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+            row, head = bx % (size // rows) * rows, bx // (size // rows)
+            group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
+            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            products = T.alloc_fragment((rows, step), compute)
+            own = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((rows,), compute)
+            T.clear(total)
+            for i in T.Parallel(rows):
+                own[i] = decays[bz, head, first + row + i]
+                factor[i] = steps[bz, head, first + row + i]
+            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+            for k in T.serial(end - begin):
+                column = (begin + k) * step
+                T.clear(products)
+                for m in T.Pipelined(tiles_p, num_stages=config.stages):
+                    p = m * tile_p
+                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                    T.gemm(left_tile, right_tile, products, transpose_B=True)
+                for i, j in T.Parallel(rows, step):
+                    there = decays[bz, head, first + column + j]
+                    between = there - own[i] if spec.reverse else own[i] - there
+                    path = row + i < column + j if spec.reverse else row + i > column + j
+                    size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
+                    score = T.cast(scores[bz, chunk, group, row + i, column + j], compute)
+                    value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
+                    products[i, j] = T.if_then_else(path, value, 0.0)
+                T.reduce_sum(products, total, dim=1, clear=False)
+            T.copy(total, out[bz, head, first + row])
+
+    return ssd_pair_sums
+
+
+@jit
 def step_gradients(config: Config, spec: Spec) -> Any:
     """The gradient by dt, and each chunk's parts of those by A and by the bias.
 
-    A decay is the sum of the logarithms up to its time: the gradient of one is the sum of those of the decays from its
-    time on. The decay of an output counts with it, that of an input against it.
+    The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
+    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the state
+    behind it, and these two states.
     """
     compute, size = spec.compute, config.chunk
     b, length, h, chunks = T.dynamic("b, length, h, chunks")
@@ -591,7 +662,10 @@ def step_gradients(config: Config, spec: Spec) -> Any:
         dt: strided("dt", (b, length, h), spec.dt, unit=False),
         A: strided("A", (h,), spec.A, unit=False),
         steps: T.Tensor((b, h, padded), compute),
+        later: T.Tensor((b, h, padded), compute),
+        earlier: T.Tensor((b, h, padded), compute),
         outputs: T.Tensor((b, h, parts, padded), compute),
+        to_states: T.Tensor((b, h, parts, padded), compute),
         inputs: T.Tensor((b, h, parts, padded), compute),
         ends: T.Tensor((b, h, chunks, parts_of_ends), compute),
         *others: [*bias, *of_bias],
@@ -603,6 +677,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(h, DECAY_HEADS), chunks, b, threads=config.threads) as (bx, chunk, bz):
             logs = T.alloc_shared((DECAY_HEADS, size), compute)
             direct = T.alloc_shared((DECAY_HEADS, size), compute)
+            behind = T.alloc_shared((DECAY_HEADS, size), compute)
             terms = T.alloc_fragment((DECAY_HEADS, size), compute)
             total = T.alloc_fragment((DECAY_HEADS,), compute)
             end = T.alloc_fragment((DECAY_HEADS,), compute)
@@ -610,12 +685,17 @@ def step_gradients(config: Config, spec: Spec) -> Any:
                 head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
                 of_output = T.alloc_var(compute, 0.0)
                 of_input = T.alloc_var(compute, 0.0)
+                to_state = T.alloc_var(compute, 0.0)
                 for k in T.serial(parts):
                     of_output += outputs[bz, head, k, time]
                     of_input += inputs[bz, head, k, time]
-                logs[i, j] = of_output - of_input * steps[bz, head, time]
+                    to_state += to_states[bz, head, k, time]
+                logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
                 direct[i, j] = of_input
+                behind[i, j] = to_state * steps[bz, head, time]
+                terms[i, j] = behind[i, j]
             T.cumsum(logs, dim=1, reverse=True)
+            T.cumsum(behind, dim=1)
             for i in T.Parallel(DECAY_HEADS):
                 head = T.min(bx * DECAY_HEADS + i, h - 1)
                 found = T.alloc_var(compute, 0.0)
@@ -624,7 +704,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
                 end[i] = found
             for i, j in T.Parallel(DECAY_HEADS, size):
                 head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                log = logs[i, j] + end[i]
+                log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
                 logs[i, j] = log
                 terms[i, j] = log * steps[bz, head, time]
             T.reduce_sum(terms, total, dim=1)
@@ -707,7 +787,7 @@ class Scan:
     ) -> torch.Tensor:
         """The states between chunks, `[B, chunks + 1, H, P, N]`; `last` is written."""
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
-        given = [] if initial is None else [initial.reshape(self.batch, self.heads, -1)]
+        given = [] if initial is None else [dense_last(initial.reshape(self.batch, self.heads, -1))]
         spec = replace(self.plain, vector=1, reverse=reverse, initial=None if initial is None else initial.dtype)
         flat = own.flatten(3), before.flatten(3), last.flatten(2)
         self.run(pass_states, spec, flat[0], self.decays, *given, *more, *flat[1:])
@@ -740,9 +820,7 @@ def ssd_chunk_scan(
     scan = Scan(args, config, out)
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
     z = [] if args.z is None else [dense_last(args.z)]
-    spec = replace(
-        scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype
-    )
+    spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
     operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before
     scan.run(chunk_scan, spec, *operands, *scan.skip(), *z, out)
     return out, final_states
@@ -828,20 +906,24 @@ def ssd_chunk_scan_backward(
     )
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
-    outputs, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(2))
+    outputs, to_states, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(3))
+    later, earlier = (scan.empty(batch, heads, scan.padded) for _ in range(2))
     scores = scan.scores()
     times = scan.steps, scan.decays
+    back = replace(scan.plain, reverse=True)
     scan.run(chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, grad, outputs)
+    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, later)
     scores = scan.scores(reverse=True)
+    scan.run(pair_sums, back, scores, scan.x, grad, *times, earlier)
     of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
-    spec = replace(scan.plain, reverse=True, D=None if args.D is None else args.D.dtype)
+    spec = replace(back, D=None if args.D is None else args.D.dtype)
     operands = scores, grad, scan.B, *times, behind, scan.x, *scan.skip()
-    scan.run(chunk_scan, spec, *operands, dx, inputs, *of_D)
+    scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
     scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, dC)
-    scan.run(group_scan, replace(scan.plain, reverse=True), scan.x, grad, scan.C, *times, behind, dB)
+    scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, dB)
     of_A = scan.empty(batch, chunks, heads)
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks, heads)]
-    operands = args.dt, args.A, scan.steps, outputs, inputs, ends, *scan.bias, *of_bias
+    operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
     scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
     add_up(of_A.view(-1, heads, 1), dA, scan.machine)
     if args.dt_bias is not None:

@@ -60,9 +60,7 @@ def _check_taps(op: str, weight: Tensor, bias: Tensor | None, channels: Any, act
     checks.check_dims(op, "weight", weight, 2, "[D, W]")
     checks.check_size(op, "weight", weight, 0, channels, "x's last dimension")
     taps = weight.shape[1]
-    require(
-        1 <= taps <= MOST_TAPS, lambda: f"tile.{op}: weight has {taps} taps; expected 1 to {MOST_TAPS}: [D, W]"
-    )
+    require(1 <= taps <= MOST_TAPS, lambda: f"tile.{op}: weight has {taps} taps; expected 1 to {MOST_TAPS}: [D, W]")
     checks.check_vector(op, "bias", bias, channels, "x's last dimension")
     require_value(
         activation in ACTIVATIONS, lambda: f"tile.{op}: activation is {activation!r}; expected 'none' or 'silu'"

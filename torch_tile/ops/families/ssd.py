@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.ssd_chunk_scan`, the scan of Mamba-2, its gradient, and `tile.selective_state_update`, its step by one token."""
+"""`tile.ssd_chunk_scan`, the scan of Mamba-2, its gradient, and `tile.selective_state_update`, its step of a token."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def _check_shape(op: str, name: str, tensor: Tensor | None, meaning: str, sizes:
 def _check_groups(op: str, sizes: dict[str, tuple[Any, str]]) -> None:
     heads, groups = sizes["H"][0], sizes["G"][0]
     require(groups >= 1, lambda: f"tile.{op}: B has {groups} groups; expected at least 1")
-    require(
-        heads % groups == 0, lambda: f"tile.{op}: x has {heads} heads; expected a multiple of B's {groups} groups"
-    )
+    require(heads % groups == 0, lambda: f"tile.{op}: x has {heads} heads; expected a multiple of B's {groups} groups")
 
 
 def _check(op: str, args: Any, z: Tensor | None = None) -> None:
@@ -276,8 +274,8 @@ ssd_chunk_scan = form(
     tuple[Tensor, Tensor],
     f"""The scan of Mamba-2 (SSD, arXiv:2405.21060), whose state is a matrix `[P, N]` for each head.
 
-`S[t] = exp(dt[t] A) S[t-1] + dt[t] x[t] B[t]^T`, `y[t] = (S[t] C[t] + D x[t]) silu(z[t])`. Products are on tensor cores, in
-chunks of times; states and sums are in float32 (float64 for float64). The gradient is kernels, too.
+`S[t] = exp(dt[t] A) S[t-1] + dt[t] x[t] B[t]^T`, `y[t] = (S[t] C[t] + D x[t]) silu(z[t])`. Products run on tensor cores
+in chunks of times; states and sums are in float32 (float64 for float64). The gradient is kernels, too.
 
 Args:
     x: `[B, L, H, P]`, of any strides.
