@@ -13,7 +13,7 @@ import torch_tile
 
 PROGRAM = r"""
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/script.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <fstream>
 #include <iostream>
@@ -22,7 +22,7 @@ PROGRAM = r"""
 int main(int, char** argv) {
   std::ifstream file(argv[2], std::ios::binary);
   std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  torch::Tensor x = torch::pickle_load(bytes).toTensor();
+  torch::Tensor x = torch::jit::pickle_load(bytes).toTensor();
   torch::inductor::AOTIModelPackageLoader model(argv[1]);
   torch::Tensor y = model.run({x})[0];
   std::cout.precision(9);

@@ -26,7 +26,8 @@ def generate(step):
     logits = model(ids, past_key_values=cache, cache_position=positions, use_cache=True).logits[:, -1:]
     found = [logits.argmax(-1)]
     for n in range(NEW - 1):
-        logits = step(found[-1], past_key_values=cache, cache_position=torch.tensor([PROMPT + n]), use_cache=True).logits
+        position = torch.tensor([PROMPT + n])
+        logits = step(found[-1], past_key_values=cache, cache_position=position, use_cache=True).logits
         found.append(logits[:, -1:].argmax(-1))
     return torch.cat(found, dim=1), logits
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: the softmax of a row whose scores never exist at once.
 
-FlashAttention (arXiv:2205.14135): blocks of keys come by one after the other; the row max and the row sum are kept up to
-date, and earlier results are rescaled when the max grows.
+FlashAttention (arXiv:2205.14135): blocks of keys come by one after the other; the row max and the row sum are kept
+up to date, and earlier results are rescaled when the max grows.
 """
 
 # %%

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel in a model, with a gradient: forward and backward are both kernels of yours.
 
-The activation is the square of ReLU (Primer, arXiv:2109.08668). `torch_tile.custom_op` makes a kernel an operator of torch.
+The activation is the square of ReLU (Primer, arXiv:2109.08668). `torch_tile.custom_op` makes a kernel an operator
+of torch.
 """
 
 # %%

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MLA decode: one step of latent attention, as DeepSeek-V2 and V3 serve it.
 
-All heads share one latent of 512 numbers and one rotated key of 64 for each position (arXiv:2405.04434). The latent is key
-and value at once, so a block reads it once for both products.
+All heads share one latent of 512 numbers and one rotated key of 64 for each position (arXiv:2405.04434). The latent is
+key and value at once, so a block reads it once for both products.
 """
 
 # %%
