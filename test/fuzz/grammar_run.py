@@ -6,10 +6,10 @@ python test/fuzz/grammar_run.py --count 2000 --seed 0 --processes 2 [--ways cpu,
 
 import argparse
 import collections
-import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import multiprocessing
 import re
 import shutil
 import sys
@@ -254,8 +254,9 @@ def main():
     counts, faults, begin = collections.Counter(), [], time.time()
     seeds = range(given.seed, given.seed + given.count)
     parts = [seeds[i : i + 2 * PER_UNIT] for i in range(0, len(seeds), 2 * PER_UNIT)]
-    with concurrent.futures.ProcessPoolExecutor(given.processes, max_tasks_per_child=8) as pool:
-        for done, found in enumerate(pool.map(part, parts, [ways] * len(parts))):
+    # No ProcessPoolExecutor: Python 3.11's hangs where the last of its processes has run its tasks.
+    with multiprocessing.get_context("spawn").Pool(given.processes, maxtasksperchild=8) as pool:
+        for done, found in enumerate(pool.imap(functools.partial(part, ways=ways), parts)):
             for o in found:
                 counts[o.way, "fault" if o.is_fault else o.kind] += 1
                 if o.is_fault:

@@ -38,11 +38,12 @@ class Buffer(Node):
     first of the tiles that a pipeline's barriers pass, the same for barriers of full stages and of empty ones.
     `seen_as` is the author's type of a global buffer that holds it as bytes: callers give tensors of that type.
     `lanes` is the size of a last dimension that the author sees as vectors of so many, or 0. Threads do not fill all
-    of a `padded` array: it holds their share of a tile whose size their number does not divide.
+    of an array with `padding`, their share of a tile whose size their number does not divide: it lists the registers
+    in which no thread holds an element.
     """
 
     is_symbol: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padded")
+    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padding")
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
@@ -57,7 +58,7 @@ class Buffer(Node):
     guards: Buffer | None = None
     seen_as: DType | None = None
     lanes: int = 0
-    padded: bool = False
+    padding: tuple[int, ...] | None = None
 
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the tensors that callers give and get."""

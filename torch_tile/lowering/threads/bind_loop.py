@@ -8,8 +8,9 @@ needs elements of it that other threads hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError, error
 from torch_tile.ir import dtype as dt
@@ -50,28 +51,37 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
     nest = nest_of(loop, ctx.values)
     layout = layout_of(nest, ctx)
-    told_apart = _told_apart(nest, layout, ctx)
-    staged = misplaced(nest, layout, Layouts()) or told_apart
+    updated = [e.buffer for e in find(loop.body, Address) if e.buffer.scope == "fragment"]
+    elsewhere = [*misplaced(nest, layout, Layouts()), *updated]
+    staged = elsewhere or _told_apart(nest, layout, ctx)
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
+    staged = list(IdMap((fragment, fragment) for fragment in staged).values())
+    why = "the threads that need its elements do not hold them"
+    if updated:
+        why = "its elements are updated atomically"
+    elif not elsewhere:
+        why = "threads with copies of an element would meet in memory"
+    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
+    written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
+    return through_shared(replace(loop, layout=layout), staged, written, ctx, lambda moved: bind_loop(moved, ctx))
+
+
+def through_shared(
+    node: Stmt, fragments: Sequence[Buffer], written: Sequence[Buffer], ctx: ThreadContext, bind: Callable[[Any], Stmt]
+) -> Stmt:
+    """Copy fragments to shared memory, bind a statement that uses the copies, and copy what it has written back."""
     before, after = [], []
     tiles: dict[Buffer, Buffer] = {}
-    for fragment in staged:
+    for fragment in fragments:
         shape = fragment.static_shape
         assert shape is not None
         tile = tiles[fragment] = ctx.shared(fragment.name, shape, fragment.dtype)
         before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
-        if any(use.stored for use in nest.fragments if use.buffer is fragment):
+        if any(buffer is fragment for buffer in written):
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
-    why = (
-        "threads with copies of an element would meet in memory"
-        if staged is told_apart
-        else "the threads that need its elements do not hold them"
-    )
-    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
-    moved: For = _Swap(tiles)(replace(loop, layout=layout))
-    return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
+    return Block((*before, bind(_Swap(tiles)(node)), *after), span=node.span)
 
 
 def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
