@@ -107,6 +107,15 @@ def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
     return found
 
 
+def is_restricted(constant: bool, early: bool) -> bool:
+    """Return whether a kernel's pointer is `__restrict__`; `early` if the kernel may start before another has ended.
+
+    Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads may be dropped
+    and stores moved across barriers. Of constants, loads may move in front of the wait for kernels that write them.
+    """
+    return constant and not early
+
+
 def most_blocks(kernel: Kernel, axis: int) -> int:
     """How many blocks a grid can have along an axis: below 2^31 in x, where all those of a folded grid lie."""
     if axis == 0:
@@ -166,10 +175,7 @@ class _Cuda:
             if buffer in used:
                 args.append(position)
                 constant = "" if buffer in written else "const "
-                # Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads
-                # may be dropped and stores moved across barriers. Of constants, loads may move in front of the wait for
-                # kernels that write them.
-                restrict = " __restrict__" if constant and not early else ""
+                restrict = " __restrict__" if is_restricted(bool(constant), early) else ""
                 params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):
