@@ -100,7 +100,9 @@ class ThreadContext:
         if found is None:
             assert fragment.layout is not None, f"`{fragment.name}` has no layout"
             found = self.local(fragment.name, fragment.layout.extent("r"), fragment.dtype)
-            found = replace(found, padded=fragment.layout.shape != fragment.static_shape)
+            shape = fragment.static_shape
+            if shape is not None and shape != fragment.layout.shape:
+                found = replace(found, padding=fragment.layout.padding(shape))
             self._registers[fragment] = found
         return found
 
