@@ -105,7 +105,7 @@ def versions_of(tile: Buffer, count: int) -> Buffer:
     return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)
 
 
-# Statements that a pass makes take the place in the author's file (span) of the statement that they replace.
+# Statements that a pass makes take the place in the author's file (span) of the statement they replace.
 
 
 def place_at(op: Stmt, new: Stmt) -> Stmt:

@@ -46,7 +46,7 @@ def bind_elements(node: Store | Do | Let, ctx: ThreadContext, bind: Callable[[St
     parted = (e.buffer for e in elements if e.buffer in updated or not is_everywhere(e.buffer.layout))
     fragments = list(IdMap((buffer, buffer) for buffer in parted).values())
     written = [e.buffer for e in elements if not isinstance(e, Load)]
-    return through_shared(node, fragments, written, ctx, bind)
+    return through_shared(node, fragments, fragments, written, ctx, bind)
 
 
 def _elements(node: Node) -> list[Element]:

@@ -49,11 +49,11 @@ UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
-    nest = nest_of(loop, ctx.values)
+    nest = nest_of(loop, ctx.values, ctx.unrolled)
     layout = layout_of(nest, ctx)
     updated = [e.buffer for e in find(loop.body, Address) if e.buffer.scope == "fragment"]
     elsewhere = [*misplaced(nest, layout, Layouts()), *updated]
-    staged = elsewhere or _told_apart(nest, layout, ctx)
+    staged = elsewhere or _of_single_threads(nest, layout, ctx)
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
@@ -65,26 +65,49 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
         why = "threads with copies of an element would meet in memory"
     ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
     written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
-    return through_shared(replace(loop, layout=layout), staged, written, ctx, lambda moved: bind_loop(moved, ctx))
+    kept = [f for f in staged if f in updated or not is_overwritten(f, nest)]
+    return through_shared(replace(loop, layout=layout), staged, kept, written, ctx, lambda moved: bind_loop(moved, ctx))
 
 
 def through_shared(
-    node: Stmt, fragments: Sequence[Buffer], written: Sequence[Buffer], ctx: ThreadContext, bind: Callable[[Any], Stmt]
+    node: Stmt,
+    fragments: Sequence[Buffer],
+    kept: Sequence[Buffer],
+    written: Sequence[Buffer],
+    ctx: ThreadContext,
+    bind: Callable[[Any], Stmt],
 ) -> Stmt:
-    """Copy fragments to shared memory, bind a statement that uses the copies, and copy what it has written back."""
-    before, after = [], []
+    """Bind a statement that uses copies of fragments in shared memory.
+
+    Copy the values of the `kept` ones there before, and of the `written` ones back afterwards.
+    """
+    before: list[Stmt] = []
+    after: list[Stmt] = []
     tiles: dict[Buffer, Buffer] = {}
     for fragment in fragments:
         shape = fragment.static_shape
         assert shape is not None
         tile = tiles[fragment] = ctx.shared(fragment.name, shape, fragment.dtype)
-        before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
-        if any(buffer is fragment for buffer in written):
+        before.append(Alloc(tile))
+        if fragment in kept:
+            before.append(bind_loop(_move(fragment, tile, fragment), ctx))
+        if fragment in written:
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
     return Block((*before, bind(_Swap(tiles)(node)), *after), span=node.span)
 
 
-def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
+def is_overwritten(fragment: Buffer, nest: Nest) -> bool:
+    """Return whether the nest stores every element of a fragment and loads none, so that no old value matters."""
+    body = nest.loop.body
+    if any(use.buffer is fragment and not use.stored for use in nest.fragments) or contains(body, Break, Continue):
+        return False
+    own = (one.indices for one in body.stmts if isinstance(one, Store) and one.buffer is fragment)
+    return fragment.static_shape == nest.extents and any(
+        all(index is var for index, var in zip(indices, nest.loop.vars, strict=True)) for indices in own
+    )
+
+
+def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
     """Return the fragments to stage because threads that hold copies of an element would conflict in memory.
 
     All these threads run the iteration for its fragments, but one thread makes its stores and updates. The other
@@ -136,7 +159,7 @@ class _Step:
 
 
 class _Binder:
-    """Bind one nest whose fragment elements are all held by the threads that use them."""
+    """Bind one nest whose fragment elements are all held by their users."""
 
     def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
         self.nest, self.layout, self.ctx = nest, layout.canonical, ctx
@@ -322,6 +345,7 @@ class _Body(Rewriter):
         return self._owned(self.children(store), store.buffer.scope in ("local", "var") and not _updates(store.value))
 
     def visit_Do(self, node: Do) -> Stmt:
+        """Rewrite a call for its effect."""
         return self._owned(self.children(node), False)
 
     def visit_Print(self, node: Print) -> Stmt:
@@ -371,7 +395,7 @@ def _indexes_arrays(loop: For) -> bool:
     """Return whether the variables of a nest index an array of the thread, which may end before the padding."""
     own = IdSet(loop.vars)
     arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
-    return any(own.meets(i) for n in arrays for i in n.indices)
+    return any(own.any_in(i) for n in arrays for i in n.indices)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:

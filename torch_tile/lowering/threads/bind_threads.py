@@ -69,14 +69,15 @@ class _Bind(Known):
         super().__init__()
         assert kernel.thread is not None
         self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
-        # Whether the code says which thread runs it: in a lowered op, or under a branch of some threads.
+        # True if the code itself says which thread runs it: in a lowered op, or under a branch of some threads.
         self.of_thread = False
         self.parted = False  # whether threads differ in whether they come here
         self.divergence = Divergence(kernel, arrays=True)
+        self.unrolled: tuple[For, ...] = ()  # loops around
 
     def here(self) -> ThreadContext:
         """Return the threads and facts of the current statement."""
-        return self.ctx.at(self.ranges, dict(self.names))
+        return replace(self.ctx.at(self.ranges, dict(self.names)), unrolled=self.unrolled)
 
     def visit_Role(self, role: Role) -> Stmt:
         """Bind the body of a role to the threads of the role."""
@@ -102,7 +103,12 @@ class _Bind(Known):
     def visit_For(self, loop: For) -> Stmt:
         """Bind a parallel nest after lowering the ops in it; keep other loops."""
         if loop.kind is not LoopKind.PARALLEL:
-            return self._apart(self.divergence.parts(loop), super().visit_For, loop)
+            outer = self.unrolled
+            if loop.kind is LoopKind.UNROLLED:
+                self.unrolled = *outer, loop
+            new = self._rewrite_per_thread(self.divergence.parts(loop), super().visit_For, loop)
+            self.unrolled = outer
+            return new
         lowered: For = _LowerInside(self.here())(loop)
         if is_static(lowered):
             return bind_loop(lowered, self.here())
@@ -110,12 +116,12 @@ class _Bind(Known):
 
     def visit_If(self, node: If) -> Stmt:
         """Rewrite a branch; if only some threads take it, each of them runs all of its statements."""
-        return self._apart(self.divergence.is_divergent(node.condition), super().visit_If, node)
+        return self._rewrite_per_thread(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
     def visit_While(self, loop: While) -> Stmt:
-        return self._apart(self.divergence.parts(loop), self.children, loop)
+        return self._rewrite_per_thread(self.divergence.parts(loop), self.children, loop)
 
-    def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
+    def _rewrite_per_thread(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
         """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
         outer, self.of_thread, self.parted = (
             (self.of_thread, self.parted),

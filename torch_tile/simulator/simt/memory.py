@@ -362,7 +362,7 @@ class Shared:
     def bring(
         self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
     ) -> None:
-        """Write rows of bytes that a thread may use once it knows that `agent` has reached `time`."""
+        """Write rows of bytes by `agent`. A thread may use them once it knows that the agent has reached `time`."""
         places = self._places(first, data.shape[1])
         self._check_flying(places, f"`{owner.name}` is written", span)
         self._ordered.before_engine(places, thread, owner.name, span)
@@ -457,7 +457,7 @@ class Local(Memory):
         return self.values[index].copy()
 
     def known(self) -> Array:
-        """Which registers count as written."""
+        """Tell which registers count as written."""
         if self.padding is None:
             return self.written
         found = self.written.any(axis=1, keepdims=True)
@@ -465,8 +465,11 @@ class Local(Memory):
         return np.broadcast_to(found, self.written.shape)
 
     def need(self, there: Array, span: Span | None) -> None:
-        """Report reads of registers, each of which is `there` or not."""
-        if not there.all():
+        """Report reads of registers, each of which is `there` or not.
+
+        Statements without a line are the compiler's own moves: they may move what nothing was written to.
+        """
+        if span is not None and not there.all():
             text = f"`{self.name}`, a fragment or array of each thread"
             self.threads.findings.add("unwritten", span, text, int((~there).sum()))
 
