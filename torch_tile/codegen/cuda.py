@@ -104,6 +104,15 @@ def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
     return found
 
 
+def is_restricted(constant: bool, early: bool) -> bool:
+    """Return whether a kernel's pointer is `__restrict__`; `early` if the kernel may start before another has ended.
+
+    Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads may be dropped
+    and stores moved across barriers. Of constants, loads may move in front of the wait for kernels that write them.
+    """
+    return constant and not early
+
+
 def most_blocks(kernel: Kernel, axis: int) -> int:
     """Return the limit of a grid's blocks along an axis: below 2^31 in x, which holds all blocks of a folded grid."""
     if axis == 0:
@@ -163,10 +172,7 @@ class _Cuda:
             if buffer in used:
                 args.append(position)
                 constant = "" if buffer in written else "const "
-                # Other threads may write what this one reads, or overwrite what it stores. With a restricted pointer,
-                # the compiler may drop such loads and move such stores across barriers. It may move loads of constants
-                # in front of the wait for the kernels that write them.
-                restrict = " __restrict__" if constant and not early else ""
+                restrict = " __restrict__" if is_restricted(bool(constant), early) else ""
                 params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):

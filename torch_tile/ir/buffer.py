@@ -37,12 +37,12 @@ class Buffer(Node):
     the contiguous global buffer that this one is a view of, in another shape. `guards` is the first of the tiles that a
     pipeline's barriers pass, the same for barriers of full stages and of empty ones. `seen_as` is the author's type of
     a global buffer that holds it as bytes: callers give tensors of that type. `lanes` is the size of a last dimension
-    that the author sees as vectors, or 0. Threads do not fill all of a `padded` array: it holds their share of a tile
-    whose size their number does not divide.
+    that the author sees as vectors, or 0. Threads do not fill all of an array with `padding`: it holds their share of a
+    tile whose size their number does not divide. `padding` lists the registers in which no thread holds an element.
     """
 
     is_symbol: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padded")
+    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padding")
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
@@ -57,7 +57,7 @@ class Buffer(Node):
     guards: Buffer | None = None
     seen_as: DType | None = None
     lanes: int = 0
-    padded: bool = False
+    padding: tuple[int, ...] | None = None
 
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the tensors that callers give and get."""

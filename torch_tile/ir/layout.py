@@ -89,6 +89,15 @@ class Layout:
             size = -(-size // span) * span
         return size
 
+    def padding(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the registers in which no thread holds an element of a tile of `shape`."""
+        found = {0}
+        for size, digits in zip(shape, self.dims, strict=True):
+            one = Layout((digits,))
+            own = {one.apply((index,))["r"] for index in range(size)}
+            found = {a + b for a in found for b in own}
+        return tuple(r for r in range(self.extent("r")) if r not in found)
+
     def vector_width(self, dim: int = -1) -> int:
         """Return how many neighbours along `dim` are contiguous in registers or memory, in aligned runs."""
         digits = self.canonical.dims[dim] if self.rank else ()

@@ -13,12 +13,14 @@ float32 on CUDA.
 
 from torch_tile.ops import families as families
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
+from torch_tile.ops.families.causal_conv1d import causal_conv1d, causal_conv1d_backward, causal_conv1d_update
 from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
 from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
+from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 from torch_tile.ops.sharding import register_when_imported
 
 register_when_imported()
@@ -28,6 +30,9 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_lse",
+    "causal_conv1d",
+    "causal_conv1d_backward",
+    "causal_conv1d_update",
     "cross_entropy",
     "cross_entropy_backward",
     "dequant_gemm",
@@ -40,6 +45,9 @@ __all__ = [
     "mla_decode_lse",
     "mla_schedule",
     "rms_norm",
+    "selective_state_update",
     "softmax",
+    "ssd_chunk_scan",
+    "ssd_chunk_scan_backward",
     "swiglu",
 ]

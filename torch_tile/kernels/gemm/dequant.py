@@ -34,6 +34,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
+from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
 
@@ -594,8 +595,7 @@ ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by row
 MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
 MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its own
 LEAST_COLUMNS = 64  # of a step, whatever groups are
-LEAST_SHARE, LONGEST_SHARE = 512, 4096  # columns that a block of a cluster sums up
-LONG_K = 8192  # columns, from which long steps pay if no sums are shared
+LEAST_SHARE, LONG_SHARE, LONGEST_SHARE = 512, 2048, 4096  # columns that a block of a cluster sums up
 MOST_SUMS_ON_GPUS = 128  # of a thread
 MOST_PRODUCTS = 4  # of many rows, where widened weights take registers, too
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
@@ -668,7 +668,11 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
         return found
     block_n, resident = (128, 1) if fills or clusters or block_m > 8 else (64, 2)
     columns = ROW_BYTES.get(block_m, 128) * 8 // problem.bits
-    long = block_m == 8 and fills and problem.group > 0 and problem.bits >= 4 and problem.k >= LONG_K
+    tiles = -(-problem.n // 128) / machine.num_sms
+    long = verdict(
+        "dequant.long_steps", machine.target, False,
+        rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, k=problem.k,
+    )  # fmt: skip
     columns = MOST_COLUMNS if long else min(columns, MANY_COLUMNS if block_m > 16 else 256)
     columns //= max(1, power_of_two(problem.products) // 2)  # words of all products are in registers
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
@@ -685,7 +689,7 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
 def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | None:
     """Choose a tiling whose clusters share the sums over K of 64 rows of the weights. None if the parts would be long.
 
-    It has two blocks on each SM if parts stay long enough, else one. Measured on an H200.
+    It has two blocks on each SM if parts stay long enough, else one.
     """
     if block_m > 16 or problem.products > 1 or not problem.aligned:
         return None
@@ -697,7 +701,7 @@ def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | N
     share, alone = problem.k // splits, splits * count <= machine.num_sms
     if share > LONGEST_SHARE:
         return None
-    long = alone and problem.group > 0 and share >= LONG_K // 4
+    long = alone and problem.group > 0 and share >= LONG_SHARE
     columns = MOST_COLUMNS * 4 // problem.bits if long and problem.bits >= 4 else 256
     config = Config(block_m, 64, _columns(columns, problem), 128, splits=splits, cluster=splits > 1)
     stages = 4 if alone or block_m * problem.bits > 64 else 2

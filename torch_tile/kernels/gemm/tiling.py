@@ -14,6 +14,7 @@ import torch
 
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, compute_dtype, power_of_two, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
+from torch_tile.kernels.measured_rules import verdict
 
 # A tiling of a matrix product into blocks, its problem, and its footprint on a GPU.
 
@@ -286,7 +287,7 @@ def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:
     return waves * config.block_m * config.block_n / tile.rate
 
 
-# Tilings of products of few rows on GPUs: all time is that of reading the bs. Measured on an H200.
+# Tilings of products of few rows on GPUs: all time is that of reading the bs.
 
 # By mma.sync: the least that hold the rows.
 FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
@@ -296,35 +297,29 @@ MOST_JOINED = 8  # blocks of a cluster
 TURNED_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 TURNED_COLUMNS = ((64, 128), (128, 256), (256, 256))
 TURNED_SUMS = 128  # of a thread
-SHORTEST_K = 1024  # that was measured
-LONG_K = 8192  # what is read for it takes long beside joining sums of more rows than `CHEAP_ROWS`
-CHEAP_ROWS = 32
 
 
 def transposed_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose a tiling for the product as its transpose, on Hopper. None if that was not faster.
 
-    Bulk copies that read past the end of a are slow, and its tiles have 64 rows otherwise. A block that streams has
-    about a fiftieth of the memory's rate, so two fifths of the SMs are enough for few rows.
+    Bulk copies that read past the end of a are slow, and its tiles have 64 rows otherwise.
     """
     if not machine.target.has_wgmma or not problem.aligned or problem.dtype.itemsize != 2:
         return None
     rows = next((r for r in TURNED_ROWS if problem.m <= r), 0)
-    config = _transposed_tile(rows, problem, machine) if rows and problem.k >= SHORTEST_K else None
+    config = _transposed_tile(rows, problem, machine) if rows else None
     if config is None:
         return None
-    count, num_sms = count_of(replace(config, block_n=64), problem), machine.num_sms
-    if rows <= 16 and 4 * count >= 3 * num_sms:  # tiles of 16 rows by mma.sync read as fast
-        return None
-    if rows == 48 and problem.k < LONG_K // 4:  # most of 64 rows, and soon over
-        return None
-    if rows % 64 == 0 and (problem.k < LONG_K or 5 * count >= 2 * num_sms):  # the other tiles have so many rows, too
+    tiles = count_of(replace(config, block_n=64), problem) / machine.num_sms
+    if not verdict("gemm.transposed", machine.target, False, rows=rows, k=problem.k, tiles_per_sm=tiles):
         return None
     count, splits = count_of(config, problem), 1
-    wanted = (2 if rows <= CHEAP_ROWS else 3) * num_sms if rows <= CHEAP_ROWS or problem.k >= LONG_K else 0
-    while 5 * count * splits < wanted and splits < MOST_JOINED and problem.k >= 6 * splits * config.block_k:
+    wanted = verdict("gemm.transposed_blocks", machine.target, 0, rows=rows, k=problem.k)
+    while (
+        count * splits / machine.num_sms < wanted and splits < MOST_JOINED and problem.k >= 6 * splits * config.block_k
+    ):
         splits *= 2
-    if 5 * count * splits < 2 * num_sms:
+    if count * splits / machine.num_sms < verdict("gemm.least_blocks", machine.target, 0):
         return None
     if splits == 1:
         return config
@@ -349,13 +344,14 @@ def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | 
 
 
 def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
-    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`, as was faster on an H200.
+    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`.
 
     They take short rows of the matrix, and rows at distances that make memory slow for several at a time.
     """
-    if not machine.target.has_wgmma or problem.products > 1 or not problem.aligned:
+    if problem.products > 1 or not problem.aligned:
         return False
-    return problem.k <= 8192 or problem.k * problem.dtype.itemsize % 32768 == 0
+    row_bytes = problem.k * problem.dtype.itemsize
+    return bool(verdict("gemm.row_by_tensor_cores", machine.target, False, k=problem.k, row_bytes=row_bytes))
 
 
 def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
@@ -375,21 +371,19 @@ def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tiling for few rows on GPUs with clusters. Blocks share sums where tiles are few. Measured on an H200.
+    """Choose the tiling for few rows on GPUs with clusters. Blocks share sums where tiles are few.
 
     None where clusters would leave most SMs without work.
     """
-    count, num_sms = count_of(config, problem), machine.num_sms
-    if problem.m == 1 and not problem.row and problem.products == 1:  # long pieces of rows, and all tiles at a time
-        if 5 * count >= 8 * num_sms:
-            block_k = 128 if count <= 2 * num_sms else 32
-            return with_room(replace(config, block_n=128, block_k=block_k), problem, machine)
-        if count >= num_sms and problem.k >= 4 * problem.n:
-            return with_room(replace(config, block_n=128, block_k=64, stages=8), problem, machine)
-    if 4 * count >= 3 * num_sms:
+    tiles = count_of(config, problem) / machine.num_sms
+    if problem.m == 1 and not problem.row and problem.products == 1:
+        changes = verdict("gemm.one_row", machine.target, None, tiles_per_sm=tiles, k_by_n=problem.k / problem.n)
+        if changes is not None:
+            return with_room(replace(config, **changes), problem, machine)
+    if verdict("gemm.few_rows_apart", machine.target, False, tiles_per_sm=tiles):
         return with_room(config, problem, machine)
     narrow = replace(config, block_n=32, stages=6)
-    if config.block_m == 32 and 2 * count_of(narrow, problem) >= num_sms:
+    if config.block_m == 32 and 2 * count_of(narrow, problem) >= machine.num_sms:
         return with_room(narrow, problem, machine)
     few = replace(config if config.block_m == 16 else narrow, block_k=64, stages=6 if config.block_m == 16 else 4)
     return joined(few, problem, machine, MOST_JOINED)
@@ -401,6 +395,6 @@ def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Con
     wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
     splits = max(1, min(wanted, most, longest))
-    if not machine.target.has_clusters or 5 * count * splits < 2 * machine.num_sms:
+    if count * splits / machine.num_sms < verdict("gemm.least_blocks", machine.target, math.inf):
         return None
     return replace(with_room(config, problem, machine), splits=splits, cluster=splits > 1)

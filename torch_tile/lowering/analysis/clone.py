@@ -61,7 +61,9 @@ class Instance(Rewriter):
         if not self.fresh:
             return self.children(node)
         old = node.buffer
-        new = Buffer(old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout, padded=old.padded)
+        new = Buffer(
+            old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout, padding=old.padding
+        )
         self.buffers[old] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 

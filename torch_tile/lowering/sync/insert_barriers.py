@@ -30,7 +30,7 @@ from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
-from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is_ordered, refilled
+from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, is_ordered, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
@@ -71,6 +71,7 @@ class Walk:
         self.kernel, self.threads = kernel, threads
         self.filled = handed_over(kernel) if filled is None else filled
         self.facts = Facts(kernel, self.filled)
+        self.fills_in_turn = False  # mbarriers of the compiler order the bulk copies that fill a tile again
         self.hazards = Hazards(threads, first)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
@@ -202,6 +203,7 @@ class Walk:
         inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
+        inner.fills_in_turn = not role.by_hand
         end = State(most_pending(role.body))
         found = inner.block(role.body, end)
         state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # the next barrier needs a fence
@@ -217,8 +219,12 @@ class Walk:
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         """Return the first new access that conflicts with an earlier one; None if there is none."""
-        found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
-        return next(found, None)
+        for access in new:
+            filled = self.fills_in_turn and by_engine(access.origin)
+            for old in state.since.values():
+                if self.hazards.between(old, access) and not (filled and by_engine(old.origin)):
+                    return access
+        return None
 
     def _accesses(self, one: Stmt) -> list[Access]:
         """Return the accesses of a statement, from the cache if they are known."""

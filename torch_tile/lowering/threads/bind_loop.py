@@ -8,8 +8,9 @@ needs elements of it that other threads hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError, error
 from torch_tile.ir import dtype as dt
@@ -48,30 +49,62 @@ UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
-    nest = nest_of(loop, ctx.values)
+    nest = nest_of(loop, ctx.values, ctx.unrolled)
     layout = layout_of(nest, ctx)
-    divided = _of_single_threads(nest, layout, ctx)
-    staged = misplaced(nest, layout, Layouts()) or divided
+    updated = [e.buffer for e in find(loop.body, Address) if e.buffer.scope == "fragment"]
+    elsewhere = [*misplaced(nest, layout, Layouts()), *updated]
+    staged = elsewhere or _of_single_threads(nest, layout, ctx)
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
-    before, after = [], []
+    staged = list(IdMap((fragment, fragment) for fragment in staged).values())
+    why = "the threads that need its elements do not hold them"
+    if updated:
+        why = "its elements are updated atomically"
+    elif not elsewhere:
+        why = "threads with copies of an element would meet in memory"
+    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
+    written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
+    kept = [f for f in staged if f in updated or not is_overwritten(f, nest)]
+    return through_shared(replace(loop, layout=layout), staged, kept, written, ctx, lambda moved: bind_loop(moved, ctx))
+
+
+def through_shared(
+    node: Stmt,
+    fragments: Sequence[Buffer],
+    kept: Sequence[Buffer],
+    written: Sequence[Buffer],
+    ctx: ThreadContext,
+    bind: Callable[[Any], Stmt],
+) -> Stmt:
+    """Bind a statement that uses copies of fragments in shared memory.
+
+    Copy the values of the `kept` ones there before, and of the `written` ones back afterwards.
+    """
+    before: list[Stmt] = []
+    after: list[Stmt] = []
     tiles: dict[Buffer, Buffer] = {}
-    for fragment in staged:
+    for fragment in fragments:
         shape = fragment.static_shape
         assert shape is not None
         tile = tiles[fragment] = ctx.shared(fragment.name, shape, fragment.dtype)
-        before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
-        if any(use.stored for use in nest.fragments if use.buffer is fragment):
+        before.append(Alloc(tile))
+        if fragment in kept:
+            before.append(bind_loop(_move(fragment, tile, fragment), ctx))
+        if fragment in written:
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
-    why = (
-        "threads with copies of an element would meet in memory"
-        if staged is divided
-        else "the threads that need its elements do not hold them"
+    return Block((*before, bind(_Swap(tiles)(node)), *after), span=node.span)
+
+
+def is_overwritten(fragment: Buffer, nest: Nest) -> bool:
+    """Return whether the nest stores every element of a fragment and loads none, so that no old value matters."""
+    body = nest.loop.body
+    if any(use.buffer is fragment and not use.stored for use in nest.fragments) or contains(body, Break, Continue):
+        return False
+    own = (one.indices for one in body.stmts if isinstance(one, Store) and one.buffer is fragment)
+    return fragment.static_shape == nest.extents and any(
+        all(index is var for index, var in zip(indices, nest.loop.vars, strict=True)) for indices in own
     )
-    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
-    moved: For = _Swap(tiles)(replace(loop, layout=layout))
-    return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
 
 
 def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:

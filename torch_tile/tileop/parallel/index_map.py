@@ -171,11 +171,15 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
         dim = stacked(part) if part else None
         if part and dim is None:
             return None
-        if dim is not None and (iterations := -(-extent // math.prod(d.size for d in dim))) > 1:
-            dim = (Digit(iterations, step, "r"), *dim)  # over what the fragment has, once more for each iteration
-            step *= iterations
+        if dim is not None and (times := -(-extent // math.prod(d.size for d in dim))) > 1:
+            dim, step = _repeated(dim, times, step), step * times
         found.append(dim)
     return found
+
+
+def _repeated(dim: Dim, times: int, step: int) -> Dim:
+    """Go over what a fragment has several times; each time adds `step` to the number of an iteration's register."""
+    return Digit(times, step, "r"), *dim
 
 
 def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:

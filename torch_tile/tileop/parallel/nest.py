@@ -28,7 +28,8 @@ class Use:
 
 @dataclass
 class Nest:
-    """A nest over constant extents. `inner` are loops of constant extent in its body, whose variables count, too.
+    """A nest over constant extents. `inner` are loops of constant extent that one thread runs, with variables too:
+    those in its body, and unrolled ones around it.
 
     `carried` numbers the variables along which iterations run in order in one thread. It is empty if the author
     promises that iterations never meet. `uniform` says that the nest sets a variable of every thread, so that every
@@ -63,11 +64,11 @@ def is_static(loop: For) -> bool:
     )
 
 
-def nest_of(loop: For, values: Mapping[Var, Expr]) -> Nest:
-    """Collect the facts of a static nest; `values` are the names bound around it."""
+def nest_of(loop: For, values: Mapping[Var, Expr], around: Sequence[For] = ()) -> Nest:
+    """Collect the facts of a static nest; `values` are the names bound around it, `around` unrolled loops."""
     numbers: dict[Var, int] = {v: k for k, v in enumerate(loop.vars)}
-    inner, allocated, values = [], set(), dict(values)
-    for node in find(loop.body, For, Let, Alloc):
+    inner, allocated, values = list[For](), set[Buffer](), dict(values)
+    for node in (*around, *find(loop.body, For, Let, Alloc)):
         if isinstance(node, For) and node.kind is not LoopKind.PARALLEL and is_static(node) and node.step == 1:
             numbers[node.vars[0]] = len(numbers)
             inner.append(node)

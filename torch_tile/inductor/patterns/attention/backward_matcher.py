@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.axes import Axis, Group, leaves, trace
@@ -49,20 +49,6 @@ class OfProduct:
     result: Node
     left: Node | None
     right: Node | None
-
-
-def backward_of(graph: Graph) -> set[Node]:
-    """Return the nodes of the backward: those that depend on gradients of outputs, and nodes that only these read."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        tangent = node.op == "placeholder" and node.name.startswith("tangents")
-        if tangent or (node.op != "output" and any(x in found for x in node.all_input_nodes)):
-            found.add(node)
-    if found:
-        for node in reversed(graph.nodes):
-            if node.op == "call_function" and node.users and all(u in found for u in node.users):
-                found.add(node)
-    return found
 
 
 def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Collection[Node]) -> OfProduct:

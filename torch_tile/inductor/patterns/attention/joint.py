@@ -21,12 +21,14 @@ from torch_tile.inductor.graph.extract import copied
 from torch_tile.inductor.graph.look_through import bare, laid_out
 from torch_tile.inductor.graph.nodes import (
     CAST,
+    PARTITIONING,
     TIMES,
     TOLD,
     Miss,
     Rewrite,
     arg,
     aten,
+    backward_of,
     bind,
     dtype,
     erase_dead,
@@ -41,7 +43,6 @@ from torch_tile.inductor.patterns.attention import score_program
 from torch_tile.inductor.patterns.attention.backward_matcher import (
     FIX,
     OfProduct,
-    backward_of,
     is_gradient,
     of_product,
     only_for,
@@ -204,9 +205,6 @@ def _contest(
 #
 # Operands and results are views: the copies of the model are dropped.
 
-KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
-"""Keys of a node's meta by which AOTAutograd partitions the graph."""
-
 
 @dataclass
 class Side:
@@ -311,7 +309,7 @@ def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Itera
 def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
     """Copy the partition metadata of `old` to the nodes: same side of the graph, same recomputation."""
     for node in nodes:
-        node.meta.update({key: old.meta[key] for key in KEPT_META if key in old.meta})
+        node.meta.update({key: old.meta[key] for key in PARTITIONING if key in old.meta})
 
 
 # Joint: forward and backward in one graph, as AOTAutograd traces them, before it is partitioned.

@@ -65,7 +65,8 @@ FEWEST_ELEMENTS = 1 << 15
 class Norm:
     """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments.
 
-    `factor` multiplies the normalised value, before the weight does.
+    `factor` multiplies the normalised value, before the weight does. `source` is x as a norm's own op reads it, maybe
+    widened, and `cast_first` is the argument of `tile.rms_norm`.
     """
 
     out: Node
@@ -76,6 +77,8 @@ class Norm:
     eps: float
     centred: bool
     factor: float = 1.0
+    source: Node | None = None
+    cast_first: bool = False
 
 
 class Rows(Region):
