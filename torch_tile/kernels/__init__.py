@@ -10,6 +10,8 @@ import functools
 import importlib
 from types import ModuleType
 
+import torch
+
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
@@ -34,3 +36,8 @@ FAMILIES = {
 def kernels(family: str) -> ModuleType:
     """Import the module of a family when it is first asked for."""
     return importlib.import_module(f"torch_tile.kernels.{FAMILIES[family]}")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums: float64 for float64 operands, otherwise float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
