@@ -148,7 +148,7 @@ def _positive(text: str) -> int:
 
 
 def run() -> int:
-    """Run `main` as a process, whose output may go to a pipe that closes early."""
+    """Run `main` as a process. Its output may go to a pipe that closes early."""
     try:
         status = main()
         sys.stdout.flush()
