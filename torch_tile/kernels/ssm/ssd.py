@@ -647,8 +647,8 @@ def step_gradients(config: Config, spec: Spec) -> Any:
     """The gradient by dt, and each chunk's parts of those by A and by the bias.
 
     The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
-    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the state
-    behind it, and these two states.
+    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the
+    state behind it, and these two states.
     """
     compute, size = spec.compute, config.chunk
     b, length, h, chunks = T.dynamic("b, length, h, chunks")
