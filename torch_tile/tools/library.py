@@ -60,7 +60,7 @@ def launches(case: Case, target: Target) -> list[Launch]:
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     plan = LaunchPlan(machine=machine_for(target))
-    # What plain torch reads of tensors is refused.
+    # Reads of tensors by plain torch are refused.
     with FakeTensorMode(), planning(plan), suppress(DataDependentOutputException):
         case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     return plan.launches
@@ -104,7 +104,7 @@ def _gemm(
 
 
 def _grouped_gemms() -> Iterator[Case]:
-    """Of 64 matrices, with rows for each as in decoding, in short prompts, and in training."""
+    """Make grouped products of 64 matrices, with rows for each as in decoding, in short prompts, and in training."""
     swiglu, weighted = "g=silu(acc0);y=mul(g,acc1);ret y", "v=mul(acc0,x0);ret v"
     for name, dtype in ALL.items():
         for rows in (4, 30, 512):
