@@ -13,6 +13,8 @@ from types import ModuleType
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "attention_paged": "attention.paged",
+    "attention_varlen": "attention.varlen",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
     "fused_norm": "norm.fused",
