@@ -15,6 +15,7 @@ FAMILIES = {
     "attention_backward": "attention.backward",
     "attention_paged": "attention.paged",
     "attention_varlen": "attention.varlen",
+    "causal_conv1d": "ssm.conv",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
     "fused_norm": "norm.fused",
@@ -24,7 +25,9 @@ FAMILIES = {
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
+    "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",
+    "ssd_chunk_scan": "ssm.ssd",
 }
 """Families of kernels, and the module of each with its entry functions and its `reference`."""
 
