@@ -15,6 +15,8 @@ import torch
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "attention_paged": "attention.paged",
+    "attention_varlen": "attention.varlen",
     "causal_conv1d": "ssm.conv",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
