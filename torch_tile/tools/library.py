@@ -148,6 +148,20 @@ def _dequant_gemms() -> Iterator[Case]:
         yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
+    tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
+    for name, dtype in HALVES.items():
+        for table, scales in tables.items():
+            for m in (1, 64, 1024):
+                yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
+
+
+def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        n = k = 4096
+        a, words, scales = make((m, k), dtype), make((n, k // 2), torch.uint8), make((n, k // group), scale)
+        return dequant_gemm.dequant_gemm(a, [words], [scales], [], 4, True, 0, [], "", "", dtype, table)
+
+    return call
 
 
 def _dequant_gemm(
