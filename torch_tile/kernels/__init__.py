@@ -22,6 +22,8 @@ FAMILIES = {
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
+    "quantize_fp8": "norm.quantize",
+    "scaled_gemm": "gemm.scaled",
     "softmax": "norm.softmax",
 }
 """Families of kernels, and the module of each with its entry functions and its `reference`."""
