@@ -5,10 +5,10 @@ Importing this registers every op; `torch_tile.ops.X(...)` is the documented Pyt
 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device; sums are kept in
 float32 (float64 for float64); results are fresh and, but for attention's, contiguous; empty tensors give empty or zero
-results. All have gradients, but `scaled_gemm` and `quantize_fp8`, which work in float8; log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError
-(dtypes, None for a tensor), ValueError (strings and numbers) or IndexError (`dim`), and name the argument, what was
-got and what is wanted. Under autocast, products follow its dtype as `F.linear` does, norms and softmax run in float32
-on CUDA.
+results. All have gradients but `scaled_gemm` and `quantize_fp8`, which work in float8; log-sum-exps have none. Refused
+arguments raise RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor), ValueError (strings and numbers)
+or IndexError (`dim`), and name the argument, what was got and what is wanted. Under autocast, products follow its
+dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
 """
 
 from torch_tile.ops import families as families
