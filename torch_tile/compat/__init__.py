@@ -20,7 +20,7 @@ TVM = f"{OURS}.compat.tvm"
 # Modules whose counterpart has another name.
 ELSEWHERE = {
     "tilelang.layout": f"{OURS}.language.layout",
-    # Of versions before 0.1.15.
+    # Names of versions before 0.1.15.
     "tilelang.intrinsics": f"{OURS}.cuda.intrinsics",
     "tilelang.intrinsics.mma_macro_generator": f"{OURS}.cuda.intrinsics.macro.mma_macro_generator",
     "tilelang.intrinsics.wgmma_macro_generator": f"{OURS}.cuda.intrinsics.macro.wgmma_macro_generator",
@@ -59,7 +59,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `import tilelang` gives torch_tile."""
+    """Return whether `import tilelang` gives torch_tile."""
     return "tilelang" in _serving
 
 
