@@ -7,8 +7,8 @@ Common to all: tensors are float16, bfloat16, float32 or float64, of any strides
 float32 (float64 for float64). Results are fresh and, but for attention's, contiguous. Empty tensors give empty or zero
 results. All have gradients but `scaled_gemm` and `quantize_fp8`, which work in float8; log-sum-exps have none. A
 refused argument raises RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor), ValueError (strings and
-numbers) or IndexError (`dim`). The message names the argument, what was got and what is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in
-float32 on CUDA.
+numbers) or IndexError (`dim`). The message names the argument, what was got and what is wanted. Under autocast,
+products follow its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
 from torch_tile.ops import families as families

@@ -275,6 +275,8 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 2)
     least = 64 if machine.target.has_wgmma and problem.aligned else 32
     tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
+    if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
+        tilings = [(128, 64, 256), (64, 64, 128)]
     if problem.m <= least:
         tilings = [(least, 128, 128), (least, 64, 128)]
     best = min(tilings, key=lambda tile: _waves(tile, problem, machine))
