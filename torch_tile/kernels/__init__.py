@@ -27,6 +27,8 @@ FAMILIES = {
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
+    "quantize_fp8": "norm.quantize",
+    "scaled_gemm": "gemm.scaled",
     "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",
     "ssd_chunk_scan": "ssm.ssd",
