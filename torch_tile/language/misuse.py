@@ -109,8 +109,6 @@ INSTEAD = {
     "arange": "loop by `for i in T.Parallel(n)`, whose i counts from 0",
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
-    "loop_break": "write `break`",
-    "sync_grid": "T.arrive_last tells which block is the last to arrive; several T.Kernel in one function run in order",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
     "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
@@ -165,7 +163,7 @@ FAMILIES = (
      r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
      r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
      "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
-    (r"(ret|thread_return|break_loop|continue_loop|loop_break)", "write `return`, `break` or `continue`"),
+    (r"(ret|thread_return|break_loop|continue_loop)", "write `return`, `break` or `continue`"),
     (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"copy_cluster", "blocks read each other's tiles by T.at_rank(tile[i, j], rank)"),
