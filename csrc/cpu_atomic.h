@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic read-modify-write on any scalar type, small floats included. Each returns the value that stood there before.
-// Order is relaxed, but for arrivals: the end of a kernel, a barrier of OpenMP, is what publishes results.
+// Atomic read-modify-write on any scalar type, small floats included. Each function returns the previous value. Order
+// is relaxed, except for arrivals: the end of a kernel, a barrier of OpenMP, publishes results.
 #pragma once
 #include "cpu_types.h"
 
@@ -65,8 +65,8 @@ template <class T, int order> inline T atomic_load(const T* p) {
 
 inline void memory_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-// Counts arrivals from 0 to count - 1, then is 0 again; whether this one was the last. What was written before an arrival
-// is seen after the last one.
+// Count arrivals from 0 to count - 1, then start again at 0. Return whether this arrival was the last. The last one
+// sees all writes before the other arrivals.
 inline int32_t cpu_arrive_last(int32_t* counter, int32_t count) {
   int32_t old = __atomic_load_n(counter, __ATOMIC_RELAXED), next;
   do {

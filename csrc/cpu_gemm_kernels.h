@@ -11,7 +11,7 @@ constexpr int kRows = 8;  // rows of C in registers, of which there are 32
 #else
 constexpr int kRows = 6;  // of which there are 16
 #endif
-#define TILE_ALWAYS_INLINE inline __attribute__((always_inline))  // what gets registers by reference
+#define TILE_ALWAYS_INLINE inline __attribute__((always_inline))  // parameters by reference that must stay in registers
 
 constexpr int kVectors = 2;   // vectors of C in registers, per row
 constexpr int kBlockK = 128;  // one panel of B (kBlockK x kVectors vectors) stays in the first-level cache

@@ -45,8 +45,9 @@ template <class Acc, class TB> inline void pack_columns(const TB* b, int64_t ldb
   }
 }
 
-// Ask for the `turn`th of `turns` shares of the panel of B that begins at column j0 and has at most `most` columns, while products
-// of the one before it run: its rows in memory are short and far apart, which hardware does not foresee.
+// Prefetch the `turn`th of `turns` shares of the panel of B that begins at column j0 and has at most `most` columns.
+// The products of the previous panel run meanwhile. Rows of B are short and far apart in memory, which hardware does
+// not foresee.
 template <bool turned, class TB>
 inline void prefetch_panel(const TB* b, int64_t ldb, int64_t k, int64_t j0, int64_t n, int64_t most, int64_t turn, int64_t turns) {
   int64_t width = n - j0 < most ? n - j0 : most;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm of bf16 operands by dot products of pairs (AVX512_BF16's vdpbf16ps): twice the products of an instruction on floats.
+// gemm of bf16 operands by dot products of pairs (AVX512_BF16's vdpbf16ps), twice the products of an instruction on
+// floats.
 //
-// Two neighbours along K make a word, the first in its lower half; a last one without neighbour has zero beside it. A word of A
-// meets a vector of words of B. The instruction rounds each sum to nearest even, keeps infinities and NaN, and takes denormal
-// operands and sums as zero (as torch's own bf16 products do): what is lost are operands below 2^-126, and 2^-126 of a sum.
-// TILE_NO_PAIRS switches it off; products then go by floats, where denormals are kept.
+// Two neighbours along K make a word, the first in its lower half; a last one without neighbour has zero beside it. A
+// word of A meets a vector of words of B. The instruction rounds each sum to nearest even, and keeps infinities and
+// NaN. It takes denormal operands and sums as zero, as torch's own bf16 products do: operands below 2^-126 are lost,
+// and 2^-126 of a sum. TILE_NO_PAIRS switches it off; products then use floats, and keep denormals.
 #pragma once
 #include "cpu_gemm_pack.h"
 
@@ -32,8 +33,8 @@ using Sums = Vector<float>::type;
 constexpr int kPairColumns = columns<float>();
 constexpr int kPairK = 2 * kBlockK;  // a panel then has as many bytes as one of floats
 
-// sum += the dot products of pairs. Spelled as an instruction: the names and operand types of intrinsics differ between compilers,
-// and their header takes longer to read than all of ours.
+// sum += the dot products of pairs. This is assembler, since names and operand types of intrinsics differ between
+// compilers. Their header also takes longer to read than all of ours.
 TILE_ALWAYS_INLINE void add_dots(Sums& sum, Words left, Words right) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
 }
@@ -57,7 +58,7 @@ inline void pair_kernel(const bf16* a, int64_t row, int64_t col, const uint32_t*
   }
   if (k % 2) {
     for (int i = 0; i < rows; ++i) {
-      uint16_t left;  // what lies beyond the row may be anything, NaN too
+      uint16_t left;  // elements beyond the row may be anything, NaN too
       memcpy(&left, a + i * row, sizeof left);
       for (int j = 0; j < kVectors; ++j) add_dots(sum[i][j], uint32_t(left) - Words{}, load(b + j * lanes));
     }

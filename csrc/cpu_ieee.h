@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic of float rounded in a direction: 0 to nearest even, 1 to zero, 2 up, 3 down. It is computed in double, whose result is made
-// odd where it is not exact, so that rounding it again is right. Of double, to nearest even.
+// Arithmetic of float rounded in a direction: 0 to nearest even, 1 to zero, 2 up, 3 down. It is computed in double. An
+// inexact double is made odd, so that rounding it again is right. Arithmetic of double rounds to nearest even.
 #pragma once
 #include "cpu_types.h"
 

@@ -288,8 +288,8 @@ template <class A, class B> inline auto maximum(A a, B b) -> decltype(a + b) {
   return maximum(static_cast<T>(a), static_cast<T>(b));
 }
 
-// A divisor that no machine stops at: 1 in the place of 0, and of -1, whose quotient is the wrapped negative.
-// Ragged tiles are padded with 0, and the lanes that nobody keeps are divided as well.
+// A divisor on which no machine stops: 1 instead of 0, and instead of -1, whose quotient is the wrapped negative.
+// Ragged tiles are padded with 0, and unused lanes are divided as well.
 template <class T> inline T divisor(T b) {
   if constexpr (T(-1) < T(0)) return (b == T(0)) | (b == T(-1)) ? T(1) : b;
   else return b == T(0) ? T(1) : b;

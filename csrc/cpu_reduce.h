@@ -6,7 +6,7 @@
 
 namespace tile {
 
-// Each operation: how the accumulator meets a value, and what an empty row gives. NaN: whatever meets it becomes NaN.
+// Each operation: how a value enters the accumulator, and the result of an empty row. A NaN makes the accumulator NaN.
 struct Sum {
   template <class A> static A start() { return A(0); }
   template <class A> static A apply(A acc, A x) { return A(acc + x); }
@@ -22,7 +22,7 @@ struct Min {
   template <class A> static A apply(A acc, A x) { return (x < acc) | (x != x) ? x : acc; }
   template <class A> static A merge(A a, A b) { return apply(a, b); }
 };
-// The same of numbers only: the accumulator never is NaN, and what compares false to it is left out.
+// The same of numbers only: the accumulator never is NaN, and values that compare false to it are left out.
 struct MaxNumber {
   template <class A> static A start() { return lowest<A>(); }
   template <class A> static A apply(A acc, A x) { return x > acc ? x : acc; }

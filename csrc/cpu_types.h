@@ -47,8 +47,9 @@ template <class To, class From> inline To reinterpret(From x) {
 inline float float_from_bits(int32_t bits, int32_t mask, int32_t flip) { return bits_float(uint32_t((bits & mask) ^ flip)); }
 inline float nibble(int32_t word, int byte, int upper) { return float(uint32_t(word) >> (8 * byte + 4 * upper) & 15); }
 
-// A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's; without, the format is
-// "fn": only the all-ones code is NaN, and what does not fit becomes the largest number (as on GPUs and in newer torch; 2.11 gives NaN).
+// A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's. Without, the format
+// is "fn": only the all-ones code is NaN, and larger values become the largest number (as on GPUs and in newer torch;
+// 2.11 gives NaN).
 template <int E, int M, bool infinities> struct Format {
   static constexpr int bias = (1 << (E - 1)) - 1;
   static constexpr int shift = 23 - M;                        // from a float's mantissa to this one's
@@ -114,7 +115,7 @@ template <> inline bf16 narrow<bf16>(float x) {
 // The same bits; compilers do not vectorise loops that copy structures.
 template <class T> inline T copied(T x) { return {x.bits}; }
 
-// x as a value of the storage type T, still held in a float: what an operation in T gives.
+// x rounded to the storage type T, still held in a float: the result of an operation in T.
 template <class T> inline float rounded(float x) {
   if constexpr (same<T, f16>) return FormatF16::round(x);
   else if constexpr (same<T, e4m3>) return FormatE4M3::round(x);
@@ -122,8 +123,9 @@ template <class T> inline float rounded(float x) {
   else return widen(narrow<T>(x));
 }
 
-// x as a To. Floats to integers truncate toward zero (through int32 for 8 and 16 bits, so that they wrap as torch's do); what a
-// 64-bit integer cannot hold is undefined, as in torch. Doubles and integers reach small floats through float, as in torch.
+// x as a To. Floats to integers truncate toward zero, through int32 for 8 and 16 bits, so that they wrap as torch's do.
+// Values that a 64-bit integer cannot hold are undefined, as in torch. Doubles and integers reach small floats through
+// float, as in torch.
 template <class To, class From> inline To convert(From x) {
   if constexpr (same<To, From>) return x;
   else if constexpr (is_small<From>) return convert<To>(widen(x));

@@ -152,9 +152,9 @@ template <int count, class T> TILE_DEVICE void atomic_add_vector(T* p, const T* 
   }
 }
 
-// Counts arrivals of blocks from 0 to count - 1, then is 0 again; whether this one was the last. The one thread that calls
-// it releases what was ordered before it, and acquires what the others released, for bulk copies as well: these do not
-// queue behind loads and stores. Results of bulk stores must be there before.
+// Count arrivals of blocks from 0 to count - 1, then start again at 0. Return whether this arrival was the last. The
+// calling thread releases all writes ordered before it, and acquires those that the other arrivals released. This holds
+// for bulk copies as well, which do not queue behind loads and stores. Results of bulk stores must be complete before.
 TILE_DEVICE int arrive_last(int32_t* counter, int count) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(unsigned(count - 1)) : "memory");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which blocks are visited: in bands of `panel` rows (or columns), so that blocks that run at the same time share
-// operands in the L2 cache. Every second band is walked backwards, so that neighbours in time are neighbours at the turn, too.
+// The order of blocks: in bands of `panel` rows (or columns), so that blocks that run at the same time share operands
+// in the L2 cache. Every second band is walked backwards, so that the last blocks of a band and the first of the next
+// one are neighbours, too.
 #pragma once
 #include "cuda_types.h"
 

@@ -78,7 +78,7 @@ TILE_DEVICE float widen(const bf16* p, int i) {
 
 // ---- narrowing, to nearest even --------------------------------------------------------------------------------------------
 
-// Chips without fp8 instructions: E exponent and M mantissa bits; `overflow` is the code of what does not fit.
+// Chips without fp8 instructions: E exponent and M mantissa bits; `overflow` is the code of values that do not fit.
 template <int E, int M, uint32_t overflow, uint32_t nan> TILE_DEVICE uint8_t encode(float x) {
   constexpr int bias = (1 << (E - 1)) - 1, shift = 23 - M;
   constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
@@ -92,7 +92,7 @@ template <int E, int M, uint32_t overflow, uint32_t nan> TILE_DEVICE uint8_t enc
   return uint8_t(code | ((w >> 24) & 0x80u));
 }
 
-// The code of `low` in the lower byte, of `high` in the upper one; what does not fit becomes the largest number.
+// The code of `low` in the lower byte, of `high` in the upper one; values that do not fit become the largest number.
 TILE_DEVICE uint16_t encode_e4m3(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   uint16_t pair;
@@ -140,7 +140,7 @@ TILE_DEVICE void narrow_pair(bf16* p, float a, float b) {
 TILE_DEVICE void narrow_pair(e4m3* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e4m3(a, b); }
 TILE_DEVICE void narrow_pair(e5m2* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e5m2(a, b); }
 
-// x as a value of the storage type T, still held in a float: what an operation in T gives.
+// x rounded to the storage type T, still held in a float: the result of an operation in T.
 template <class T> TILE_DEVICE float rounded(float x) { return widen(narrow<T>(x)); }
 template <> TILE_DEVICE float rounded<bf16>(float x) {  // beside a zero: alone it is converted at a quarter of the speed
   uint32_t y;

@@ -24,7 +24,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error("torch_tile: " + why); }
 
-// What must hold of sizes and addresses for a kernel to be right.
+// Conditions on sizes and addresses for a kernel to be right.
 void require(bool holds, const char* what) {
   if (!holds) fail(std::string("a kernel of this package needs ") + what);
 }
@@ -38,8 +38,8 @@ int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 using Entry = int64_t (*)(void* const* buffers, const int64_t* numbers);
 
-// The entry of a shared library; it stays open. The file that it is opened from has a name that comes once only, since
-// a name that is known is not opened again, and is gone afterwards.
+// Return the entry of a shared library, which stays open. The file gets a name that is never used again, and is removed
+// after it is opened: a library of a known name is not opened again.
 Entry open_entry(const char* code, size_t size) {
   const char* folder = getenv("TMPDIR");
   std::string path = std::string(folder != nullptr && *folder ? folder : "/tmp") + "/torch_tile_XXXXXX";
@@ -156,7 +156,7 @@ class Cubin {
   }
 };
 
-// Follow the plan in `words`, whose grids are as the kernels' authors wrote them; those that fold may be all in x.
+// Follow the plan in `words`. Its grids are as the kernels' authors wrote them; those that fold may be all in x.
 void run(int64_t* words, std::initializer_list<bool> folds, const uint64_t* pointers, void* stream) {
   Plan* plan = (Plan*)words;
   PlannedLaunch* at = plan->first();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of a few bits out of words, one or two at a time. Two neighbours of 4 bits are one byte: it is put into both
-// halves of a register, so that each half holds one of them in the mantissa of a power of two, which is then taken off.
+// Numbers of a few bits out of words, one or two at a time. Two neighbours of 4 bits are one byte. It is put into both
+// halves of a register, so that each half holds one of them in the mantissa of a power of two. That power is then
+// subtracted.
 #pragma once
 #include "cuda_types.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way from a Python call to cuLaunchKernel for arguments whose form was seen before: no torch headers (tensors are
-// read through DLPack's exchange table, which torch offers on its type), stable Python ABI, no allocation.
+// Launch kernels from Python for arguments whose form was seen before. No torch headers are used: tensors are read
+// through DLPack's exchange table, which torch offers on its type. It has a stable Python ABI and allocates nothing.
 //
-// Everything that needs judgement is in torch_tile/runtime/cuda_launch.py: it is called for each new form of arguments
-// (dtypes, devices, sizes, strides) and for everything unusual, and leaves a plan to be followed next time.
+// Every decision is made in torch_tile/runtime/cuda_launch.py. It is called for each new form of arguments (dtypes,
+// devices, sizes, strides) and for everything unusual, and leaves a plan for later calls.
 
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -31,7 +31,7 @@ struct Form {
   int64_t data[1];
 };
 
-// What a kernel holds of Python's.
+// Python objects of a kernel.
 enum { kSlow, kFailed, kIsNegative, kTensor, kParameter, kHeld };
 
 struct Kernel {
@@ -44,7 +44,7 @@ struct Kernel {
   bool scalars_matter;  // launch grids depend on scalar arguments, so they are part of the form
   char kinds[kMostArguments];  // 't' for tensors, else the struct module's letter of a number
   uint64_t masks[kMostArguments];  // bits of an address that must be 0
-  unsigned char* apart;  // pairs of tensors: one is constant to a kernel, the other is written
+  unsigned char* disjoint;  // pairs of tensors: one is constant to a kernel, the other is written
   int pairs;
   uint64_t low_bits;  // bits of an address that are part of the form, below 256
   Form* last;
@@ -59,7 +59,7 @@ struct Arguments {
   int64_t form[kMostWords];
 };
 
-// Whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all else that is read.
+// Return whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all other reads.
 bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
   if (kernel->is_negative != NULL && tensor.rank > 0 && tensor.rank <= kMostInline) {
     void* itself = (char*)tensor.shape - kernel->sizes_offset;
@@ -71,7 +71,7 @@ bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
   return answer != Py_False;
 }
 
-// Each reader returns false for what it leaves to Python.
+// Each reader returns false for arguments that it leaves to Python.
 bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* into) {
   PyObject* type = (PyObject*)Py_TYPE(object);
   if (type != kernel->held[kTensor] && type != kernel->held[kParameter]) return false;
@@ -162,7 +162,7 @@ bool read(Kernel* kernel, PyObject* const* objects, Py_ssize_t count, Arguments*
 // Whether the bytes from the first to the last of tensors that must not overlap do so.
 bool meet(const Kernel* kernel, const Arguments& arguments) {
   for (int i = 0; i < kernel->pairs; ++i) {
-    int a = kernel->apart[2 * i], b = kernel->apart[2 * i + 1];
+    int a = kernel->disjoint[2 * i], b = kernel->disjoint[2 * i + 1];
     if (arguments.pointers[a] < arguments.ends[b] && arguments.pointers[b] < arguments.ends[a]) return true;
   }
   return false;
@@ -284,7 +284,7 @@ void destroy(PyObject* capsule) {
   Kernel* kernel = (Kernel*)PyCapsule_GetPointer(capsule, kName);
   forget(kernel);
   for (PyObject* each : kernel->held) Py_DECREF(each);
-  free(kernel->apart);
+  free(kernel->disjoint);
   free(kernel);
 }
 
@@ -303,18 +303,18 @@ PyObject* sizes_of(PyObject*, PyObject* args) {
 }
 
 // make(exchange, (slow, failed, is_neg, Tensor, Parameter), (functions of Driver, in its order),
-//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter, low_bits, apart)
+//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter, low_bits, disjoint)
 // -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
 PyObject* make(PyObject*, PyObject* args) {
   PyObject *exchange, *held[kHeld];
   unsigned long long functions[5], is_negative, sizes_offset, low_bits;
-  const char *kinds, *masks, *apart;
-  Py_ssize_t count, mask_bytes, apart_bytes;
+  const char *kinds, *masks, *disjoint;
+  Py_ssize_t count, mask_bytes, disjoint_bytes;
   int scalars_matter;
   if (!PyArg_ParseTuple(args, "O(OOOOO)(KKKKK)(KK)y#y#pKy#", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
                         &held[kTensor], &held[kParameter], functions, functions + 1, functions + 2, functions + 3,
                         functions + 4, &is_negative, &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter,
-                        &low_bits, &apart, &apart_bytes))
+                        &low_bits, &disjoint, &disjoint_bytes))
     return NULL;
   Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -332,13 +332,13 @@ PyObject* make(PyObject*, PyObject* args) {
   kernel->low_bits = low_bits;
   memcpy(kernel->kinds, kinds, (size_t)count);
   memcpy(kernel->masks, masks, (size_t)mask_bytes);
-  kernel->apart = (unsigned char*)malloc((size_t)apart_bytes + 1);
-  if (kernel->apart == NULL) {
+  kernel->disjoint = (unsigned char*)malloc((size_t)disjoint_bytes + 1);
+  if (kernel->disjoint == NULL) {
     free(kernel);
     return PyErr_NoMemory();
   }
-  memcpy(kernel->apart, apart, (size_t)apart_bytes);
-  kernel->pairs = (int)(apart_bytes / 2);
+  memcpy(kernel->disjoint, disjoint, (size_t)disjoint_bytes);
+  kernel->pairs = (int)(disjoint_bytes / 2);
   for (int i = 0; i < kHeld; ++i) {
     Py_INCREF(held[i]);
     kernel->held[i] = held[i];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked of NVIDIA's driver for a plan of launches, which runtime/cuda_launch.py packs: launches, and the tensor
-// maps they take. launch.cpp follows plans for calls from Python, and generated C++ those that are written into it
-// (embedded.h). Functions come by their addresses, so that no header of CUDA's is needed.
+// Calls of NVIDIA's driver for a plan of launches, which runtime/cuda_launch.py packs: launches, and their tensor maps.
+// launch.cpp follows plans for calls from Python. Generated C++ follows the plans in its own text (embedded.h).
+// Functions come by their addresses, so that no header of CUDA's is needed.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -31,22 +31,22 @@ struct Driver {
                       int, int, int);
 };
 
-// What a plan says of one kernel before its arguments.
+// A plan's words about one kernel, before its arguments.
 struct PlannedLaunch {
   int64_t function, x, y, z, threads, shared, cluster[3], early, arguments;
 };
 
-// A tensor map of a plan: the tensor, what the driver makes a map of it from, and the map of the address it last had.
+// A tensor map of a plan: the tensor, the driver's parameters for its map, and the map of the address it last had.
 struct PlannedMap {
   int64_t tensor, data_type, rank, swizzle, promotion;
   uint64_t sizes[5], strides[5], boxes[5], address;
   unsigned char bytes[128];
 };
 
-// What is launched for arguments of one form: its maps follow, and then a PlannedLaunch for each kernel with (kind,
-// value) for each of its arguments, where kind 0 is the tensor `value`, 1 the scalar `value`, 2 the number `value`
-// itself, and 3 the map `value` of the plan. A tensor is named by its place: the argument's number in the low 8 bits, and
-// from there the bytes. The last number is that of the workspace.
+// The launches for arguments of one form. The plan's maps follow, and then a PlannedLaunch for each kernel with (kind,
+// value) for each argument. Kind 0 is the tensor `value`, 1 the scalar `value`, 2 the number `value` itself, and 3 the
+// map `value` of the plan. A tensor is named by its place: the argument's number in the low 8 bits, and from there the
+// bytes. The last number is that of the workspace.
 struct Plan {
   int64_t context, workspace, launches, maps;
   PlannedMap* map(int64_t index) { return (PlannedMap*)(this + 1) + index; }
@@ -87,7 +87,7 @@ int bring(const Driver& driver, PlannedMap* map, uint64_t address) {
   return 0;
 }
 
-// Bring the maps of a plan up to the addresses of the arguments. 0, or what the driver says of one that it refuses.
+// Update the maps of a plan to the addresses of the arguments. Return 0, or the driver's status of a refused map.
 int bring_maps(const Driver& driver, Plan* plan, const uint64_t* pointers) {
   int status = 0;
   for (int64_t i = 0; i < plan->maps && status == 0; ++i)
@@ -95,8 +95,8 @@ int bring_maps(const Driver& driver, Plan* plan, const uint64_t* pointers) {
   return status;
 }
 
-// Make the launches of a plan, whose maps are up to date, in the current context; addresses are written into it. A grid
-// without blocks is none.
+// Make the launches of a plan with current maps in the current context; addresses are written into it. A grid without
+// blocks is not launched.
 int follow(const Driver& driver, Plan* plan, const uint64_t* pointers, uint64_t* scalars, void* stream) {
   int status = 0;
   int64_t* at = (int64_t*)plan->first();

@@ -27,23 +27,23 @@ TILE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Where another block of the cluster has what this one has at `address` of shared memory.
+// The address in another block of the cluster that corresponds to `address` of this one's shared memory.
 TILE_DEVICE unsigned address_in_block(unsigned address, int block) {
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
   return there;
 }
 
-// At the same barrier of a block of the cluster. `.release.cluster` would be a fence of all the GPU's memory (0.7 of the
-// speed of a product on an H200), which this needs not: what it lets go was read by products that are waited for, or a
-// fence of its own has ordered the reads (warp_arrive).
+// Arrive at the same barrier of a block of the cluster. `.release.cluster` would be a fence of all the GPU's memory
+// (0.7 of the speed of a product on an H200), and is not needed. The tiles that this arrival releases were read by
+// products that are waited for, or a fence has ordered the reads (warp_arrive).
 TILE_DEVICE void mbarrier_arrive(uint64_t* barrier, int block) {
   const unsigned there = address_in_block(shared_address(barrier), block);
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
 
-// One arrival for the warp, after all of its threads have come here. What they read until then, copies may overwrite:
-// without the fence the arrival overtakes reads that are under way, and bulk copies do not queue behind these.
+// One arrival for the warp, after all of its threads have come here. Copies may then overwrite tiles that the threads
+// have read. Without the fence the arrival overtakes reads in flight, and bulk copies do not queue behind these.
 TILE_DEVICE void warp_arrive(uint64_t* barrier) {
   fence_proxy_async();
   __syncwarp();

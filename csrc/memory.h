@@ -10,7 +10,7 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// The same value, of which the compiler knows nothing: it cannot move what is computed from it out of a loop.
+// The same value, hidden from the compiler: it cannot move computations on it out of a loop.
 __device__ __forceinline__ int here(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -26,8 +26,8 @@ template <> struct Packet<4> { using type = unsigned; };
 template <> struct Packet<8> { using type = uint2; };
 template <> struct Packet<16> { using type = uint4; };
 
-// What moves as one packet. Floats stay floats: read as integers, accumulators of products would be kept as such, and
-// moved while products are under way, which the assembler gets wrong.
+// The type of a packet. Floats stay floats. If they were read as integers, accumulators of products would be kept as
+// such, and moved while products are in flight. The assembler gets that wrong.
 template <int bytes, class T> struct Moved { using type = typename Packet<bytes>::type; };
 template <> struct Moved<8, float> { using type = float2; };
 template <> struct Moved<16, float> { using type = float4; };
@@ -46,7 +46,7 @@ template <int bytes, class D, class S> __device__ __forceinline__ void vector_re
   *reinterpret_cast<P*>(dst) = value;
 }
 
-// What lies at `place` of this block's shared memory in the block of the cluster that has this rank.
+// The value at `place` of shared memory in the block of the cluster that has this rank.
 template <class T> __device__ __forceinline__ T at_rank(const T* place, int rank) {
   const T* there;
   asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(rank));
@@ -111,8 +111,8 @@ TILE_STMATRIX(, "")
 TILE_STMATRIX(_trans, ".trans")
 #undef TILE_STMATRIX
 
-// What this thread did to shared memory by ordinary loads and stores comes, after the next barrier, before what wgmma and
-// bulk copies do: these do not queue behind it (sm_90 and later).
+// Order this thread's ordinary accesses to shared memory before wgmma and bulk copies, from the next barrier on: these
+// do not queue behind it (sm_90 and later).
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace tile

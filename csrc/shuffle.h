@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange of values between the 32 lanes of a warp, all of which must take part.
+// Exchange of values between the 32 lanes of a warp. All lanes must take part.
 #pragma once
 #include "cuda_types.h"
 

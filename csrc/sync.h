@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads wait for each other; what they wrote to shared and global memory before is seen by all of them after.
+// Barriers of threads. After one, each thread sees the others' earlier writes to shared and global memory.
 #pragma once
 #include "cuda_types.h"
 
@@ -20,8 +20,8 @@ template <int number, int threads> TILE_DEVICE void named_barrier_arrive() {
   asm volatile("bar.arrive %0, %1;" ::"n"(number), "n"(threads) : "memory");
 }
 
-// `count` warpgroups, from number `warpgroup` on, take turns in what stands between turn_take and turn_pass. Each has a
-// barrier, `first` and on, where it waits for the one before it; the first one begins.
+// `count` warpgroups, from number `warpgroup` on, take turns in the code between turn_take and turn_pass. Each has a
+// barrier, `first` and on, at which it waits for the one before it. The first one begins.
 TILE_DEVICE int warpgroup_of_thread() { return threadIdx.x / 128; }
 TILE_DEVICE void turn_wait(int number) { asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory"); }
 TILE_DEVICE void turn_give(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory"); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of boxes of a tensor by the tensor memory accelerator (sm_90 and later), each by the one thread that calls it.
-// Indices are in elements and come outermost first, here as in the IR; the instructions want them innermost first.
+// Indices are in elements, outermost first, as in the IR; the instructions want them innermost first.
 #pragma once
 #include "memory.h"
 
@@ -26,7 +26,7 @@ struct alignas(64) TensorMap { unsigned char bytes[128]; };  // filled by the dr
                  ::"r"(shared_address(dst)), "l"(source), "r"(shared_address(barrier)), TILE_INNER_##rank            \
                  __VA_ARGS__ : "memory");                                                                            \
   }
-// What the second-level cache does with the bytes, as the driver's headers encode it.
+// The second-level cache's treatment of the bytes, as the driver's headers encode it.
 #define TILE_TMA_LOADS(rank, place, policy)                                                                          \
   TILE_TMA_LOAD(, rank, " [%0], [%1, {" place "}], [%2];")                                                    \
   TILE_TMA_LOAD(_evict_first, rank, ".L2::cache_hint [%0], [%1, {" place "}], [%2], " policy ";",             \
@@ -39,7 +39,8 @@ TILE_TMA_LOADS(3, "%3, %4, %5", "%6")
 TILE_TMA_LOADS(4, "%3, %4, %5, %6", "%7")
 TILE_TMA_LOADS(5, "%3, %4, %5, %6, %7", "%8")
 
-// The same for the blocks of the cluster whose bits are set in `blocks`: to `dst` of each, its bytes for that one's `barrier`.
+// The same for the blocks of the cluster whose bits are set in `blocks`: to `dst` of each. Its bytes count for that
+// block's `barrier`.
 #define TILE_TMA_MULTICAST(suffix, rank, form, ...)                                                                  \
   TILE_DEVICE void tma_load_multicast##suffix(void* dst, const TensorMap* source, uint64_t* barrier,                 \
                                               TILE_INDEX_##rank, int blocks) {                                       \
@@ -85,8 +86,8 @@ TILE_TMA_STORES(5, "%2, %3, %4, %5, %6")
 
 TILE_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// At most `pending` groups of this thread's stores have not read their source yet, or (`read` false) are not done. The
-// tiles are named for those who order threads.
+// Wait until at most `pending` groups of this thread's stores have not read their source yet, or (`read` false) are not
+// done. The tiles are named for threads that order accesses to them.
 template <int pending, bool read, class... Tiles> TILE_DEVICE void bulk_wait(Tiles...) {
   static_assert(pending >= 0, "groups under way are counted from 0");
   if constexpr (read)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands around products of a warpgroup (sm_90a only); the products themselves are generated, one function for each
-// shape that a kernel uses (torch_tile/codegen/cuda_wgmma.py).
+// Helpers of warpgroup products (sm_90a only). The products themselves are generated, one function for each shape that
+// a kernel uses (torch_tile/codegen/cuda_wgmma.py).
 #pragma once
 #include "memory.h"
 
@@ -14,7 +14,7 @@ template <int pending> TILE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Results of products that were waited for: what reads them stays behind this.
+// Mark results of products that were waited for: reads of them stay behind this.
 TILE_DEVICE void wgmma_result(float& d) { asm volatile("" : "+f"(d)::"memory"); }
 TILE_DEVICE void wgmma_result(int& d) { asm volatile("" : "+r"(d)::"memory"); }
 
@@ -28,8 +28,8 @@ template <int count> TILE_DEVICE void wgmma_results(int* d) {
 }
 template <int count> TILE_DEVICE void wgmma_results(f16* d) { wgmma_results<count / 2>(reinterpret_cast<int*>(d)); }
 
-// The number of this thread's warpgroup. The exchange tells the compiler that all lanes of a warp have the same, so that
-// what follows from it is computed once for the warp.
+// The number of this thread's warpgroup. The exchange tells the compiler that all lanes of a warp have the same number.
+// Computations on it are then made once for the warp.
 TILE_DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 
 // How a product walks an operand in shared memory (intrinsics/wgmma.py, Descriptor), in bytes. Of the descriptor's bits
@@ -52,7 +52,7 @@ template <int swizzle, int leading, int stride, bool across, int near = 0, int r
     return upper << 32 | lower(shared_address(start), step);
   }
 
-  // What step `i` adds to the descriptor of the first one.
+  // The difference of step `i`'s descriptor from the first one's.
   TILE_DEVICE static constexpr int step(int i) { return (i % run * near + i / run * far) >> 4; }
 };
 

@@ -68,14 +68,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Whether this session leaves a test of `way` out: by seed, half of texts and simulators."""
+    """Whether this session leaves a test out: by seed, half of the texts and simulators of `way` and of `engine`."""
     callspec = getattr(item, "callspec", None)
-    way = callspec.params.get("way") if callspec is not None else None
-    if way not in ("cuda:sm_80", "cuda:sm_90a", "text"):
+    params = callspec.params if callspec is not None else {}
+    way = params.get("way", params.get("engine"))
+    if way not in ("cuda:sm_80", "cuda:sm_90a", "text", "threads"):
         return False
     name = f"{os.environ[SEED]} {item.nodeid.replace(way, '')}"
     odd = hashlib.sha256(name.encode()).digest()[0] % 2 == 1
-    return way == ("cuda:sm_80" if odd else "cuda:sm_90a") or (way == "text" and odd)
+    return way in (("cuda:sm_80", "text") if odd else ("cuda:sm_90a", "threads"))
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ import torch
 
 import torch_tile
 from torch_tile import compat
+from torch_tile.language.misuse import instead
 
 FILE = """
 import tilelang
@@ -146,6 +147,7 @@ def test_a_module_never_hides_a_function(installed):
     for whole, (_, parts) in compat.PARTS.items():
         for part in parts.split():
             importlib.import_module(f"{whole}.{part}")
+        assert not any(instead(part) for part in parts.split() if "." not in part)  # a refused name stays one
     same = {name: value for name, value in vars(torch_tile.language).items() if name in before}
     assert all(same[name] is value for name, value in before.items())
     with pytest.raises(ModuleNotFoundError, match="no counterpart"):

@@ -52,6 +52,8 @@ NOT_MIRRORED = {
     "lowering/test_changed_tiles.py": "is about tiles that bulk_loads and split_warps hand over together",
     "tilelang_kernels": "kernels in TileLang's styles, run as they are",
     "cubins": "compiles every kernel of the library for every chip",
+    "examples": "runs examples/",
+    "docs": "tests docs/build_pages.py",
     "fuzz": "random programs through the interpreter and the CPU target",
     "device": "runs on a GPU, through all layers",
     "errors": "one kernel that must fail for each entry of catalog.py",
@@ -92,7 +94,7 @@ def sources(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def code_files(root: Path) -> Iterator[Path]:
-    for folder in (PACKAGE, "test", "csrc", "benchmarks", ".ci"):
+    for folder in (PACKAGE, "test", "csrc", "benchmarks", "examples", "docs", ".ci"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in COMMENT or path == root / ".ci/run":
                 yield path

@@ -13,6 +13,8 @@ from torch_tile import ops as ops
 from torch_tile.inductor.codegen import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
 from torch_tile.inductor.entry_point import announce as _announce
 
+__version__ = "0.1.0"  # the only place: pyproject.toml reads it, a test compares CITATION.cff and CHANGELOG.md
+
 if TYPE_CHECKING:
     from torch_tile.autotuner import autotune
     from torch_tile.diagnostics.errors import InternalError, LaunchError, TileError
@@ -51,7 +53,6 @@ _LAZY = {
     "set_log_level": "env:set_log_level",
     "lower": "engine:lower",
     "env": "env:",
-    "__version__": "env:VERSION",
     "math": "math:",
     "utils": "utils:",
     "transform": "transform:",
@@ -94,6 +95,7 @@ __all__ = [
     "LaunchError",
     "TensorSupplyType",
     "TileError",
+    "__version__",
     "autotune",
     "compile",
     "custom_op",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run `python -m torch_tile COMMAND`: demo, explain, show, doctor."""
+"""Run `python -m torch_tile COMMAND`: demo, explain, show, doctor, env."""
 
 from __future__ import annotations
 
@@ -41,7 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--format", action="append", choices=("svg", "png", "txt"), help="of the pictures (default: svg)")
     doctors = commands.add_parser("doctor", help="what is found on this machine")
     doctors.add_argument("--selftest", action="store_true", help="compare a kernel of each family with float64, too")
+    commands.add_parser("env", help="versions, compilers, GPUs, caches and variables, to paste into a bug report")
     options = parser.parse_args(arguments)
+    if options.command == "env":
+        from torch_tile.tools.env import describe
+
+        print(describe())
+        return 0
     if options.command == "show" and not Path(options.file).is_file():
         parser.error(f"there is no file {options.file}")
     if options.command == "explain" and options.html:  # said before the model is compiled
@@ -142,7 +148,7 @@ def _positive(text: str) -> int:
 
 
 def run() -> int:
-    """Run `main` as a process, whose output may go to a pipe that closes early."""
+    """Run `main` as a process. Its output may go to a pipe that closes early."""
     try:
         status = main()
         sys.stdout.flush()

@@ -53,22 +53,10 @@ def set_log_level(level: str | int) -> None:
     logging.getLogger("torch_tile").setLevel(level.upper() if isinstance(level, str) else level)
 
 
-def _version() -> str:
-    """The version of the installed package, which `torch_tile.__version__` is; "0" where it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch_tile")
-    except PackageNotFoundError:
-        return "0"
-
-
 def __getattr__(name: str) -> Any:
     """Look up a TileLang setting, such as TILELANG_CACHE_DIR, when it is read."""
     if name == "TILELANG_CACHE_DIR":
         return str(cache_dir())
-    if name == "VERSION":
-        return _version()
     if name == "TILELANG_DISABLE_CACHE":
         return "0" if is_cache_enabled() else "1"
     if name.startswith("TILELANG_"):

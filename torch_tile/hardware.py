@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
-AMPERE, HOPPER = 80, 90  # capabilities that introduced what intrinsics need
-FALLBACK_ARCH = HOPPER  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
+AMPERE, HOPPER = 80, 90  # capabilities that introduced an intrinsic's hardware
+FALLBACK_ARCH = HOPPER  # the meaning of "cuda" on a machine without a GPU: kernels can be compiled, not run
 LEAST_ARCH = AMPERE  # whose tensor cores and asynchronous copies every kernel of the library may use
 
-# Of every chip.
+# Limits of every chip.
 WARP, WARPGROUP = 32, 128  # threads
 MOST_BLOCKS = 32  # of a multiprocessor
 MOST_THREADS = 1024  # of a block
@@ -206,42 +206,42 @@ class Target:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the library's kernels can be compiled for this target: a CPU, or a GPU from Ampere on."""
+        """Return whether the library's kernels can be compiled for this target: a CPU, or a GPU from Ampere on."""
         return self.kind == "cpu" or self.capability >= LEAST_ARCH
 
     @property
     def has_fp8(self) -> bool:
-        """Whether fp8 conversions and mma.sync on fp8 exist."""
+        """Return whether fp8 conversions and mma.sync on fp8 exist."""
         return self._has("fp8")
 
     @property
     def has_stmatrix(self) -> bool:
-        """Whether stmatrix exists."""
+        """Return whether stmatrix exists."""
         return self._has("stmatrix")
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks form clusters that reach each other's shared memory."""
+        """Return whether blocks form clusters that reach each other's shared memory."""
         return self._has("clusters")
 
     @property
     def has_tma(self) -> bool:
-        """Whether tensor maps and bulk copies exist."""
+        """Return whether tensor maps and bulk copies exist."""
         return self._has("tma")
 
     @property
     def has_early_start(self) -> bool:
-        """Whether a kernel may start before its predecessor ends (programmatic dependent launch)."""
+        """Return whether a kernel may start before its predecessor ends (programmatic dependent launch)."""
         return self._has("early_start")
 
     @property
     def has_wgmma(self) -> bool:
-        """Whether warpgroups multiply asynchronously (wgmma), Hopper's own."""
+        """Return whether warpgroups multiply asynchronously (wgmma), Hopper's own."""
         return self._has("wgmma")
 
     @property
     def has_tcgen05(self) -> bool:
-        """Whether tensor memory and its products (tcgen05) exist, Blackwell's own."""
+        """Return whether tensor memory and its products (tcgen05) exist, Blackwell's own."""
         return self._has("tcgen05")
 
     @property

@@ -56,11 +56,11 @@ def do_bench(
     """Return the milliseconds of one call of `fn`: call for `warmup` ms, then sample for `rep` ms.
 
     `return_mode` is one of median, mean, min, max; with `quantiles` (between 0 and 1) a list has one number for each.
-    `backend` is "event" (the GPU's own time, with its L2 cache flushed before each sample unless `fast_flush` is
-    False), "wall" (until `fn` returns), or "auto": "event" once the process uses a GPU. `n_warmup` and `n_repeat` are
-    numbers of calls instead of times, also as `_n_warmup` and `_n_repeat`. `dynamic_symbolic_constraints`,
-    `early_stop_baseline` and `device` are TileLang's, which change no time. Raises ValueError for another mode or
-    backend.
+    `backend` chooses the clock. "event" is the GPU's own time, with its L2 cache flushed before each sample unless
+    `fast_flush` is False. "wall" is the time until `fn` returns. "auto" is "event" once the process uses a GPU.
+    `n_warmup` and `n_repeat` are numbers of calls instead of times, also as `_n_warmup` and `_n_repeat`.
+    `dynamic_symbolic_constraints`, `early_stop_baseline` and `device` are TileLang's, and change no time. Raises
+    ValueError for another mode or backend.
     """
     n_warmup, n_repeat = n_warmup or _n_warmup, n_repeat or _n_repeat
     if return_mode not in PICK:

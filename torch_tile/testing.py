@@ -58,7 +58,7 @@ def main() -> None:
 
 
 class Requirement:
-    """A decorator that skips tests and classes of tests where `holds()` is False."""
+    """A decorator that skips a test or a class of tests if `holds()` is False."""
 
     def __init__(self, reason: str, holds: Callable[[], bool]):
         self.reason, self.holds = reason, holds

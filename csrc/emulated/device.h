@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The headers of generated CUDA text, for the host: the same functions, of which scheduler.h keeps the threads. Scalar
-// types and functions are those of the CPU target.
+// The headers of generated CUDA text, for the host: the same functions on threads of scheduler.h. Scalar types and
+// functions are those of the CPU target.
 #pragma once
 #include <math.h>
 #include <stdlib.h>
@@ -299,7 +299,8 @@ template <int swizzle, int leading, int stride, bool across, int near = 0, int r
   }
 };
 
-// What one thread gets of the products of its warpgroup: rows lane / 4 and 8 more of its warp's 16, two columns of each 8.
+// One thread's elements of the products of its warpgroup: rows lane / 4 and 8 more of its warp's 16, two columns of
+// each 8.
 template <class TD, class TA> struct Started {
   TD* d;
   unsigned a, b;  // in shared memory

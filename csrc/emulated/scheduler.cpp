@@ -196,8 +196,8 @@ void go_on(Gathering& lanes) {
   wake(&lanes);
 }
 
-// Lanes of a warp that part at a wait come together behind it, as compilers make them do; who waits for lanes that do not
-// come, since they are elsewhere, goes on when nothing else can.
+// Join lanes of a warp that parted at a wait behind it, as compiled code does. A lane may wait for lanes that are
+// elsewhere and never come. It goes on when nothing else can.
 void gather_lanes() {
   Gathering& lanes = state.warps[state.current / 32].lanes;
   const unsigned generation = lanes.generation;
@@ -236,7 +236,7 @@ void pause() {  // back to the scheduler
   if (!_setjmp(state.fibers[state.current].at)) leave();
 }
 
-// What a thread waits for, in words.
+// Describe the object that a thread waits for.
 const char* place_of(const void* what) {
   static char text[128];
   for (unsigned n = 0; n < kBarriers; ++n)
@@ -297,7 +297,8 @@ void run_block() {
         }
       return;
     }
-    // Each of these in a random order, once: what sleeps meanwhile is skipped, what wakes is in the next round.
+    // Run each of these once, in a random order. Threads that sleep meanwhile are skipped; those that wake are in the
+    // next round.
     for (size_t left = ready.size(); left && !state.failed; --left) {
       const unsigned drawn = random_below(unsigned(left)), index = ready[drawn];
       ready[drawn] = ready[left - 1];
@@ -521,7 +522,7 @@ const char* emulated_run(const emulated::Job* job) {
   return nullptr;
 }
 
-// What a compiler calls before accesses under -fsanitize=thread; no other part of that tool is used.
+// Functions that a compiler calls before accesses under -fsanitize=thread; no other part of that tool is used.
 #define EMULATED_ACCESS(bytes)                                                              \
   void __tsan_read##bytes(void* p) { emulated::access(p, bytes, true); }                    \
   void __tsan_write##bytes(void* p) { emulated::access(p, bytes, true); }                   \

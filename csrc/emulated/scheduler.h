@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the threads of a block as fibers of one host thread. A fiber stops where a GPU's thread may wait, and, when the
-// kernel is instrumented, before some of its accesses to memory; which one goes on next is drawn at random.
+// Runs the threads of a block as fibers of one host thread. A fiber stops where a GPU's thread may wait. If the kernel
+// is instrumented, it stops before some of its accesses to memory, too. The next fiber is drawn at random.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ struct Job {
   unsigned threads;
   unsigned char* shared;
   unsigned shared_bytes;
-  const Range* tensors;  // what a kernel may access beside its stack and shared memory
+  const Range* tensors;  // memory that a kernel may access beside its stack and shared memory
   unsigned tensor_count;
   uint64_t seed;
   unsigned pause;  // of 256 accesses to memory, this many let another thread go first
@@ -42,7 +42,8 @@ void meet(unsigned number, unsigned count, bool waits);
 // Waits for all fibers of the warp; they must be at the same `operation`.
 void meet_warp(const char* operation);
 
-// What a thread has started and not waited for. It happens at a time drawn at random, the latest when it is waited for.
+// Asynchronous work that a thread has started and not waited for. It happens at a random time, at the latest at the
+// wait.
 void start_copy(void* target, const void* source, unsigned bytes, unsigned valid);
 void commit_copies();
 void wait_for_copies(unsigned pending);
@@ -61,7 +62,7 @@ struct Map {
   uint8_t rank, swizzle, itemsize, type;  // the span of a swizzle in bytes; a type of the driver
 };
 enum class Reduction : int { none, add, min, max };
-// Work of the copy engine and of the tensor cores happens at a time drawn at random, the latest when it is waited for.
+// Work of the copy engine and of the tensor cores happens at a random time, at the latest at its wait.
 void load_box(void* target, const Map* map, uint64_t* barrier, const int* index);
 void store_box(const Map* map, const void* source, Reduction reduction, const int* index);
 void commit_stores();
@@ -78,4 +79,4 @@ inline unsigned swizzled(unsigned address, unsigned span) {  // chunks of 16 byt
 
 }  // namespace emulated
 
-extern "C" const char* emulated_run(const emulated::Job* job);  // null, or what went wrong
+extern "C" const char* emulated_run(const emulated::Job* job);  // null, or the error

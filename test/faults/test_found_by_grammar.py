@@ -185,3 +185,23 @@ def test_updates_of_uint64(way: Callable[..., None], name: str) -> None:
     assert o.view(torch.int64).numpy().view(np.uint64).tolist() == [
         *(join(x, y % 2**64) for x, y in zip(old, values, strict=True)), top, top,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size, other", [(1, 33), (7, 33), (30, 97), (33, 65)])
+def test_registers_that_only_pad_a_share_are_not_missed(way: Callable[..., None], size: int, other: int) -> None:
+    """A larger tile gives a small one registers without an element, which scans move along."""
+
+    @T.prim_func
+    def kernel(X: T.Tensor((size,), "int64"), Y: T.Tensor((other,), "int8"), O: T.Tensor((size,), "int64")):
+        with T.Kernel(1, threads=32):
+            small, large = T.alloc_fragment((size,), "int64"), T.alloc_fragment((other,), "int8")
+            T.copy(X, small)
+            T.copy(Y, large)
+            T.cumsum(small, dim=0)
+            for i in T.Parallel(1):
+                small[i] = large[i]
+            T.copy(small, O)
+
+    x, o = torch.arange(size), torch.full((size,), 99)
+    way(kernel, x, torch.full((other,), 2, dtype=torch.int8), o)
+    assert o.tolist() == [2, *x.cumsum(0)[1:].tolist()]

@@ -4,39 +4,16 @@
 Between barriers other threads may write what a thread has read, or overwrite what it stored.
 """
 
-import re
+import sys
+from pathlib import Path
 
 import pytest
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.compiler.context import PassOptions
-from torch_tile.hardware import Target
-from torch_tile.runtime.nvrtc import _Nvrtc, flags_for, headers_of
 
-
-class _Ptx(_Nvrtc):
-    """Gives PTX in the cubin's place."""
-
-    def _bytes(self, program, what):
-        return super()._bytes(program, "PTX" if what == "CUBIN" else what)
-
-
-def ptx_of(text, arch):
-    """What NVRTC makes of a text, before the assembler."""
-    found, _ = _Ptx().compile(text, headers_of(text), flags_for(Target.of(arch), PassOptions()))
-    return found.rstrip(b"\0").decode()
-
-
-def accesses(text, arch):
-    """The accesses of global memory between barriers, in the order of the text: "ld", "ld.nc", "st", "atom"."""
-    found = [[]]
-    for line in ptx_of(text, arch).splitlines():
-        if re.search(r"\b(bar|barrier)(\.cta)?\.sync\b", line):
-            found.append([])
-        elif kind := re.search(r"\b(ld|st|atom|red)\.(?:volatile\.|relaxed\.\w+\.)?global(\.nc)?", line):
-            found[-1].append({"red": "atom"}.get(kind[1], kind[1]) + (kind[2] or ""))
-    return found
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+from ptx import accesses
 
 
 @T.prim_func

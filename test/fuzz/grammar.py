@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import torch
+from grammar_kinds import Kinds
 from grammar_values import FLOATS, FUNCTIONS, INTS, Expressions, Value, limits, number, tight
 
 KINDS = ("sum", "max", "min", "absmax", "abssum", "bitand", "bitor", "bitxor")
@@ -59,12 +60,17 @@ class Buffer:
 
 @dataclass
 class Program:
-    """A generated program. `tensors` are its parameters."""
+    """A generated program. `tensors` are its parameters.
+
+    `given` is the number of this name in its text, `refusal` the code of the error that its compilation must raise.
+    """
 
     seed: int
     name: str
     tensors: list
     body: list = field(default_factory=list)
+    given: float = 0.0
+    refusal: str = ""
 
     def text(self):
         given = [f"{t.name}: T.Tensor({t.shape}, {t.dtype!r})" for t in self.tensors]
@@ -98,7 +104,7 @@ class Program:
 
     def expected(self, args):
         """What the reference makes of the tensors: `args` change in place."""
-        space = {**FUNCTIONS, **MEMORY}
+        space = {**FUNCTIONS, **MEMORY, "given": self.given}
         exec(compile(self.reference(), f"<reference {self.seed}>", "exec"), space)
         memory = [Memory.of(t, x) for t, x in zip(self.tensors, args, strict=False)]
         space["reference"](*memory, args[-1])
@@ -223,7 +229,7 @@ MEMORY = {"tile": tile, "grid": grid, "copy": copy, "fill": fill, "transpose": t
 # -- the grammar -------------------------------------------------------------------------------------------------------
 
 
-class Grammar(Expressions):
+class Grammar(Kinds, Expressions):
     """Makes one program from a seed."""
 
     functions = ("maximum",)
@@ -258,10 +264,10 @@ class Grammar(Expressions):
             update = self.pick("max", "min", "and", "or", "xor", *["add"] * 3 * (dtype != "bool"))
             tensors.append(Buffer(f"C{n}", (4,), dtype, "global", update=update))
         program = Program(self.seed, self.name, tensors)
-        program.body = [self.kernel(tensors) for _ in range(self.pick(1, 1, 2, 3))]
+        program.body = [self.kernel(program, tensors) for _ in range(self.pick(1, 1, 2, 3))]
         return program
 
-    def kernel(self, tensors):
+    def kernel(self, program, tensors):
         self.block_name, threads = self.fresh("b"), self.pick(32, 32, 64, 128)
         blocks = self.pick(self.blocks, self.blocks, 1)
         written = [t for t in tensors if t.owned and self.chance(0.75)] or [t for t in tensors if t.owned][:1]
@@ -271,7 +277,7 @@ class Grammar(Expressions):
         self.counters = updated
         self.values = [Value("limit", "limit", "int32", 0, 6), self.index_value(self.block_name, blocks)]
         self.budget = self.random.randint(4, 12)
-        body = self.block(True)
+        body = self.block(True) + self.rare(program, Line)
         for t in [b for b in self.buffers if b.scope in ("fragment", "shared")][:3]:
             body += self.write_out(t)
         head = f"with T.Kernel({blocks}, threads={threads}) as {self.block_name}:"

@@ -6,16 +6,16 @@ python test/fuzz/grammar_run.py --count 2000 --seed 0 --processes 2 [--ways cpu,
 
 import argparse
 import collections
-import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import multiprocessing
 import re
 import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,8 +38,12 @@ from torch_tile.tools.emulate import EmulatedLauncher, build as build_texts
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import shrunk
 from grammar import generated
+from ptx import accesses
 
 WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
+# "keys" compiles a program for numbers that compare equal, "ptx" looks for accesses that NVRTC drops.
+OTHER_WAYS = ("keys", "ptx")
+EQUAL = (0.0, -0.0)
 PER_UNIT = 20  # programs in one compiled file
 # What an author is told to write otherwise: the grammar does not know where.
 REFUSED = {
@@ -62,11 +66,10 @@ class Outcome:
         return self.kind not in ("same", "refused")
 
 
-def traced(program, folder):
+def traced(program, path):
     """The T.prim_func's program."""
-    path = Path(folder) / f"{program.name}.py"
     path.write_text(program.text())
-    space = {"T": T}
+    space = {"T": T, "given": program.given}
     exec(compile(program.text(), str(path), "exec"), space)
     return space[program.name].program
 
@@ -89,7 +92,8 @@ class Case:
     """A program with what its executors need, made once."""
 
     def __init__(self, program, folder):
-        self.program, self.traced = program, traced(program, folder)
+        self.program, self.path = program, Path(folder) / f"{program.name}.py"
+        self.traced = traced(program, self.path)
         self.wanted = program.arguments()
         program.expected(self.wanted)
 
@@ -133,6 +137,38 @@ def on_text(case, library):
     return disagreement(case.program, args, case.wanted)
 
 
+def on_keys(case):
+    """A kernel for each number, made by one function, whose kernels are kept by their arguments."""
+    program = case.program
+    if "given" not in program.text():
+        return ""
+    text = "\n    ".join(["def make(given):", *program.text().splitlines(), f"return {program.name}"])
+    path = case.path.with_name(f"{program.name}_keys.py")
+    path.write_text(text)
+    space = {"T": T}
+    exec(compile(text, str(path), "exec"), space)
+    make = torch_tile.jit(target="cpu")(space["make"])
+    for given in EQUAL:
+        args, wanted = program.arguments(), program.arguments()
+        replace(program, given=given).expected(wanted)
+        make(given)(*args)
+        if found := disagreement(program, args, wanted):
+            return f"given {given}: {found}"
+    return ""
+
+
+def on_ptx(case):
+    """Loads of global memory that are there only where no pointer to written memory is restricted."""
+    text = case.text("sm_80").text
+    loads = [sum(part.count("ld") for part in accesses(t, "cuda:sm_80")) for t in (text, unrestricted(text))]
+    return f"{loads[1] - loads[0]} loads of {loads[1]} were dropped" if loads[0] < loads[1] else ""
+
+
+def unrestricted(text):
+    """A text whose pointers to written memory are not restricted."""
+    return re.sub(r"(?<!const )(\b\w+\*) __restrict__", r"\1", text)
+
+
 def on_gpu(case):
     args = case.program.arguments()
     there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
@@ -140,17 +176,24 @@ def on_gpu(case):
     return disagreement(case.program, [a.cpu() for a in there[:-1]], case.wanted)
 
 
+RUNS = {"tiles": on_tiles, "gpu": on_gpu, "keys": on_keys, "ptx": on_ptx}
+
+
 def outcome(case, way, run):
     """Run one program on one executor."""
     try:
         found = run()
     except Exception as error:
-        return failed(case.program.seed, way, error)
+        return failed(case.program, way, error)
+    if case.program.refusal:
+        return Outcome(case.program.seed, way, f"no error {case.program.refusal}")
     return Outcome(case.program.seed, way, "values" if found else "same", found)
 
 
-def failed(seed, way, error):
-    text = f"{type(error).__name__}: {str(error).strip()[:1500]}"
+def failed(program, way, error):
+    seed, text = program.seed, f"{type(error).__name__}: {str(error).strip()[:1500]}"
+    if program.refusal and getattr(error, "code", "") == program.refusal:
+        return Outcome(seed, way, "same")
     if isinstance(error, TileError) and not isinstance(error, InternalError):
         return Outcome(seed, way, "refused" if error.code in REFUSED else f"error {error.code}", text)
     return Outcome(seed, way, type(error).__name__, text)
@@ -182,7 +225,7 @@ def compiled(cases, way):
             case.cpu() if way == "cpu" else case.text("sm_80")
             ready.append(case)
         except Exception as error:
-            outcomes.append(failed(case.program.seed, way, error))
+            outcomes.append(failed(case.program, way, error))
     for start in range(0, len(ready), PER_UNIT):
         outcomes += unit(ready[start : start + PER_UNIT], way)
     return outcomes
@@ -197,7 +240,7 @@ def unit(cases, way):
         return [outcome(c, way, functools.partial(on_text, c, library)) for c in cases]
     except Exception as error:
         if len(cases) == 1:
-            return [failed(cases[0].program.seed, way, error)]
+            return [failed(cases[0].program, way, error)]
         return [found for case in cases for found in unit([case], way)]
 
 
@@ -208,12 +251,12 @@ def outcomes(programs, ways, folder):
         try:
             cases.append(Case(program, folder))
         except Exception as error:
-            found.append(failed(program.seed, "trace", error))
+            found.append(failed(program, "trace", error))
     for way in ways:
         if way in ("cpu", "text"):
             found += compiled(cases, way)
         else:
-            run = {"tiles": on_tiles, "gpu": on_gpu}.get(way) or functools.partial(on_threads, way)
+            run = RUNS.get(way) or functools.partial(on_threads, way)
             found += [outcome(case, way, functools.partial(run, case)) for case in cases]
     return found
 
@@ -254,8 +297,9 @@ def main():
     counts, faults, begin = collections.Counter(), [], time.time()
     seeds = range(given.seed, given.seed + given.count)
     parts = [seeds[i : i + 2 * PER_UNIT] for i in range(0, len(seeds), 2 * PER_UNIT)]
-    with concurrent.futures.ProcessPoolExecutor(given.processes, max_tasks_per_child=8) as pool:
-        for done, found in enumerate(pool.map(part, parts, [ways] * len(parts))):
+    # No ProcessPoolExecutor: Python 3.11's hangs where the last of its processes has run its tasks.
+    with multiprocessing.get_context("spawn").Pool(given.processes, maxtasksperchild=8) as pool:
+        for done, found in enumerate(pool.imap(functools.partial(part, ways=ways), parts)):
             for o in found:
                 counts[o.way, "fault" if o.is_fault else o.kind] += 1
                 if o.is_fault:

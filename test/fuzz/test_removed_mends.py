@@ -6,6 +6,11 @@ are yet to be looked for. After a change of the grammar, `python test/fuzz/test_
 and prints them.
 """
 
+import contextlib
+import importlib
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -20,6 +25,7 @@ from grammar import generated
 from grammar_run import outcomes
 
 import torch_tile.codegen.c_text as c_text
+import torch_tile.codegen.cuda as cuda
 import torch_tile.codegen.cuda_stmt as cuda_stmt
 import torch_tile.codegen.cuda_text as cuda_text
 import torch_tile.ir.expr as expr
@@ -30,9 +36,15 @@ import torch_tile.language.rewrite as rewrite
 import torch_tile.lowering.common.part_overlaps as part_overlaps
 import torch_tile.lowering.sync.insert_barriers as insert_barriers
 import torch_tile.lowering.threads.bind_loop as bind_loop
+import torch_tile.runtime.host_compiler as host_compiler
 import torch_tile.simulator.simt.values as simt_values
 import torch_tile.simulator.values as tile_values
+import torch_tile.tileop.atomic as atomic
 import torch_tile.tileop.fill as fill
+import torch_tile.tileop.parallel.index_map as index_map
+from torch_tile.runtime.host_compiler import csrc_dir, find_compiler
+
+jit = importlib.import_module("torch_tile.jit")  # torch_tile.jit itself is the decorator
 
 
 def yes(*_, **__):
@@ -70,15 +82,40 @@ def plain_remainder(a, b):
         return a - np.floor(a / b) * b
 
 
+def folder_without_divisors():
+    """The headers of CPU kernels, which divide by what they are given."""
+    folder = Path(tempfile.mkdtemp(prefix="removed_mends_"))
+    shutil.copytree(csrc_dir(), folder, dirs_exist_ok=True)
+    text = (folder / "cpu_math.h").read_text()
+    text = re.sub(r"(inline T divisor\(T b\) \{).*?\n\}", r"\1 return b; }", text, flags=re.DOTALL)
+    (folder / "cpu_math.h").write_text(text)
+    return folder
+
+
+def contracting():
+    """The compiler with its own choice of fused products."""
+    found = find_compiler()
+    return replace(found, flags=tuple(flag for flag in found.flags if flag != "-ffp-contract=off"))
+
+
 @dataclass(frozen=True)
 class Mend:
-    """Where a mend is, what stands there without it, the executor that notices, and seeds whose programs do."""
+    """Where a mend is, what stands there without it, the executor that notices, and seeds whose programs do.
+
+    `also` are other places (module, name, what stands there). `dies` says that the process ends without the mend.
+    """
 
     place: object
     name: str
     without: object
     way: str
     seeds: tuple[int, ...] = ()
+    also: tuple[tuple[object, str, object], ...] = ()
+    dies: bool = False
+
+    @property
+    def places(self):
+        return (self.place, self.name, self.without), *self.also
 
 
 KINDS = {
@@ -101,40 +138,87 @@ KINDS = {
     "remainders of floats": Mend(tile_values, "remainder", plain_remainder, "tiles", (33,)),
     "copies of an element that meet": Mend(bind_loop, "_told_apart", nothing, "sm_80", (37,)),
     "fills by the tile itself": Mend(fill, "find", nothing, "cpu"),
-}
+    "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80"),
+    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx"),
+    "products fused by the compiler": Mend(host_compiler, "find_compiler", contracting, "cpu"),
+    "divisors at which a machine stops": Mend(
+        host_compiler, "csrc_dir", folder_without_divisors, "cpu", (),
+        ((host_compiler, "headers_digest", lambda: "no divisors"),), dies=True,
+    ),
+    "addition of bools": Mend(atomic.Atomic, "check", nothing, "cpu"),
+    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys"),
+}  # fmt: skip
 
 
-def faults(mend: Mend, seeds, folder) -> list[int]:
+def faults(way: str, seeds, folder) -> list[int]:
     """The seeds whose programs go wrong."""
-    found = outcomes([generated(seed) for seed in seeds], [mend.way], folder)
+    found = outcomes([generated(seed) for seed in seeds], [way], folder)
     return sorted({o.seed for o in found if o.is_fault})
 
 
-@pytest.mark.parametrize("kind", [kind for kind, mend in KINDS.items() if mend.seeds])
-def test_without_its_mend_a_kind_is_found(kind, tmp_path, monkeypatch):
+@contextlib.contextmanager
+def taken_out(mend: Mend):
+    """What stood there before the mend."""
+    given = [(place, name, getattr(place, name)) for place, name, _ in mend.places]
+    for place, name, without in mend.places:
+        setattr(place, name, without)
+    try:
+        yield
+    finally:
+        for place, name, value in given:
+            setattr(place, name, value)
+
+
+def finds(kind: str, seeds, folder) -> list[int]:
+    """The seeds whose programs go wrong without the mend of a kind; all of them where the process dies."""
     mend = KINDS[kind]
-    assert not faults(mend, mend.seeds, tmp_path)
-    monkeypatch.setattr(mend.place, mend.name, mend.without)
-    assert faults(mend, mend.seeds, tmp_path)
+    if not mend.dies:
+        with taken_out(mend):
+            return faults(mend.way, seeds, folder)
+    command = [sys.executable, __file__, "--without", kind, str(folder), *map(str, seeds)]
+    return list(seeds) if subprocess.run(command, capture_output=True).returncode < 0 else []
+
+
+def is_here(kind: str) -> bool:
+    """Whether this machine can show a kind."""
+    return kind != "products fused by the compiler" or "avx512f" in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.mark.parametrize("kind", [kind for kind, mend in KINDS.items() if mend.seeds])
+def test_without_its_mend_a_kind_is_found(kind, tmp_path):
+    mend = KINDS[kind]
+    if not is_here(kind):
+        pytest.skip("this machine does not show the kind")
+    assert not faults(mend.way, mend.seeds, tmp_path)
+    assert finds(kind, mend.seeds, tmp_path)
+
+
+def test_every_kind_has_a_seed():
+    assert [kind for kind, mend in KINDS.items() if not mend.seeds] == []
 
 
 def search(kind: str, most: int = 1200) -> list[int]:
     """The first seed whose program goes wrong without a mend, and right with it."""
-    mend, given = KINDS[kind], None
+    mend = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         for start in range(0, most, 20):
-            given = getattr(mend.place, mend.name)
-            setattr(mend.place, mend.name, mend.without)
-            try:
-                found = faults(mend, range(start, start + 20), folder)
-            finally:
-                setattr(mend.place, mend.name, given)
-            if found := [seed for seed in found if not faults(mend, [seed], folder)]:
-                return found[:1]
+            found = finds(kind, range(start, start + 20), folder)
+            for seed in found:
+                if (not mend.dies or finds(kind, [seed], folder)) and not faults(mend.way, [seed], folder):
+                    return [seed]
     return []
 
 
-if __name__ == "__main__":
+def main():
     torch.set_num_threads(1)
+    if sys.argv[1:2] == ["--without"]:
+        kind, folder, *seeds = sys.argv[2:]
+        with taken_out(KINDS[kind]):
+            faults(KINDS[kind].way, map(int, seeds), folder)
+        return
     for each in sys.argv[1:] or KINDS:
         print(f"{each!r}: {search(each)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

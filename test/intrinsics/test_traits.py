@@ -40,7 +40,7 @@ def test_what_orders_has_a_scope_or_an_engine():
     ("traits", "expected"),
     [
         ({"sync": Sync.BARRIER}, {"barrier", "warp_barrier", "named_barrier"}),
-        ({"meets": True}, {"barrier", "named_barrier"}),
+        ({"is_barrier": True}, {"barrier", "named_barrier"}),
         ({"sync": Sync.COMMIT}, {"cp_async_commit", "wgmma_commit", "bulk_commit"}),
         ({"sync": Sync.DRAIN}, {"cp_async_wait", "wgmma_wait", "bulk_wait"}),
         ({"sync": Sync.WAIT}, {"mbarrier_wait", "cluster_wait", "grid_wait"}),
@@ -48,7 +48,7 @@ def test_what_orders_has_a_scope_or_an_engine():
         ({"starts": True}, {"cp_async", "tma_load", "tma_store", "wgmma"}),
         ({"atomic": True}, {"atomic", "atomic_load", "arrive_last"}),
         (
-            {"hands_over": True},
+            {"publishes": True},
             {"mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"},
         ),
     ],

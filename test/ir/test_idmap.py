@@ -104,4 +104,4 @@ def test_what_a_node_mentions():
     i, j, k = (Var(n, dt.int32, "loop") for n in "ijk")
     sum_ = i + j
     assert mentions(sum_, i) and not mentions(sum_, k)
-    assert IdSet([k, j]).meets(sum_) and not IdSet([k]).meets(sum_) and not IdSet().meets(sum_)
+    assert IdSet([k, j]).any_in(sum_) and not IdSet([k]).any_in(sum_) and not IdSet().any_in(sum_)

@@ -231,7 +231,68 @@ def cross_entropy_backward_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def causal_conv1d_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(2, 5, 7), t(7, 4)),
+        (t.strided(2, 3, 7), t(7, 3), t(7), t(2, 2, 7), "silu"),
+        (t(1, 6, 7), t(7, 2), t(7), None, "silu"),
+    ]
+
+
+def causal_conv1d_backward_samples(t: Maker) -> list[tuple]:
+    return [(torch.randn_like(args[0]).requires_grad_(t.requires_grad), *args) for args in causal_conv1d_samples(t)]
+
+
+def causal_conv1d_update_samples(t: Maker) -> list[tuple]:
+    return [(t(2, 7), t(2, 7, 4), t(7, 4), t(7), "silu"), (t.strided(3, 5), t.strided(3, 5, 2), t(5, 3))]
+
+
+def ssd_chunk_scan_samples(t: Maker) -> list[tuple]:
+    def small(*shape: int) -> torch.Tensor:
+        return (t(*shape).detach() / 4).requires_grad_(t.requires_grad)
+
+    decay = (-t(4).detach().abs() - 0.1).requires_grad_(t.requires_grad)
+    sizes = small(1, 3, 4).detach().abs().add(0.1).requires_grad_(t.requires_grad)  # no limit is met
+    return [
+        (small(1, 3, 4, 3), sizes, decay, small(1, 3, 1, 5), small(1, 3, 1, 5)),
+        (
+            *(small(2, 5, 4, 3), small(2, 5, 4), decay, small(2, 5, 2, 4), small(2, 5, 2, 4), small(4)),
+            *(small(2, 5, 4, 3), small(4), small(2, 4, 3, 4), True),
+        ),
+    ]
+
+
+def ssd_chunk_scan_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for args in ssd_chunk_scan_samples(t):
+        state = torch.randn(*args[0].shape[::2], args[0].shape[3], args[3].shape[3]).requires_grad_(t.requires_grad)
+        grads = torch.randn_like(args[0]).requires_grad_(t.requires_grad) / 4, None if len(args) == 5 else state
+        made.append((*grads, *args[:6], *args[7:]))
+    return made
+
+
+def selective_state_update_samples(t: Maker) -> list[tuple]:
+    def small(*shape: int) -> torch.Tensor:
+        return (t(*shape).detach() / 4).requires_grad_(t.requires_grad)
+
+    of_heads = small(4)[:, None].expand(-1, 3)
+    return [
+        (small(2, 4, 3, 5), small(2, 4, 3), small(2, 4, 3), small(4, 3, 5), small(2, 1, 5), small(2, 1, 5)),
+        (
+            *(small(2, 4, 3, 5), small(2, 4, 3), small(2, 4, 1).expand(-1, -1, 3)),
+            *(small(4)[:, None, None].expand(-1, 3, 5), small(2, 2, 5), small(2, 2, 5)),
+            *(of_heads, small(2, 4, 3), of_heads, True),
+        ),
+    ]
+
+
 SAMPLES = {
+    "causal_conv1d": causal_conv1d_samples,
+    "causal_conv1d_backward": causal_conv1d_backward_samples,
+    "causal_conv1d_update": causal_conv1d_update_samples,
+    "ssd_chunk_scan": ssd_chunk_scan_samples,
+    "ssd_chunk_scan_backward": ssd_chunk_scan_backward_samples,
+    "selective_state_update": selective_state_update_samples,
     "cross_entropy": cross_entropy_samples,
     "cross_entropy_backward": cross_entropy_backward_samples,
     "gemm": gemm_samples,

@@ -155,6 +155,37 @@ CALLS = {
         "ttttt", lambda g, x, y, lse, out: launchers.cross_entropy_backward(g, x, y, lse, None, out=out),
         lambda: (torch.ones(3, 5), half(3, 5, 64), torch.ones(3, 5).int(), torch.ones(3, 5), half(3, 5, 64)),
     ),
+    "causal_conv1d": (
+        "tttt", lambda x, w, b, out: launchers.causal_conv1d(x, w, b, None, "silu", out=out),
+        lambda: (half(2, 24, 64), half(64, 4), half(64), half(2, 24, 64)),
+    ),
+    "causal_conv1d_backward": (
+        "tttttttt",
+        lambda g, x, w, b, *out: launchers.causal_conv1d_backward(g, x, w, b, None, "silu", out=out),
+        lambda: (half(2, 24, 64), half(2, 24, 64), half(64, 4), half(64), half(2, 24, 64), half(64, 4), half(64),
+                 half(0)),
+    ),
+    "causal_conv1d_update": (
+        "ttttt", lambda x, s, w, *out: launchers.causal_conv1d_update(x, s, w, None, "silu", out=out),
+        lambda: (half(5, 64), half(5, 64, 4), half(64, 4), half(5, 64), half(5, 64, 4)),
+    ),
+    "ssd_chunk_scan": (
+        "tttttt", lambda x, dt, A, B, *out: launchers.ssd_chunk_scan(x, dt, A, B, B, dt_softplus=True, out=out),
+        lambda: (half(2, 40, 4, 32), half(2, 40, 4), half(4), half(2, 40, 1, 16), half(2, 40, 4, 32),
+                 torch.empty(2, 4, 32, 16)),
+    ),
+    "ssd_chunk_scan_backward": (
+        "ttttttttttttt",
+        lambda g, x, dt, A, B, *out: launchers.ssd_chunk_scan_backward(g, None, x, dt, A, B, B, out=out),
+        lambda: (half(2, 40, 4, 32), half(2, 40, 4, 32), half(2, 40, 4), half(4), half(2, 40, 1, 16),
+                 half(2, 40, 4, 32), half(2, 40, 4), half(4), half(2, 40, 1, 16), half(2, 40, 1, 16), half(0), half(0),
+                 half(0)),
+    ),
+    "selective_state_update": (
+        "ttttttt", lambda s, x, dt, A, B, *out: launchers.selective_state_update(s, x, dt, A, B, B, out=out),
+        lambda: (half(5, 4, 32, 16), half(5, 4, 32), half(5, 4, 32), half(4, 32, 16), half(5, 1, 16), half(5, 4, 32),
+                 half(5, 4, 32, 16)),
+    ),
 }  # fmt: skip
 
 
@@ -231,7 +262,8 @@ SIZES = {
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
-    "cross_entropy_backward": 5,
+    "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,
+    "selective_state_update": 5,
 }  # fmt: skip
 """Of a dimension of each call that may be known at run time only."""
 

@@ -19,9 +19,10 @@ OPS = sorted(SCHEMAS)
 PRODUCTS = [
     *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "linear", "swiglu"),
     *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
+    *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
 ]
 LIKE_QUERY = ["attention", "attention_lse", "mla_decode", "mla_decode_lse"]  # in the memory order of the queries
-BACKWARDS = ["attention_backward", "cross_entropy_backward"]
+BACKWARDS = ["attention_backward", "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
 ANY_DTYPE = ["cross_entropy"]  # sums and results are in float32 whatever the logits' dtype
 INTEGERS = ["mla_schedule"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "fused_norm"]  # last argument
@@ -205,6 +206,21 @@ DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).lo
 DYNAMIC["cross_entropy_backward"] = lambda t, n: (
     *(t(n, n + 1), t(n, n + 1, 7), torch.ones(n, n + 1).int(), t(n, n + 1).detach()),
     *(None, -1),
+)
+DYNAMIC["causal_conv1d"] = lambda t, n: (t(n, n + 1, 7), t(7, 4), t(7), t(n, 3, 7), "silu")
+DYNAMIC["causal_conv1d_backward"] = lambda t, n: (t(n, n + 1, 7), *DYNAMIC["causal_conv1d"](t, n))
+DYNAMIC["causal_conv1d_update"] = lambda t, n: (t(n, n + 1), t(n, n + 1, 4), t(n + 1, 4), None, "silu")
+DYNAMIC["ssd_chunk_scan"] = lambda t, n: (
+    *(t(2, n, 4, 3), t(2, n, 4), -t(4).detach().abs(), t(2, n, 2, 5), t(2, n, 2, 5)),
+    *(None, None, None, None, True),
+)
+DYNAMIC["ssd_chunk_scan_backward"] = lambda t, n: (
+    *(t(2, n, 4, 3), None, *DYNAMIC["ssd_chunk_scan"](t, n)[:6]),
+    *(None, None, True),
+)
+DYNAMIC["selective_state_update"] = lambda t, n: (
+    *(t(n, 4, 3, 5), t(n, 4, 3), t(n, 4, 3), t(4, 3, 5), t(n, 2, 5), t(n, 2, 5)),
+    *(None, None, None, True),
 )
 DYNAMIC["attention_backward"] = lambda t, n: (
     t(2, 4, n, 6),

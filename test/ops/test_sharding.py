@@ -79,6 +79,16 @@ def calls():
     classes = torch.tensor([[1, 7, -100], [0, 3, 2], [5, 5, 6], [-100, 1, 4]])
     yield "cross_entropy", (t(4, 3, 8), classes)
     yield "cross_entropy", (t(4, 3, 8), classes, t(8).detach().abs(), -100, 0.1, 0.01)
+    decay = (-t(4).detach().abs()).requires_grad_()
+    yield "causal_conv1d", (t(4, 3, 6), t(6, 4), t(6), t(4, 3, 6), "silu")
+    yield "causal_conv1d_update", (t(4, 6), t(4, 6, 4), t(6, 4))
+    for groups in (1, 2):
+        keys = t(2, 5, groups, 4), t(2, 5, groups, 4)
+        yield "ssd_chunk_scan", (t(2, 5, 4, 3), t(2, 5, 4), decay, *keys, t(4), None, t(4), t(2, 4, 3, 4), True)
+    yield (
+        "selective_state_update",
+        (t(2, 4, 3, 5), t(2, 4, 3), t(2, 4, 3), t(4, 3, 5, by=0.2), t(2, 2, 5), t(2, 2, 5), t(4, 3), t(2, 4, 3)),
+    )
 
 
 def outputs(result):

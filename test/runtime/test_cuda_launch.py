@@ -53,7 +53,7 @@ def launcher_of(function, kinds=None, alignment=None, out_idx=(), **fields):
         )
         for n, k in enumerate(program.kernels)
     )
-    made = CudaSource("", entries, tuple(alignment or [4] * len(tensors)), fields.get("apart", ()))
+    made = CudaSource("", entries, tuple(alignment or [4] * len(tensors)), fields.get("disjoint", ()))
     return OnCpu(program, made, CUBIN, Target("cuda", 90), out_idx), len(names)
 
 
@@ -366,7 +366,7 @@ def test_no_gpu(add, monkeypatch):
 
 def test_overlapping_arguments_are_refused(way, add, fake_cuda):
     """At each call, whatever was launched before; what only interleaves is taken."""
-    launcher, _ = launcher_of(add, "PPPiqfq", apart=((0, 2), (1, 2)))
+    launcher, _ = launcher_of(add, "PPPiqfq", disjoint=((0, 2), (1, 2)))
     x, y, out = torch.randn(9, 12), torch.randn(9, 6), torch.empty(9, 6)
     twice(launcher, x[:, :6], y, 1.0, 2, out)
     for _ in range(2):

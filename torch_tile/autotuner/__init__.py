@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configuration of a kernel is fastest: tried on the machine, after a model has put aside the hopeless ones."""
+"""Find the fastest configuration of a kernel: a cost model drops hopeless ones, the rest are timed on this machine."""
 
 from torch_tile.autotuner.decorator import AutotunedFunction, autotune, get_autotune_inputs, set_autotune_inputs
 from torch_tile.autotuner.result import AutotuneResult, Try

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a traced program should take: waves of blocks, times what one block computes and moves.
+"""Estimate the run time of a traced program: the number of waves of blocks, times one block's work.
 
-The model ranks configurations of one kernel, so that the hopeless ones are neither compiled nor run; it does not
-foretell times. Work is counted on stage TILE: products, scalar operations, bytes between global memory and blocks, and
-the memory that a block holds. Loops count their iterations with outer variables, block indices included, at the middle
-of their range.
+The model ranks configurations of one kernel, so that hopeless ones are neither compiled nor run. Its times are no
+predictions. Work is counted on stage TILE: products, scalar operations, bytes between global memory and blocks, and a
+block's memory. If a loop's bounds depend on outer variables or block indices, these count at the middle of their range.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ WARPS_AT_FULL_RATE = 8  # that keep the tensor cores of an SM busy
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does per second: flops and bytes of one SM (or core), and bytes of its memory as a whole.
+    """Rates of a machine per second: flops and bytes of one SM (or core), and bytes of its memory as a whole.
 
-    `product` is for products of 16-bit operands by tensor cores; `shared` bytes between shared memory and registers;
-    `step` the seconds that an iteration waits for its loads unless other work covers them, `launch` those of a launch.
+    `product` is for products of 16-bit operands by tensor cores. `shared` is bytes between shared memory and registers.
+    `step` is the seconds that an iteration waits for its loads unless other work covers them; `launch` is those of a
+    launch.
     """
 
     product: float
@@ -51,7 +51,7 @@ STEP, LAUNCH = 6e-7, 3e-6  # seconds that a GPU's loads and launches take
 
 
 def rates_of(target: Target) -> Rates:
-    """The rates of a target; those of a GPU are its typical product's, shared out among its SMs."""
+    """Return the rates of a target. Those of a GPU are its typical product's, divided by its SMs."""
     if target.kind == "cpu":
         return CORE
     chip, sms = target.chip, target.sms
@@ -61,7 +61,7 @@ def rates_of(target: Target) -> Rates:
 
 @dataclass
 class Work:
-    """What one block of a kernel does: flops of products (as 16-bit ones), scalar operations, bytes, steps of loops."""
+    """The work of one block: flops of products (as 16-bit ones), scalar operations, bytes, steps of loops."""
 
     products: float = 0.0
     scalars: float = 0.0
@@ -80,7 +80,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the model says of a program; `refused` is why it cannot run, "" if it can.
+    """The model's estimate of a program. `refused` says why it cannot run, "" if it can.
 
     `shared` bytes of a block at the least, `registers` of a thread, `waves` of blocks, and all `flops` and `bytes`.
     """
@@ -138,7 +138,7 @@ def _launch(
 
 
 def _wave(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:
-    """Seconds in which one SM or core finishes `resident` blocks that it runs side by side."""
+    """Return the seconds that one SM or core takes for `resident` blocks side by side."""
     if not resident:
         return 0.0
     busy = min(1.0, resident * threads / 32 / WARPS_AT_FULL_RATE) if target.kind == "cuda" else 1.0
@@ -167,7 +167,7 @@ def work_of(kernel: Kernel, values: dict[Var, Scalar], target: Target) -> Work:
 
 
 class _Counter:
-    """Walks a body with the number of times that each part of it runs."""
+    """Walk a body, with the number of times that each part of it runs."""
 
     def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
         self.work, self.values, self.target = Work(), values, target
@@ -232,7 +232,7 @@ class _Counter:
             self.work.fragments += _bytes(buffer) * (1 if buffer.scope == "fragment" else 32 * self.warps)
 
     def op(self, op: RegisteredOp, times: float) -> None:
-        """A tile op: what it moves of global memory, and what it computes."""
+        """Count a tile op: its accesses to global memory, and its computation."""
         read, written = op.accesses()
         for region in (*read, *written):
             self.move(region.buffer, times * self.elements(region))
@@ -253,7 +253,7 @@ class _Counter:
         return 0.5 if bits <= 8 else 1.0 if bits <= 16 else 16.0 * bits / 32
 
     def scalars(self, node: Node, times: float) -> None:
-        """Operations and global loads of scalar expressions."""
+        """Count operations and global loads of scalar expressions."""
         for each in walk(node):
             if isinstance(each, Load):
                 self.move(each.buffer, times)
@@ -267,7 +267,7 @@ class _Counter:
             moved[buffer] = moved.get(buffer, 0.0) + elements * buffer.dtype.bits / 8
 
     def elements(self, region: Region) -> float:
-        """How many elements a region has."""
+        """Return the number of elements of a region."""
         return math.prod(self.size(extent) for extent in region.extents)
 
     def size(self, extent: Expr) -> float:

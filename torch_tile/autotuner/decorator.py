@@ -28,7 +28,7 @@ _inputs: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", defaul
 
 @contextlib.contextmanager
 def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
-    """Lazy kernels tuned inside are timed on these arguments (or on one list of them), not on made-up ones."""
+    """Time lazy kernels tuned inside the `with` on these arguments (or on one list of them), not on made-up ones."""
     given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
     token = _inputs.set(given)
     try:
@@ -38,25 +38,29 @@ def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
 
 
 def get_autotune_inputs() -> Sequence[Any] | None:
-    """The arguments of the `set_autotune_inputs` around; None without one."""
+    """Return the arguments of the enclosing `set_autotune_inputs`, or None."""
     return _inputs.get()
 
 
 def autotune(
     function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str | int] = (), **settings: Any
 ) -> Any:
-    """Decorator above `@jit`: at the first call for new arguments, find the fastest of `configs` on this machine.
+    """Decorate a `@jit` function: at the first call for new arguments, find the fastest of `configs` on this machine.
 
     `configs` are dicts of keyword arguments of the kernel function (`pass_configs` may be one), or a function that
     makes them from the arguments of the call. Arguments in `do_not_specialize`, by name or position, start no new
     search.
 
-    `settings`, with their defaults: `warmup=25` and `rep=100` ms for each configuration that runs to its end;
-    `timeout=100` seconds to compile one; `early_stop=True` drops those slower than `early_stop_factor=1.3` times the
-    best after half of the time; `prune=3.0` does not try those that the cost model expects to take so many times
-    the best's time (None: all are tried); `ref_prog`, a function of the same arguments that results are compared with
-    (`rtol`, `atol`, `max_mismatched_ratio`, `manual_check_prog`, `skip_check`); `supply_type` or `supply_prog` make the
-    inputs of lazy kernels; eager ones are timed on the call's tensors, with copies of those that they write.
+    `settings`, with their defaults:
+
+    - `warmup=25` and `rep=100`: ms for each configuration that runs to its end.
+    - `timeout=100`: seconds to compile one configuration.
+    - `early_stop=True`: after half of the time, drop those slower than `early_stop_factor=1.3` times the best.
+    - `prune=3.0`: do not try those whose estimate by the cost model is so many times the best's (None: try all).
+    - `ref_prog`: a function of the same arguments. Its results are compared with the kernel's (`rtol`, `atol`,
+      `max_mismatched_ratio`, `manual_check_prog`, `skip_check`).
+    - `supply_type` or `supply_prog`: make the inputs of lazy kernels. Eager kernels are timed on the call's tensors,
+      with copies of those that they write.
     """
     made = settings_of("autotune", settings)
 
@@ -71,8 +75,9 @@ def autotune(
 
 
 class AutotunedFunction:
-    """A kernel function whose tunable arguments are found by measuring. What was found is kept for each form of the
-    other arguments, here and on disk.
+    """A kernel function whose tunable arguments are found by measuring, once for each form of its other arguments.
+
+    Results are kept here and on disk.
     """
 
     def __init__(
@@ -113,7 +118,7 @@ class AutotunedFunction:
             return self.found[key][2]  # type: ignore[no-any-return]
 
     def _tune_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
-        """The search for an eager kernel on tensors made for its sizes."""
+        """Search for an eager kernel on tensors made for its sizes."""
         named = {**dict(zip(self.names, args, strict=False)), **kwargs}
         configs = self._configs(named)
         call = {name: value for name, value in named.items() if name in self.names}
@@ -128,7 +133,7 @@ class AutotunedFunction:
         return self._search(configs, (), call, constants)
 
     def _configs(self, named: Mapping[str, Any]) -> Sequence[Config]:
-        """The configurations for a call; a function that makes them gets those arguments that it names."""
+        """Return the configurations for a call. A function that makes them gets the arguments that it names."""
         if not callable(self.configs):
             return self.configs
         wanted = inspect.signature(self.configs).parameters
@@ -137,11 +142,11 @@ class AutotunedFunction:
 
     @property
     def _tuner_cache(self) -> dict[Any, Any]:
-        """TileLang's name of what was found; `clear()` forgets it."""
+        """The results so far, under TileLang's name; `clear()` forgets them."""
         return self.found
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """What a call with these arguments finds, with the table of all that was tried."""
+        """Return the search's result for these arguments, with a table of all tried configurations."""
         configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         return self._search(configs, args, kwargs)
 
@@ -149,7 +154,7 @@ class AutotunedFunction:
         self, configs: Sequence[Config], args: Sequence[Any], kwargs: Mapping[str, Any],
         constants: Mapping[str, Any] | None = None,
     ) -> AutotuneResult:  # fmt: skip
-        """The search among `configs`; `constants` are T.const sizes given by name."""
+        """Search among `configs`. `constants` are T.const sizes given by name."""
         given = {*self.names[: len(args)], *kwargs}
         if not all(isinstance(config, Mapping) for config in configs):
             fix = 'write them as {"block_M": 64, "num_stages": 2}'
@@ -161,7 +166,7 @@ class AutotunedFunction:
         return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=named, inputs=_inputs.get())
 
     def _check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], configs: Sequence[Config]) -> None:
-        """TypeError for a call that no configuration can complete, which has nothing to do with these."""
+        """Raise TypeError for a call that no configuration can complete: the fault is the caller's."""
         signature = self.function.signature
         try:
             named = signature.bind_partial(*args, **kwargs).arguments
@@ -179,13 +184,13 @@ class AutotunedFunction:
         return self.found[key]
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The form of a call."""
+        """Return the form of a call."""
         named = [*zip(self.names, args, strict=False), *sorted(kwargs.items())]
         return tuple((name, _form(value)) for name, value in named if name not in self.ignored)
 
 
 def _form(value: Any) -> Any:
-    """What tells arguments apart: a tensor's dtype, sizes, strides and device; other values themselves."""
+    """Return the form of an argument: a tensor's dtype, sizes, strides and device; any other value itself."""
     if hasattr(value, "stride"):
         return value.dtype, value.shape, value.stride(), value.device
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that kernels are tuned on: its name, its size, whether it is here, and what compiles for it."""
+"""The machine that kernels are tuned on: its name, its size, its presence, and its compilers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def can_measure(target: Target) -> bool:
 
 
 def num_sms_of(target: Target) -> int:
-    """SMs of the GPU, or threads of the CPU."""
+    """Return the number of SMs of the GPU, or of threads of the CPU."""
     import torch
 
     if target.kind == "cpu":
@@ -36,7 +36,7 @@ def num_sms_of(target: Target) -> int:
 
 
 def device_name(target: Target) -> str:
-    """What the outcome of a race belongs to: the GPU's name; for the CPU, how many threads take part."""
+    """Name the machine that a result holds for: the GPU; for the CPU, its number of threads."""
     import torch
 
     return f"{num_sms_of(target)} threads" if target.kind == "cpu" else torch.cuda.get_device_name()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tuning run found: the best configuration, and a table of all that were tried. Kept on disk as JSON."""
+"""The result of a tuning run: the best configuration, and a table of all tried ones. Kept on disk as JSON."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class Try:
 
 @dataclass(frozen=True, repr=False)
 class AutotuneResult:
-    """The best `config`, its `latency` in ms (None if nothing was measured), `kernel` (None for eager kernels), and all
-    `tries` in the order given. `ref_latency` is that of ref_prog, if there is one. Prints as a table.
+    """The best `config`, its `latency` in ms and its `kernel`, and all `tries` in the order given.
+
+    `latency` is None if nothing was measured, `kernel` is None for eager kernels. `ref_latency` is that of ref_prog, if
+    there is one. Prints as a table.
     """
 
     name: str
@@ -99,7 +101,7 @@ def to_json(result: AutotuneResult) -> str:
 
 
 def from_json(text: str, configs: Sequence[Config]) -> AutotuneResult:
-    """What `to_json` wrote about these configurations."""
+    """Read the text that `to_json` wrote for these configurations."""
     found = json.loads(text)
     tries = tuple(
         Try(config, each["latency"], each["estimate"], each["note"])
@@ -108,12 +110,12 @@ def from_json(text: str, configs: Sequence[Config]) -> AutotuneResult:
     return AutotuneResult(found["name"], found["best"], tries, found["ref_latency"])
 
 
-# What a search knows of one configuration, and how it goes about it.
+# The state of one configuration during a search, and the settings of the search.
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to tune; see `autotune`."""
+    """Settings of a search; see `autotune`."""
 
     warmup: float = 25
     rep: float = 100
@@ -133,7 +135,7 @@ class Settings:
 
     @property
     def checks(self) -> bool:
-        """Whether results are compared with ref_prog's."""
+        """Return whether results are compared with ref_prog's."""
         return self.ref_prog is not None and not self.skip_check
 
     @property
@@ -143,7 +145,7 @@ class Settings:
         return self.checks, self.warmup, self.rep, factor, self.prune
 
     def changed(self, op: str, given: Mapping[str, Any]) -> Settings:
-        """These with the fields in `given`; TileError for one that there is not, with the nearest."""
+        """Return these settings with the fields in `given`. Raise TileError for an unknown field."""
         known = [field.name for field in fields(self)]
         for name in given:
             if name not in known:
@@ -168,7 +170,7 @@ def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None)
 
 @dataclass
 class Candidate:
-    """One configuration on its way: what is known of it so far, and why it is out, "" while it is in."""
+    """One configuration during a search. `note` says why it is out, "" while it is in."""
 
     config: Config
     function: JITFunction
@@ -181,18 +183,18 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """The model's word, infinite where there is none."""
+        """Return the model's estimate, infinite without one."""
         return float("inf") if self.estimate is None else self.estimate.seconds
 
     @property
     def tried(self) -> Try:
-        """What the table says."""
+        """Return its row of the table."""
         model = None if self.estimate is None else self.estimate.seconds * 1e3
         return Try(self.config, self.latency, model, self.note)
 
 
 def variant(function: JITFunction, config: Config) -> tuple[JITFunction, dict[str, Any]]:
-    """The function that a configuration is for, and what it passes to it: `pass_configs` are the compiler's."""
+    """Return the function of a configuration, and its arguments; `pass_configs` go to the compiler."""
     keywords = dict(config)
     if "pass_configs" in keywords and "pass_configs" not in function.signature.parameters:
         function = function.with_pass_configs(keywords.pop("pass_configs"))
@@ -200,7 +202,7 @@ def variant(function: JITFunction, config: Config) -> tuple[JITFunction, dict[st
 
 
 def reason(problem: Exception) -> str:
-    """Why a configuration failed, in one line."""
+    """Say in one line why a configuration failed."""
     if isinstance(problem, TileError):
         return problem.diagnostics[0].message
     text = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")

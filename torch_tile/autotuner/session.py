@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tuning run: trace every configuration, put aside what the model says is hopeless, compile the rest side by side,
-check them, time them in turns, and keep the outcome on disk.
+"""Run one search: trace every configuration, rank them by the model, compile, check and time the promising ones.
 
-A configuration that fails at any step is skipped and listed with the reason; that all fail is an error.
+Compilation runs in parallel, timing in turns. The result is kept on disk. A configuration that fails at any step is
+skipped and listed with the reason. If all fail, the search raises an error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Session:
         self.ref_latency: float | None = None
 
     def traced(self, config: Config, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Candidate:
-        """The candidate of a configuration; tracing takes about a millisecond."""
+        """Trace a configuration, which takes about a millisecond."""
         function, keywords = variant(self.function, config)
         made = Candidate(config, function)
         try:
@@ -73,14 +73,14 @@ class Session:
         return made
 
     def result(self) -> AutotuneResult:
-        """From the disk, or measured; by the model alone where nothing can be measured."""
+        """Return the result from the disk, or measure it. If nothing can be measured, the model alone decides."""
         if len(self.candidates) == 1:
             return self.outcome(0)
         with on_device(self.tensors or self.given or ()):
             return self.found()
 
     def found(self) -> AutotuneResult:
-        """The result of several candidates, on the current device."""
+        """Find the result of several candidates, on the current device."""
         self.rank()
         if os.environ.get(ENABLED, "1") == "0" or not can_measure(self.target):
             _log.info("autotune: %s is not measured; the model chooses", self.name)
@@ -125,7 +125,7 @@ class Session:
         return Binding(self.program, [i % len(self.program.params) for i in made])
 
     def rank(self) -> None:
-        """The model's word on each candidate; those far behind the best are out."""
+        """Estimate each candidate by the model, and drop those far behind the best."""
         known, num_sms = {v.name: n for v, n in self.sizes().items()}, num_sms_of(self.target)
         for each in self.running():
             if each.program is not None:
@@ -144,7 +144,7 @@ class Session:
         return [c for c in self.candidates if not c.note]
 
     def by_model(self) -> AutotuneResult:
-        """The candidate that the model likes best and that can be compiled."""
+        """Return the candidate that is best by the model among those that compile."""
         for each in sorted(self.running(), key=lambda c: c.seconds):
             compile_all(self.name, [each], self.target, self.settings.timeout)
             if not each.note:
@@ -152,7 +152,7 @@ class Session:
         raise self.nothing_works()
 
     def measured(self) -> AutotuneResult:
-        """Compile, check and time what is in."""
+        """Compile, check and time the running candidates."""
         name, target, settings = self.name, self.target, self.settings
         compile_all(name, self.running(), target, settings.timeout)
         if not self.running():
@@ -169,7 +169,7 @@ class Session:
         return result
 
     def inputs(self) -> list[Any]:
-        """What to run on: copies of what kernels write of an eager call, the tensors given, or made-up ones."""
+        """Return the tensors to time on: those given, or made-up ones. An eager call's written tensors are copied."""
         if self.tensors:
             changed = written(self.program)
             pairs = zip(self.tensors, self.program.params, strict=True)
@@ -183,7 +183,7 @@ class Session:
             return Profiler(kernel, self.settings.supply_type).inputs()
 
     def outcome(self, best: int) -> AutotuneResult:
-        """The result with `best` as the best."""
+        """Return the result with `best` as the best."""
         return AutotuneResult(self.name, best, tuple(c.tried for c in self.candidates), self.ref_latency)
 
     def nothing_works(self) -> TileError:
@@ -231,12 +231,7 @@ class AutoTuner:
         args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, inputs: Sequence[Any] | None = None,
         **settings: Any,
     ) -> AutotuneResult:  # fmt: skip
-        """The best configuration for the other arguments `args` and `kwargs` of the kernel function.
-
-        `settings` are more fields of Settings, such as `early_stop`; TypeError for other names.
-
-        `inputs` are tensors to time a lazy kernel on. Raises TileError if no configuration works.
-        """
+        """Return the best configuration for the other arguments `args` and `kwargs` of the kernel function."""
         given: dict[str, Any] = {"warmup": warmup, "rep": rep, "timeout": timeout}
         given |= settings
         self.settings = settings_of("AutoTuner.run", {k: v for k, v in given.items() if v is not None}, self.settings)

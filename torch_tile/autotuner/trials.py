@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to the candidates of a search: compiled side by side, checked, and timed in turns.
+"""Try the candidates of a search: compile them side by side, check them, and time them in turns.
 
-Each function notes in a candidate why it is out; those that have a note already are not given to it.
+Each function notes in a candidate why it is out, and skips candidates with such a note.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger("torch_tile")
 
 
 def compile_all(name: str, candidates: Sequence[Candidate], target: Target, timeout: float | None) -> None:
-    """Give each candidate its kernel; raises what is no fault of theirs: no compiler, or no folder for the cache."""
+    """Compile each candidate's kernel. Raises errors that are not a candidate's: no compiler, or no cache folder."""
     jobs = [partial(c.function.build, c.program, target) for c in candidates if c.program is not None]
     workers, start = workers_for(target), time.perf_counter()
     with progress(len(jobs), f"{name}: compiling") as tick:
@@ -95,13 +95,12 @@ def time_all(
 
 
 def _timed(backend: str, call: Callable[[], object], warmup: float, rep: float) -> float:
-    """Milliseconds of a call. Processes beside ours disturb the CPU's clock, not the GPU's: there the least counts."""
+    """Return the milliseconds of a call: on the CPU of the least sample, since other processes disturb the clock."""
     return float(do_bench(call, warmup, rep, "median" if backend == "event" else "min", backend))
 
 
-# Calls are timed in turns, so that a slow moment of the machine meets all of them; the slow ones leave early.
-#
-# A call is judged by its best turn: what else the machine does can only make it slower.
+# Calls are timed in turns, so that a slow moment of the machine meets all of them. The slow ones leave early. A call is
+# judged by its best turn: disturbances only make it slower.
 
 ROUNDS = 4  # turns that each call gets
 TRUSTED = 2  # after so many turns the slow ones leave: one turn may be all bad luck
@@ -140,7 +139,7 @@ def race(
         for runner in running if round_ % 2 == 0 else running[::-1]:
             try:
                 runner.times.append(timer(runner.call, warmup / ROUNDS, rep / ROUNDS))
-            except Exception as problem:  # whatever a kernel does, the others are to be timed
+            except Exception as problem:  # whatever a kernel raises, the others must be timed
                 runner.failure, runner.times = problem, []
                 failed()
             tick()
@@ -154,13 +153,13 @@ def race(
     return runners
 
 
-# Tensors that kernels are tried on, so that nothing of the caller's changes: neither tensors nor the random stream.
+# Inputs for trials: neither the caller's tensors nor its random stream may change.
 
 SEED = 0  # every configuration, and every process, is tried on the same numbers
 
 
 def written(program: Program) -> set[Buffer]:
-    """The buffers that a program writes."""
+    """Return the buffers that a program writes."""
     return {buffer for kernel in program.kernels for buffer in uses(kernel.body)[1]}
 
 

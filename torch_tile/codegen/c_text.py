@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions as C++ text: names, literals, operators, conversions.
+"""Print expressions as C++ text: names, literals, operators, conversions.
 
-A value of a 16- or 8-bit floating type is held in a float that is exactly representable; operations round their result.
-Signed integers made from indices, sizes and scalar parameters are int64_t, and so is every step of an index or of a
-comparison, so that a guard sees the index that it guards. Other integers from memory keep their type; those of 8 and 16
-bits and unsigned ones wrap after each operation.
+A value of a 16- or 8-bit floating type is held in a float that represents it exactly; operations round their result.
+Signed integers made from indices, sizes and scalar parameters are int64_t. So is every step of an index or comparison,
+so that a guard sees the index that it guards. Other integers from memory keep their type. Those of 8 and 16 bits and
+unsigned ones wrap after each operation.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ def is_small(dtype: DType) -> bool:
 
 
 def identifier(name: str) -> str:
-    """A name in letters that all C++ compilers take, and which is neither reserved for them nor a macro."""
+    """Turn a name into one that all C++ compilers take: plain letters, not reserved, no macro."""
     name = re.sub(r"\W", "_", name, flags=re.ASCII)
     return f"v{name}" if re.match(r"[0-9]|__|_[A-Z]|$", name) else f"{name}_" if _MACROS.fullmatch(name) else name
 
 
 def comment(text: str) -> str:
-    """Text for a comment of one line: what is not printable is escaped, so that nothing ends the comment."""
+    """Return text for a comment of one line; unprintable characters are escaped, so that nothing ends the comment."""
     return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)
 
 
-# What CUDA calls small floats: in text that has their names, pointers are of its types.
+# CUDA's names of small floats. Text with these names gets pointers of these types.
 FOREIGN_FLOATS = {
     "float16": ("__half", r"\b(__half2?|half2?)\b", "cuda_fp16.h"),
     "bfloat16": ("__nv_bfloat16", r"\b(__)?nv_bfloat162?\b", "cuda_bf16.h"),
@@ -99,13 +99,13 @@ FOREIGN_FLOATS = {
 
 
 def foreign_pointer(dtype: DType, text: str) -> str:
-    """The conversion of a pointer for functions of `text`: empty where its type is the one that kernels have."""
+    """Return the conversion of a pointer for functions of `text`: empty if it has the kernels' own type."""
     kind, pattern, _ = FOREIGN_FLOATS.get(dtype.name, ("", "$^", ""))
     return f"({kind}*)" if re.search(pattern, text) else ""
 
 
 def foreign_headers(text: str) -> list[str]:
-    """The headers of CUDA that `text` needs for the names in it."""
+    """Return the headers of CUDA that declare names in `text`."""
     return list(dict.fromkeys(h for _, pattern, h in FOREIGN_FLOATS.values() if re.search(pattern, text)))
 
 
@@ -136,7 +136,7 @@ class Names:
         self.taken.discard(self.by_symbol.get(symbol, ""))
 
     def of(self, symbol: Var | Buffer) -> str:
-        """The name of a symbol, made at its first use."""
+        """Return the name of a symbol, made at its first use."""
         found = self.by_symbol.get(symbol)
         if found is None:
             base = identifier(symbol.name)
@@ -148,7 +148,7 @@ class Names:
         return found
 
 
-# How tightly C++ operators bind; `above` in the methods below is that of the operator around a value.
+# Precedence of C++ operators. `above` in the methods below is that of the operator around a value.
 PRECEDENCE = {
     "or": 1, "and": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
     "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,
@@ -158,7 +158,7 @@ SPELLING = {"and": "&&", "or": "||", "//": "/"}
 
 
 class Text(Visitor):
-    """Prints expressions; `names` gives symbols their names."""
+    """Print expressions; `names` gives symbols their names."""
 
     def __init__(self, names: Names):
         self.names = names
@@ -166,7 +166,7 @@ class Text(Visitor):
         self.natural: IdSet[Var] = IdSet()  # loop variables that are never negative
 
     def is_index(self, expr: Expr) -> bool:
-        """Whether an integer is made from indices and sizes and therefore held in 64 bits."""
+        """Return whether an integer is made from indices and sizes and therefore held in 64 bits."""
         if expr.dtype not in SIGNED:
             return False
         if isinstance(expr, Var):
@@ -176,7 +176,7 @@ class Text(Visitor):
         return not isinstance(expr, Load) and any(isinstance(c, Expr) and self.is_index(c) for c in children(expr))
 
     def is_natural(self, expr: Expr) -> bool:
-        """Whether an integer is visibly never negative."""
+        """Return whether an integer is visibly never negative."""
         if isinstance(expr, Const):
             return expr.value >= 0
         if isinstance(expr, Var):
@@ -225,13 +225,13 @@ class Text(Visitor):
         return self.value(expr)
 
     def unchanged(self, expr: Expr) -> str | None:
-        """C++ text of a small float as it is stored, if it lies in memory so or is made from bits."""
+        """C++ text of a small float as it is stored, if it lies in memory or is made from bits."""
         if isinstance(expr, Load) and expr.buffer.scope != "var":
             return f"tile::copied({self.element(expr.buffer, expr.indices)})"
         return self.reinterpreted(expr) if isinstance(expr, Call) and expr.name == "reinterpret" else None
 
     def reinterpreted(self, call: Call) -> str:
-        """C++ text of the bits of a value as they are stored in another type; what lies in memory is not decoded."""
+        """C++ text of a value's bits as stored in another type. An element of memory is not decoded."""
         value, of = call.args[0], call.args[0].dtype
         if isinstance(value, Load) and value.buffer.scope != "var":
             text = self.element(value.buffer, value.indices)
@@ -245,7 +245,7 @@ class Text(Visitor):
         return text.removeprefix(rounding)[:-1] if own == 99 and text.startswith(rounding) else text
 
     def update(self, call: Call) -> str:
-        """C++ text of an atomic update or load: what stood there before, in the type of the element."""
+        """C++ text of an atomic update or load, which gives the previous value in the type of the element."""
         (dtype,) = (a.buffer.dtype for a in call.args if isinstance(a, Address))
         option, element = str(call.options[0]), storage(dtype)
         where, *given = (self.value(a) if isinstance(a, Address) else self.converted(a, dtype) for a in call.args)
@@ -308,14 +308,14 @@ class Text(Visitor):
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
 
     def divisor(self, expr: Expr, wide: bool) -> str:
-        """C++ text of what naturals are divided by: 1 for a 0, as a machine would stop."""
+        """C++ text of a divisor of naturals: 1 instead of 0, on which a machine would stop."""
         if isinstance(expr, Const) and expr.value != 0:
             return self.value(expr, wide, PRECEDENCE["/"] + 1)
         kind = "int64_t" if wide or self.is_index(expr) else storage(expr.dtype)
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
     def shifted(self, node: Binary) -> str | None:
-        """C++ text of a literal that is shifted to the left, which alone decides how wide the shift is."""
+        """C++ text of a literal that is shifted left; its type alone decides the width of the shift."""
         if not isinstance(node.a, Const) or node.dtype.bits != 64 or not fits_int(node.a):
             return None
         return f"({storage(node.dtype)}){literal(node.a)}"
@@ -367,7 +367,7 @@ class Text(Visitor):
         return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
 
     def foreign(self, node: Call, text: str) -> str:
-        """C++ text of a call of a function of the author's `text`, and its value as others are held."""
+        """C++ text of a call of a function of the author's `text`, with its value held as other values are."""
         given = []
         for a in node.args:
             kind = foreign_pointer(a.buffer.dtype, text) if isinstance(a, Address) else ""
@@ -411,12 +411,12 @@ def reads_memory(expr: Expr) -> bool:
 
 
 def fits_int(node: Const) -> bool:
-    """Whether a literal of a 64-bit type is printed without a suffix, and so is an int of C++."""
+    """Return whether a literal of a 64-bit type is printed without a suffix, as an int of C++."""
     return abs(int(node.value)) < 2**31
 
 
 def is_exact(of: DType, to: DType) -> bool:
-    """Whether every value of a small float is one of another small float, so that a cast changes nothing."""
+    """Return whether one small float has every value of another one, so that a cast changes nothing."""
     return of == to or (of.name, to.name) in (("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FLAT program as C++ for the CPU: one function per kernel for one block, and an entry that runs all blocks under
-OpenMP.
+"""Print a FLAT program as C++ for the CPU: a function per kernel for one block, and an entry over all blocks.
 
-Small on-chip buffers are arrays on the stack, large ones lie in an arena that each thread allocates once per launch.
+The entry runs the blocks under OpenMP. Small on-chip buffers are arrays on the stack. Large ones lie in an arena that
+each thread allocates once per launch.
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ FRAME = (*AXES, "buffers", "numbers", "reals", "failed", "blocks", "chunk", "are
 
 
 def emit_cpu(program: Program, sizes: list[Var] | None = None) -> CpuSource:
-    """C++ for a FLAT program. The entry takes pointers (params, outputs, workspaces) and 64-bit sizes and scalars.
-
-    `sizes` are the run-time dimensions in the order of the entry's second argument; scalar parameters follow them.
-    """
+    """Print a FLAT program as C++. The entry takes pointers (params, outputs, workspaces), and 64-bit numbers."""
     return _Cpu(program, dimensions(program) if sizes is None else sizes).run()
 
 
@@ -96,14 +93,14 @@ class _Cpu(Visitor, Lines):
 
     # -- functions -----------------------------------------------------------------------------------------------------
     def arguments(self, typed: bool) -> list[str]:
-        """Buffers, sizes and scalars, as declared or as passed on."""
+        """Return buffers, sizes and scalars, as declared or as passed on."""
         names = self.names
         found = [f"{storage(b.dtype)}* {names.of(b)}" if typed else names.of(b) for b in self.buffers]
         numbers = [*self.sizes, *self.scalars]
         return found + [f"{scalar_type(v)} {names.of(v)}" if typed else names.of(v) for v in numbers]
 
     def block_function(self, number: int, kernel: Kernel) -> int:
-        """The function that runs one block; returns the bytes of arena that it wants."""
+        """Print the function that runs one block; return its bytes of arena."""
         offsets, total = place_tiles(kernel)
         outside = set(self.names.taken)
         blocks = [f"int64_t {self.names.of(v)}" for v in kernel.blocks]
@@ -140,7 +137,7 @@ class _Cpu(Visitor, Lines):
         self.close()
 
     def launch(self, number: int, kernel: Kernel, arena: int) -> None:
-        """All blocks of one kernel, shared out among the threads."""
+        """Print the loop over all blocks of one kernel, divided among the threads."""
         self.open(span=kernel.span)
         axes = AXES[: len(kernel.grid)]
         for axis, extent in zip(axes, kernel.grid, strict=True):
@@ -286,7 +283,7 @@ def scalar_type(var: Var) -> str:
 
 
 def scalar_value(var: Var, position: int) -> str:
-    """A size or scalar parameter among the numbers that the entry gets."""
+    """Return the text of a size or scalar parameter among the entry's numbers."""
     if not var.dtype.is_float:
         return f"({scalar_type(var)})numbers[{position}]"
     text = f"({held(var.dtype)})reals[{position}]"
@@ -294,12 +291,12 @@ def scalar_value(var: Var, position: int) -> str:
 
 
 def _is_simd(loop: For) -> bool:
-    """OpenMP's simd loops hold plain statements only."""
+    """Return whether a body may be an OpenMP simd loop: plain statements only."""
     return all(isinstance(s, Store | Let | If | Block | Alloc) for s in find(loop.body, Stmt))
 
 
 def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
-    """Offsets of the large on-chip buffers in the arena, and its size in bytes."""
+    """Return offsets of the large on-chip buffers in the arena, and its size in bytes."""
     offset = stack = 0
     placed = []
     for node in walk(kernel.body):
@@ -316,7 +313,7 @@ def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
 
 
 def _computes_numbers(program: Program) -> bool:
-    """Whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
+    """Return whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
 
     def wraps(e: Binary | Unary) -> bool:
         return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)

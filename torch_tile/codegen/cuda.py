@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FLAT program as CUDA C++: one `__global__` function per kernel, which says what one thread does.
+"""Print a FLAT program as CUDA C++: one `__global__` function per kernel, the code of one thread.
 
 Names are the author's, statements end with the author's line. Local arrays are indexed by constants once the loops
 around them are unrolled, so that they stay in registers.
@@ -40,9 +40,8 @@ KINDS = {
 
 
 def emit_cuda(program: Program, build: Build, source: Program | None = None) -> CudaSource:
-    """CUDA C++ for a FLAT program. `source` is the program before it was flattened, which still shows all dimensions.
-
-    Dimensions in strides are passed as `int64_t`, others as `int`: the launcher refuses those beyond LARGEST_SIZE.
+    """Print a FLAT program as CUDA C++. `source` is the program before it was flattened, which still shows all
+    dimensions.
     """
     return _Cuda(program, build, source or program).run()
 
@@ -61,9 +60,7 @@ def long_dimensions(source: Program) -> IdSet[Var]:
 
 
 def used_symbols(kernel: Kernel) -> IdSet[Buffer | Var]:
-    """Return the variables and buffers that a kernel's body needs, without those that only its launcher needs for
-    tensor maps.
-    """
+    """Return the variables and buffers of a kernel's body, without those that only tensor maps of its launcher need."""
     found: IdSet[Buffer | Var] = IdSet()
     waiting: list[Node] = [kernel.body]
     while waiting:
@@ -107,8 +104,17 @@ def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
     return found
 
 
+def is_restricted(constant: bool, early: bool) -> bool:
+    """Return whether a kernel's pointer is `__restrict__`; `early` if the kernel may start before another has ended.
+
+    Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads may be dropped
+    and stores moved across barriers. Of constants, loads may move in front of the wait for kernels that write them.
+    """
+    return constant and not early
+
+
 def most_blocks(kernel: Kernel, axis: int) -> int:
-    """How many blocks a grid can have along an axis: below 2^31 in x, where all those of a folded grid lie."""
+    """Return the limit of a grid's blocks along an axis: below 2^31 in x, which holds all blocks of a folded grid."""
     if axis == 0:
         return LARGEST_GRID
     others = math.prod(int(n.value) for i, n in enumerate(kernel.grid) if i != axis and isinstance(n, Const))
@@ -143,7 +149,7 @@ class _Cuda:
         lines.append(wgmma_functions(product for _, out in functions for product in out.products))
         lines += foreign_lines(self.nodes, is_cuda=True)
         lines += ["\n".join([*out.lines, ""]) for _, out in functions]
-        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.apart())
+        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.disjoint())
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
         """One kernel: its entry, and its text."""
@@ -166,10 +172,7 @@ class _Cuda:
             if buffer in used:
                 args.append(position)
                 constant = "" if buffer in written else "const "
-                # Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads
-                # may be dropped and stores moved across barriers. Of constants, loads may move in front of the wait for
-                # kernels that write them.
-                restrict = " __restrict__" if constant and not early else ""
+                restrict = " __restrict__" if is_restricted(bool(constant), early) else ""
                 params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):
@@ -186,7 +189,7 @@ class _Cuda:
         threads = 1
         for extent in kernel.threads:
             threads *= extent
-        # As many blocks on an SM as are asked for, else one: left to itself the assembler spills to fit more.
+        # As many blocks on an SM as are asked for, else one: without a number the assembler spills to fit more.
         out.line(f'extern "C" __global__ void __launch_bounds__({threads}, {kernel.min_blocks})')
         out.open(f"{name}({', '.join(params)})", kernel.span)
         for line in prologue:
@@ -201,7 +204,7 @@ class _Cuda:
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, out
 
-    def apart(self) -> tuple[tuple[int, int], ...]:
+    def disjoint(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of tensors of which a kernel only reads one and writes the other."""
         found: set[tuple[int, int]] = set()
         for nodes in self.nodes:
@@ -231,7 +234,7 @@ class _Cuda:
         return f"const {storage(var.dtype)} {name}", []
 
     def indices(self, kernel: Kernel, threads: int, used: IdSet[Buffer | Var], out: CudaStatements) -> None:
-        """Names for the thread and the block."""
+        """Name the thread and the block."""
         if kernel.thread is not None:
             out.text.bind(kernel.thread, Interval(0, threads - 1))
             if kernel.thread in used:
@@ -252,7 +255,7 @@ class _Cuda:
                 out.line(f"const int {out.names.of(var)} = {here};")
 
     def warpgroup(self, thread: Var | None, nodes: Sequence[Node], out: CudaStatements) -> None:
-        """A name for the number of the thread's warpgroup, which descriptors are made from, in a uniform register."""
+        """Name the number of the thread's warpgroup, which descriptors are made from, in a uniform register."""
         if thread is None or not any(isinstance(n, Call) and n.name == "wgmma" for n in nodes):
             return
         if any(isinstance(n, Binary) and is_warpgroup(n, thread) for n in nodes):
@@ -261,7 +264,7 @@ class _Cuda:
             out.line(f"const int {out.names.of(name)} = tile::warpgroup_index();")
 
     def swizzled(self, kernel: Kernel, place: list[str], out: CudaStatements) -> None:
-        """T.use_swizzle: blocks that run at the same time share rows and columns."""
+        """Print T.use_swizzle: blocks that run at the same time share rows and columns."""
         assert kernel.swizzle is not None
         panel, order = kernel.swizzle
         out.text.headers.add("cuda_grid.h")

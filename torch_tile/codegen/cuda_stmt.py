@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements of a FLAT kernel as CUDA C++: what one thread does, line by line."""
+"""Print statements of a FLAT kernel as CUDA C++: the code of one thread, line by line."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class CudaStatements(Visitor, Lines):
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
-        """Write a buffer."""
+        """Declare a local array or variable."""
         buffer, name, kind = node.buffer, self.names.of(node.buffer), storage(node.buffer.dtype)
         if buffer.scope == "var":
             init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
@@ -243,9 +243,9 @@ class CudaStatements(Visitor, Lines):
 
 
 def guarded_read(node: If) -> Call | None:
-    """The wide read of global memory that a branch guards, if zeros are all that its other side gives.
+    """Return the wide read of global memory that a branch guards, if its other side gives only zeros.
 
-    The address is computed in any case, so nothing may be read for it.
+    The address is computed in any case, so it must not read memory.
     """
     if len(node.then.stmts) != 1 or len(node.otherwise.stmts) != 1:
         return None
@@ -266,9 +266,9 @@ def guarded_read(node: If) -> Call | None:
 
 
 def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
-    """The store of a loop that only fills neighbours of a small float's local array, and the value one step on.
+    """Return the store of a loop that only fills neighbours of a small float's local array, and the value one step on.
 
-    Two such values are narrowed by one instruction. The first of each pair has an even place.
+    One instruction narrows two such values. The first of each pair has an even place.
     """
     stmts = loop.body.stmts
     if len(stmts) != 1 or not isinstance(stmts[0], Store) or loop.step != 1:
@@ -301,7 +301,7 @@ def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
 
 
 def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:
-    """Whether `thread` of so many, which has none of the roles `before`, has this one, as C++ text; empty if always."""
+    """Return a C++ condition for one role among so many threads, after the roles `before`; empty if it always holds."""
     end = role.first + role.count
     if sum(r.count for r in before) + role.count == threads:
         return ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions as CUDA C++: index arithmetic in 32 bits wherever its range fits, in 64 bits where it may not.
+"""Print expressions as CUDA C++: index arithmetic in 32 bits wherever its range fits, in 64 bits where it may not.
 
-Dimensions passed as `int` lie below 2^31, block indices below their grid, loop variables inside their bounds; what
-follows from that for an expression decides its width, so row * stride is widened and row is not.
+Dimensions passed as `int` lie below 2^31, block indices below their grid, loop variables inside their bounds. The range
+of an expression that follows decides its width: row * stride is widened, row is not.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ INT = range_of(dt.int32)
 
 
 class CudaText(Text):
-    """Prints expressions; `bind` says where variables lie."""
+    """Print expressions; `bind` records the ranges of variables."""
 
     def __init__(self, names: Names):
         super().__init__(names)
         self.known: IdMap[Var, Interval] = IdMap()
         self.intervals: IdMap[Expr, Interval] = IdMap()
-        # Of block indices whose extent is a product.
+        # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
         self.made: IdMap[Expr, bool] = IdMap()
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
@@ -78,7 +78,7 @@ class CudaText(Text):
         return found
 
     def bind_block(self, var: Var, extent: Expr, most: int = 2**31 - 1) -> None:
-        """Record that `var` is a block index below `extent`, which is from 1 to `most` where the kernel runs."""
+        """Record that `var` is a block index below `extent`, which is from 1 to `most` in a running kernel."""
         self.positive(extent)
         limit = self.interval(extent).high
         self.bind(var, Interval(0, min(limit, most) - 1))
@@ -86,7 +86,7 @@ class CudaText(Text):
             self.parts[var] = ((extent.a, extent.b), (extent.b, extent.a))
 
     def positive(self, extent: Expr) -> None:
-        """Record that a product is at least 1, and so are its factors if only one of them may be negative."""
+        """Record that a product is at least 1. So are its factors, if only one of them may be negative."""
         if isinstance(extent, Var):
             self.bind(extent, self.interval(extent) & Interval(low=1))
             self.intervals.clear()
@@ -96,7 +96,7 @@ class CudaText(Text):
                     self.positive(one)
 
     def interval(self, expr: Expr) -> Interval:
-        """Bound an integer or bool expression, in numbers that do not wrap where its type does not."""
+        """Bound an integer or bool expression. The numbers do not wrap if its type does not."""
         found = self.intervals.get(expr)
         if found is None:
             found = self._find(expr)
@@ -155,11 +155,11 @@ class CudaText(Text):
         return any(isinstance(c, Expr) and self.is_made(c) for c in children(expr))
 
     def is_index(self, expr: Expr) -> bool:
-        """Whether an int32 is held in 64 bits."""
+        """Return whether an int32 is held in 64 bits."""
         return expr.dtype == dt.int32 and self.is_long(expr, False)
 
     def is_natural(self, expr: Expr) -> bool:
-        """Whether an integer is never negative."""
+        """Return whether an integer is never negative."""
         return self.interval(expr).low >= 0
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
@@ -204,7 +204,7 @@ class CudaText(Text):
         return f"tile::{name}({self.arguments(call)})"
 
     def arguments(self, call: Call) -> str:
-        """C++ text of what a call is given."""
+        """C++ text of a call's arguments."""
         into = call.args[0] if call.args else None
         stored = into.buffer.dtype if call.name == "atomic" and isinstance(into, Address) else None
         return ", ".join(
@@ -284,10 +284,7 @@ class CudaText(Text):
         return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
 
     def divisor(self, expr: Expr, wide: bool) -> str:
-        """C++ text of what naturals are divided by: 1 in the place of 0.
-
-        No GPU stops at a 0. But C++ leaves the quotient undefined, so NVRTC drops the store of one that it proves.
-        """
+        """C++ text of a divisor of naturals: 1 instead of 0."""
         found = self.interval(expr)
         if found.low > 0 or found.high < 0 or (found.high > 0 and self.is_given(expr)):
             return self.value(expr, wide, PRECEDENCE["/"] + 1)
@@ -295,7 +292,7 @@ class CudaText(Text):
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
     def is_given(self, expr: Expr) -> bool:
-        """Return whether an integer is made from sizes and scalar parameters alone, of which NVRTC knows nothing."""
+        """Return whether an integer is made from sizes and scalar parameters alone, unknown to NVRTC."""
         if isinstance(expr, Var):
             return expr.role in ("dim", "param") or expr in self.given
         if isinstance(expr, Binary | Unary | Cast):
@@ -310,8 +307,9 @@ class CudaText(Text):
     def _wraps_once(self, node: Binary) -> bool:
         """Return whether an expression is a remainder of less than twice its divisor, such as the next version.
 
-        Besides its price: NVRTC 13.0 takes `(step % 3 + 2) % 3` for a difference that never falls below 0, though it
-        moved the 2 out of it, and writes a megabyte past the tile where it holds the rest in 8 bits.
+        A remainder is slow, and NVRTC 13.0 miscompiles some. It takes `(step % 3 + 2) % 3` for a difference that never
+        falls below 0, although it moved the 2 out of it. Where it holds the remainder in 8 bits, it then writes a
+        megabyte past the tile.
         """
         if node.op != "%" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1:
             return False
@@ -352,17 +350,16 @@ def is_warpgroup(node: Binary, thread: Var) -> bool:
 
 
 def int_type(dtype: DType, is_long: bool) -> str:
-    """The C++ type of a named value."""
+    """Return the C++ type of a named value."""
     if dtype == dt.int32:
         return "int64_t" if is_long else "int"
     return held(dtype)
 
 
-# Two neighbouring numbers of 4 bits widened together: a third of the instructions that one after the other takes.
-#
-# Applies to `nibble(word, byte, upper)`, less a small number, which is exact in 16 bits; and to that less or times a
-# number of the type wanted, which is rounded once there, as floats are where they are narrowed. What was rounded may
-# go on.
+# Two neighbouring numbers of 4 bits widened together: a third of the instructions of two conversions. Applies to
+# `nibble(word, byte, upper)`, less a small number, which is exact in 16 bits. Applies to that less or times a number of
+# the wanted type, too. There it is rounded once, as floats are when they are narrowed; a rounded value may be used
+# further.
 
 LARGEST = 64  # number taken off a field that csrc/fields.h has room for beside it in a mantissa
 Order = Callable[[Expr, Expr], bool | None]  # of neighbours' operands `upper`: whether the first is 1, if they differ

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of warpgroups as CUDA C++: one function for each shape and number of steps that a program uses.
+"""Print products of warpgroups as CUDA C++: one function for each shape and number of steps of a program.
 
-There are too many shapes to write them down in a header. How operands lie in shared memory is a template argument
-(`Walk` of csrc/wgmma.h), so that of a descriptor only the start is computed.
+There are too many shapes to write them down in a header. The strides of operands in shared memory are a template
+argument (`Walk` of csrc/wgmma.h), so that only a descriptor's start is computed.
 """
 
 from __future__ import annotations
@@ -135,15 +135,13 @@ def _listed(items: Sequence[str]) -> Iterator[str]:
         opening = "  "
 
 
-# Which loops along K are one product of a warpgroup: their instructions become one `asm` of the generated C++.
-#
-# To the C++ compiler each `asm` reads and writes every accumulator, so that it takes longer the more there are of
-# them.
+# Loops along K that are one product of a warpgroup: their instructions become one `asm` of the generated C++. For the
+# C++ compiler each `asm` reads and writes every accumulator, so many of them take long to compile.
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Where steps along K begin in an operand: step i `i % run * near + i // run * far` bytes after the first one."""
+    """Starts of steps along K in an operand: step i is `i % run * near + i // run * far` bytes after the first one."""
 
     near: int = 0
     run: int = 1
@@ -151,7 +149,7 @@ class Steps:
 
     @staticmethod
     def of(starts: Sequence[int]) -> Steps | None:
-        """The steps that begin at `starts`, two or more of which the first is 0; None if they are no such steps."""
+        """Describe two or more `starts`, the first 0, as regular steps; None if they are not regular."""
         run = next((i for i, start in enumerate(starts) if start != i * starts[1]), len(starts))
         steps = Steps(starts[1], run, starts[run] if run < len(starts) else 0)
         return steps if all(start == steps.start(i) for i, start in enumerate(starts)) else None

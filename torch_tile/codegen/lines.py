@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated text, line by line: scopes are indented, and lines end with the author's line that they come from."""
+"""Collect generated text line by line: scopes are indented, and lines end with the author's line."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
 
 
 class Lines:
-    """Collects text."""
+    """Collect text."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.depth = 0
 
     def line(self, text: str, span: Span | None = None) -> None:
-        """A line of text, with the author's line that it comes from."""
+        """Add a line of text, with the author's line."""
         where = f"  // {comment(place(span))}" if span else ""
         self.lines.append("  " * self.depth + text + where)
 
     def open(self, text: str = "", span: Span | None = None) -> None:
-        """A line that opens a scope."""
+        """Add a line that opens a scope."""
         self.line(f"{text} {{".lstrip(), span)
         self.depth += 1
 
     def close(self, text: str = "}") -> None:
-        """The end of a scope."""
+        """End a scope of the generated text."""
         self.depth -= 1
         self.line(text)
 
     def otherwise(self, text: str = "") -> None:
-        """The end of a branch, and the start of the other one, under the condition `text` if there is one."""
+        """End a branch and start the other one, under the condition `text` if there is one."""
         self.close(f"}} else {text} {{" if text else "} else {")
         self.depth += 1
 
@@ -45,9 +45,8 @@ def place(span: Span) -> str:
     return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
 
 
-# How far CUDA loops are unrolled: fully where they pick registers, else until what the compiler sees is large.
-#
-# NVRTC's time grows faster than the text; beyond some hundred statements a kernel gains nothing and spends registers.
+# Limits of unrolling CUDA loops: fully if they pick registers, else until the unrolled text is large. NVRTC's time
+# grows faster than the text. Beyond some hundred statements a kernel gains nothing and spends registers.
 
 MOST = 192  # statements that unrolling a loop may make
 GUARDED = 24  # statements that one guarded element counts as: its guard, its address, and a branch
@@ -58,8 +57,8 @@ def pragma(loop: For) -> str | None:
     if picks_registers(loop):
         return "#pragma unroll"
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
-        # Copies of asynchronous products, and what is left of them, meet on ways that the assembler cannot follow.
-        # Turns that wait for others gain nothing, and those who copy have few registers.
+        # Copies of asynchronous products, and their remainder, meet on paths that the assembler cannot follow.
+        # Iterations that wait for other threads gain nothing, and producers have few registers.
         inside = find(loop, Call)
         whole = any(starts(n, Engine.WGMMA) or syncs(n, Sync.WAIT, Scope.MBARRIER) for n in inside)
         return "#pragma unroll 1" if whole else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the generators give: text, entries, how they are launched. Text found on disk needs this and no generator."""
+"""Results of the generators: text, entries, launches. Text found on disk needs this and no generator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CpuSource(NamedTuple):
     asserts: tuple[tuple[str, Span | None], ...]
 
 
-# What the CUDA generator hands on: text, and how it is launched. Text found on disk needs this and no generator.
+# Result of the CUDA generator: text, and how it is launched.
 
 
 class MapArg(NamedTuple):
@@ -39,13 +39,13 @@ class MapArg(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One function of the text and how it is launched.
+    """One function of the text and its launch.
 
-    `args` are its parameters: a number is a position among the tensors (buffer parameters, outputs, workspaces), a
-    variable is a dimension or a scalar parameter, in which `grid` is given, too. `kinds` are their C types as the
-    module `struct` writes them ("P" a pointer, "i", "q", "f", ...); small floats are their bits ("H", "B"), and maps
-    are "M". One that `folds` may be launched with all its blocks in x, where the grid has too many of them in y or z.
-    Blocks run in groups of `cluster`, and if `early`, before the kernel ahead of them in the stream has ended.
+    `args` are its parameters. A number is a position among the tensors (buffer parameters, outputs, workspaces). A
+    variable is a dimension or a scalar parameter; `grid` is in terms of these, too. `kinds` are their C types as the
+    module `struct` writes them ("P" a pointer, "i", "q", "f", ...). Small floats are their bits ("H", "B"), and maps
+    are "M". An entry that `folds` may be launched with all its blocks in x, if the grid has too many in y or z. Blocks
+    run in groups of `cluster`. With `early`, they start before the preceding kernel of the stream has ended.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Entry(NamedTuple):
 class CudaSource(NamedTuple):
     """Generated text, its entries in the order of their launches, and the alignment in bytes each tensor must have.
 
-    Of the tensors at each pair of positions in `apart`, a kernel takes one for constant and writes the other.
+    Of the tensors at each pair of positions in `disjoint`, a kernel takes one for constant and writes the other.
     """
 
     text: str
     entries: tuple[Entry, ...]
     alignment: tuple[int, ...]
-    apart: tuple[tuple[int, int], ...] = ()
+    disjoint: tuple[tuple[int, int], ...] = ()

@@ -20,7 +20,7 @@ TVM = f"{OURS}.compat.tvm"
 # Modules whose counterpart has another name.
 ELSEWHERE = {
     "tilelang.layout": f"{OURS}.language.layout",
-    # Of versions before 0.1.15.
+    # Names of versions before 0.1.15.
     "tilelang.intrinsics": f"{OURS}.cuda.intrinsics",
     "tilelang.intrinsics.mma_macro_generator": f"{OURS}.cuda.intrinsics.macro.mma_macro_generator",
     "tilelang.intrinsics.wgmma_macro_generator": f"{OURS}.cuda.intrinsics.macro.wgmma_macro_generator",
@@ -37,7 +37,7 @@ ELSEWHERE = {
 PARTS = {
     "tilelang.language": (
         f"{OURS}.language",
-        "allocate ast builtin common copy_op customize dtypes eager eager.builder eager.utils "
+        "ast builtin common copy_op customize dtypes eager eager.builder eager.utils "
         "experimental fill_op fp8 frame gemm_op kernel logical loop math_intrinsics meta "
         "proxy reduce_op scan_op symbolics tile_schedule tir tir.entry tir.ir tir.op utils v2 v2.annot v2.builder "
         "v2.dtypes warp_specialize warpgroup",
@@ -85,7 +85,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `import tilelang` gives torch_tile."""
+    """Return whether `import tilelang` gives torch_tile."""
     return "tilelang" in _serving
 
 

@@ -83,7 +83,7 @@ class Schedule:
 
     @property
     def slow(self) -> tuple[Remark, ...]:
-        """The remarks on operations that could be faster."""
+        """List the remarks on operations that could be faster."""
         return tuple(remark for remark in self.remarks if remark.why_not)
 
     @property

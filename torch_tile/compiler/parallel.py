@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile many programs in parallel, with a time limit for each program and a progress bar.
 
-Threads, not processes: the compilers proper (NVRTC, or the host's) take more than half of the time and run beside
-Python, and a fresh process would first import torch, which takes longer than a dozen kernels. (Where Inductor has
-processes at hand, its graphs' kernels are compiled there: inductor/compile_ahead/workers.py.)
+Jobs are threads, not processes. The compilers proper (NVRTC, or the host's) take more than half of the time and run
+beside Python. A fresh process would first import torch, which takes longer than a dozen kernels. Inductor has processes
+at hand: they compile its graphs' kernels (inductor/compile_ahead/workers.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKERS = "TORCH_TILE_AUTOTUNE_WORKERS"
 
 
 def workers_for(target: Target) -> int:
-    """Choose how many programs to compile at once: `$TORCH_TILE_AUTOTUNE_WORKERS`, else by the number of cores.
+    """Choose how many programs to compile at once: `$TORCH_TILE_AUTOTUNE_WORKERS`, else by the cores.
 
     The passes hold Python's lock for some two fifths of a GPU kernel's time, so more than four threads would only wait.
     """

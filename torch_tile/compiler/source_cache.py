@@ -98,7 +98,7 @@ def packed(source: CudaSource, build: Build, program: Program) -> str:
     found = {
         "text": source.text,
         "alignment": source.alignment,
-        "apart": source.apart,
+        "disjoint": source.disjoint,
         "entries": [_fields(entry, symbols) for entry in source.entries],
         "notes": [_fields(note, symbols) for note in build.remarks],
         "placements": [_fields(place, symbols) for place in build.placements],
@@ -115,8 +115,8 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
 
     build.remarks += made(Remark, found["notes"])
     build.placements += made(Placement, found["placements"])
-    apart = tuple((read, written) for read, written in found["apart"])
-    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]), apart)
+    disjoint = tuple((read, written) for read, written in found["disjoint"])
+    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]), disjoint)
 
 
 def _symbols(program: Program) -> list[Var]:

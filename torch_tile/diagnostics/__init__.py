@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How errors look, and the catalog of all of them."""
+"""Errors: their look, and the catalog of all of them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an error looks: a code, the author's line and columns, what is wrong, and what to do about it.
+"""Errors with a code, the author's line and columns, the fault, and its fix.
 
 Author errors (`TileError`), our own bugs (`InternalError`) and bad arguments at a launch (`LaunchError`) are different
 types. Every message an author can meet stands in `CATALOGUE`; the key is the stable code.

@@ -53,10 +53,10 @@ tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by 
 
 
 def inductor_configs(*, mode: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return Inductor config entries that make it compile as the backend does, where no backend can be named.
+    """Return Inductor config entries for compiling as the backend does, where no backend can be named.
 
-    For AOTInductor: `torch._inductor.aoti_compile_and_package(exported, inductor_configs=inductor_configs())`. What a
-    package calls of ours is in it, machine code included; it needs no Python. Arguments and errors are those of `tile`.
+    For AOTInductor: `torch._inductor.aoti_compile_and_package(exported, inductor_configs=inductor_configs())`. The
+    package contains our kernels' machine code; it needs no Python. Arguments and errors are those of `tile`.
     """
     patches, settings = split_options(mode, options)
     return {**patches, **pass_patches(settings, patches)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user chose: our own options of `torch.compile(..., backend="tile", options={...})`, checked."""
+"""The user's options of `torch.compile(..., backend="tile", options={...})`, checked."""
 
 from __future__ import annotations
 

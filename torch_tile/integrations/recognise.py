@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of our layers computes what a given layer does.
+"""Recognise layers that one of our layers can replace.
 
 Layers of torch are known by their exact type. Layers of other libraries are tried out: a stand-in with small random
-parameters runs beside our layer, and only equal results count, whatever the class is called.
+parameters runs beside our layer. Only equal results count, whatever the class is called.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MLA_SIZES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A class of ours, and what an object of it needs beyond what the old object has."""
+    """A class of ours, and the arguments that an object of it needs beside the old object's state."""
 
     new: type[nn.Module]
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class ReferenceNorm(tnn.RMSNorm):
 
 
 def norm_of_form(weight: Tensor, eps: float, form: Mapping[str, Any], *arguments: Tensor) -> Tensor:
-    """What our norm of that form computes."""
+    """Compute our norm of that form."""
     ours = ReferenceNorm(weight.shape[0], eps, dtype=weight.dtype)
     ours.weight = nn.Parameter(weight)
     Plan(ReferenceNorm, form).apply(ours)
@@ -259,7 +259,7 @@ def stand_in(module: nn.Module | None, parameters: Mapping[str, Any], children: 
 
 
 def is_plain_linear(module: nn.Module | None) -> bool:
-    """Whether only the weight and bias of a linear layer matter, so that it may be computed without being called."""
+    """Return whether a linear layer is just its weight and bias, so that it need not be called."""
     if module is None or type(module) not in (nn.Linear, tnn.Linear) or is_watched(module):
         return False
     activation = module.__dict__.get("activation", "none")

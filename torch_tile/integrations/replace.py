@@ -43,9 +43,9 @@ def replace_layers(
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
 
     Parameters, their names, hooks, ties and the state dict stay as they are. Only layers that compute the same up to
-    rounding are touched: torch's own by their exact type, gated MLPs, RMS norms and latent attention of other
-    libraries if a trial on small random parameters agrees. What else is there (quantised, patched or derived
-    layers) is left alone. Reasons are logged by the logger "torch_tile" at level INFO.
+    rounding are touched. Torch's own are known by their exact type. Gated MLPs, RMS norms and latent attention of other
+    libraries must agree in a trial on small random parameters. Other layers (quantised, patched or derived ones) are
+    left alone. Reasons are logged by the logger "torch_tile" at level INFO.
 
     Args:
         model: changed in place; on any device, "meta" included.
@@ -125,13 +125,13 @@ ACTIVATION = "_tile_activation"
 
 
 class Sequential(nn.Sequential):
-    """What nn.Sequential computes; a linear layer of ours and an activation with a name behind it are one kernel.
+    """nn.Sequential that runs a linear layer of ours and a named activation behind it as one kernel.
 
-    The children stay what they are: to call, hook, slice or replace one of them is as it was before.
+    The children stay what they are: to call, hook, slice or replace one of them works as before.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As nn.Sequential's, from `[..., K]`."""
+        """Compute as nn.Sequential does, from `[..., K]`."""
         children: list[nn.Module | None] = [*self, None]
         at = 0
         while (layer := children[at]) is not None:
@@ -145,7 +145,7 @@ class Sequential(nn.Sequential):
 
 
 def together(layer: nn.Module, after: nn.Module | None) -> str | None:
-    """The activation of a layer that may be computed with the one behind it, now that nobody watches either."""
+    """Return the activation that can be fused with the layer before it, if no hook watches either."""
     name: str | None = after.__dict__.get(ACTIVATION) if after is not None else None
     if name is None or type(layer) is not tnn.Linear or layer.activation != "none":
         return None

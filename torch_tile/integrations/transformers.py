@@ -147,7 +147,7 @@ def attention_mask(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # it reads source files
 def computes_itself(config: type) -> bool:
-    """Whether models of a configuration never ask for an attention function, which transformers does not check."""
+    """Return whether models of a configuration never ask for an attention function, unchecked by transformers."""
     model: Any = MODEL_MAPPING.get(config, None)
     return hasattr(model, "_can_set_attn_implementation") and not model._can_set_attn_implementation()
 
@@ -160,7 +160,7 @@ def has_unknown_value(*values: int | Tensor) -> bool:
 
 
 def has_padding(mask: Tensor | None, length: int, offset: int) -> bool:
-    """Whether some of the keys may be padding; what cannot be known without reading values of a graph may be."""
+    """Return whether some of the keys may be padding; what cannot be known without reading values of a graph may be."""
     if mask is None:
         return False
     if is_tracing() or not isinstance(mask, torch.Tensor) or mask.is_meta:

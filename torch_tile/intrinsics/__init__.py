@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel can call: each intrinsic declared once, with its spelling per target and its meaning."""
+"""Functions that a kernel can call: each intrinsic is declared once, with its spelling per target and its meaning."""
 
 from torch_tile.intrinsics import bulk, foreign, ieee, math, matrix, memory, random, wgmma
 from torch_tile.intrinsics.base import Access, Intrinsic, call, lookup, names

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration of an intrinsic and the registry.
 
-An intrinsic is a pure function of scalars (`math.py`), a helper of lowered CPU kernels (`cpu.py`), or what one GPU
-thread does (`memory.py`, `matrix.py`). Its meaning stands beside its spelling, so the interpreters, the tests and the
-generated code cannot drift apart.
+An intrinsic is one of three things: a pure function of scalars (`math.py`), a helper of lowered CPU kernels (`cpu.py`),
+or an action of one GPU thread (`memory.py`, `matrix.py`). Its meaning stands beside its spelling. So the interpreters,
+the tests and the generated code cannot drift apart.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
 
 @dataclass(frozen=True)
 class Access:
-    """What a call does with the memory behind operand number `operand`, an `Address`.
+    """The memory access of a call through operand number `operand`, an `Address`.
 
-    `kind` is "r", "w" or "rw"; `elements` of the buffer's type are touched, from the address on, by each thread that
-    runs the call; -1 stands for any of the buffer. An asynchronous access happens at any time up to the wait that
-    completes it.
+    `kind` is "r", "w" or "rw". Each calling thread touches `elements` of the buffer's type, from the address on; -1
+    stands for any elements of the buffer. An asynchronous access happens at any time up to the wait that completes it.
     """
 
     operand: int
@@ -86,36 +85,40 @@ class Intrinsic:
         return self.engine is not None and self.sync is None
 
     @property
-    def meets(self) -> bool:
-        """Whether several warps, or all, wait for each other."""
+    def is_barrier(self) -> bool:
+        """Return whether several warps, or all, wait for each other at it."""
         return self.sync is Sync.BARRIER and self.scope is not Scope.WARP
 
     @property
     def by_hand(self) -> bool:
-        """Whether the kernel's author orders threads and copies by hand."""
+        """Return whether the kernel's author orders threads and copies by hand."""
         ordering = self.sync not in (None, Sync.FENCE, Sync.PROXY_FENCE, Sync.TURN)
         return ordering or self.engine is not None
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it closes or waits for groups that a block's threads count alike: bulk stores are a thread's own."""
+        """Return whether it closes or waits for groups that all threads of a block count alike.
+
+        Bulk stores are not: each thread counts its own.
+        """
         return self.sync in (Sync.COMMIT, Sync.DRAIN) and self.engine is not Engine.BULK
 
     @property
-    def hands_over(self) -> bool:
-        """Whether a thread's earlier work becomes visible to threads waiting at the same barrier, not one of all
-        threads.
+    def publishes(self) -> bool:
+        """Return whether it publishes a thread's earlier work to the threads waiting at the same barrier.
+
+        A barrier of all threads does not count.
         """
         apart = self.scope in (Scope.WARP, Scope.GROUP, Scope.MBARRIER)
         return apart and self.sync in (Sync.ARRIVE, Sync.BARRIER)
 
     def exists_on(self, capability: int) -> bool:
-        """Whether GPUs of this compute capability have it."""
+        """Return whether GPUs of this compute capability have it."""
         return capability == self.arch if self.only else capability >= self.arch
 
     @property
     def where(self) -> str:
-        """The targets that have it."""
+        """Name the targets that have it."""
         return f"sm_{self.arch}a" if self.only else f"sm_{self.arch} or later"
 
     def spelling(self, call: Call) -> str:
@@ -126,7 +129,9 @@ class Intrinsic:
         return f"{self.cuda}<{options}>" if options else self.cuda
 
     def build(self, args: Sequence[Any]) -> Expr:
-        """A call with the operands converted to the operand type; plain numbers take the type of the other operands."""
+        """Build a call with the operands converted to the operand type. Plain numbers take the type of the other
+        operands.
+        """
         if len(args) != self.arity:
             why = f"takes {self.arity} operands, got {len(args)}"
             raise error("bad_argument", None, op=f"T.{self.name}", name="args", why=why, fix="see its documentation")
@@ -156,7 +161,7 @@ def lookup(name: str) -> Intrinsic:
 
 
 def intrinsic_of(node: object) -> Intrinsic | None:
-    """The declaration of what a call, or a statement that is one, calls; None for anything else."""
+    """Return the declaration of the intrinsic that a call or a statement calls; None for other nodes."""
     found = node.call if isinstance(node, Do) else node
     return _REGISTRY.get(found.name) if isinstance(found, Call) else None
 
@@ -170,13 +175,13 @@ def is_pure(node: Call) -> bool:
 
 
 def starts(node: object, engine: Engine) -> TypeGuard[Call]:
-    """Whether a node is a call that gives `engine` work."""
+    """Return whether a node is a call that gives `engine` work."""
     found = intrinsic_of(node) if isinstance(node, Call) else None
     return found is not None and found.starts and found.engine is engine
 
 
 def syncs(node: object, sync: Sync, scope: Scope | None = None) -> bool:
-    """Whether a node is a call, or a statement that is one, that orders as `sync` among those of `scope`."""
+    """Return whether a call, or a statement of one, synchronises as `sync` among the threads of `scope`."""
     found = intrinsic_of(node)
     return found is not None and found.sync is sync and scope in (None, found.scope)
 

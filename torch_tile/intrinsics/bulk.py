@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hopper does beside its threads: mbarriers, copies by the tensor memory accelerator, roles of warps.
+"""Hopper's asynchronous hardware: mbarriers, copies by the tensor memory accelerator, roles of warps.
 
-A phase of an mbarrier completes once its arrivals and all bytes that were expected have come; the next one begins at
-once. `mbarrier_wait(b, p)` passes when the phase of parity p has completed: a fresh barrier is in phase 0, so waiting
-for parity 1 passes and for parity 0 does not. The C++ is in csrc/mbarrier.h and csrc/tma.h.
+A phase of an mbarrier completes once its arrivals and all expected bytes have come; the next phase begins at once.
+`mbarrier_wait(b, p)` passes when the phase of parity p has completed. A fresh barrier is in phase 0, so waiting for
+parity 1 passes and for parity 0 does not. The C++ is in csrc/mbarrier.h and csrc/tma.h.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_tile.ir.stmt import Do
 
 # Evict hints of L2, as options of `tma_load`.
 POLICIES = ("", "evict_first", "evict_last")
-MULTICAST = "multicast"  # an option of `tma_load`, whose last operand then says to which blocks
+MULTICAST = "multicast"  # an option of `tma_load`, whose last operand is then a mask of blocks
 
 
 def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
@@ -50,7 +50,7 @@ def fence_barrier_init() -> Do:
 
 
 def mbarrier_wait(barrier: Address, parity: Any) -> Do:
-    """Wait until the phase of this parity has completed; what its copies brought is seen from here on."""
+    """Wait until the phase of this parity has completed. This thread then sees the results of its copies."""
     return _do("mbarrier_wait", barrier, _int(parity))
 
 
@@ -60,8 +60,10 @@ def mbarrier_arrive(barrier: Address, block: Expr | None = None) -> Do:
 
 
 def warp_arrive(barrier: Address, blocks: Expr | None = None) -> Do:
-    """The threads of a warp wait for each other, then the warp arrives once; what they did to shared memory is in order
-    for bulk copies, as after `fence_proxy_async`. With `blocks`, once at each block of the cluster whose bit is set.
+    """Synchronise the threads of a warp, then arrive once for the warp.
+
+    Bulk copies see the warp's earlier accesses to shared memory in order, as after `fence_proxy_async`. With `blocks`,
+    arrive once at each block of the cluster whose bit is set.
     """
     return _do("warp_arrive", barrier, *(() if blocks is None else (_int(blocks),)))
 
@@ -78,11 +80,11 @@ def tma_load(
     dst: Address, source: TensorMap, place: Sequence[Expr], barrier: Address, policy: str = "",
     blocks: Expr | None = None,
 ) -> Do:  # fmt: skip
-    """Start copying a box to shared memory; its bytes count for `barrier`, those outside the tensor as 0.
+    """Start copying a box to shared memory. Its bytes count for `barrier`; elements outside the tensor are 0.
 
-    `place` is the index of the box's first element, outermost dimension first; `dst` lies at a multiple of 128 bytes
-    (of 8 times the swizzle's span where there is one). With `blocks`, the box comes to each block of the cluster whose
-    bit is set, at the same place, and its bytes count for that block's `barrier`.
+    `place` is the index of the box's first element, outermost dimension first. `dst` lies at a multiple of 128 bytes,
+    or of 8 times the swizzle's span. With `blocks`, each block of the cluster whose bit is set receives the box at the
+    same place. Its bytes then count for that block's `barrier`.
     """
     operands = dst, source, barrier, *map(_int, place)
     if blocks is None:
@@ -91,9 +93,9 @@ def tma_load(
 
 
 def tma_store(target: TensorMap, src: Address, place: Sequence[Expr], combine: str = "") -> Do:
-    """Start copying a box from shared to global memory; what lies outside the tensor is dropped.
+    """Start copying a box from shared to global memory; elements outside the tensor are dropped.
 
-    With `combine` ("add", "min", "max") it is added to, or compared with, what is there. The copy belongs to the group
+    With `combine` ("add", "min", "max") each element is combined with the stored one. The copy belongs to the group
     that the next `bulk_commit` of the same thread closes.
     """
     return _do("tma_store", target, src, *map(_int, place), options=(combine,))
@@ -105,10 +107,10 @@ def bulk_commit() -> Do:
 
 
 def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) -> Do:
-    """Wait until at most `pending` of this thread's newest groups are in flight: until they have read their source if
-    `read`, else until their results are there.
+    """Wait until at most `pending` of this thread's newest groups are in flight.
 
-    `tiles` are addresses in the buffers that those waited for read until now, if others may wait for it.
+    With `read`, a group is done when it has read its source, else when its results are there. `tiles` are addresses in
+    the buffers that the completed groups read, if other threads may wait for it.
     """
     return _do("bulk_wait", *tiles, options=(pending, read))
 
@@ -119,8 +121,9 @@ def prefetch_map(source: TensorMap) -> Do:
 
 
 def fence_proxy_async() -> Do:
-    """What this thread wrote to shared memory by ordinary stores is seen by wgmma and bulk copies after the next
-    barrier, and what it read by ordinary loads they may overwrite.
+    """Order this thread's accesses to shared memory before later wgmma and bulk copies, from the next barrier on.
+
+    These then see its ordinary stores, and may overwrite elements that it has read.
     """
     return _do("fence_proxy_async")
 
@@ -134,26 +137,27 @@ def named_barrier(number: int, threads: int) -> Do:
 
 
 def named_barrier_arrive(number: int, threads: int) -> Do:
-    """Arrive at a named barrier without waiting; what this thread wrote before is seen by those that wait there."""
+    """Arrive at a named barrier without waiting. The threads that wait there see this thread's earlier writes."""
     return _do("named_barrier_arrive", options=(number, threads))
 
 
 def ping_pong_call(what: str, barrier: int, warpgroup: int, count: int) -> Do:
-    """A step of `count` warpgroups, from number `warpgroup` on, that take turns; barriers `barrier` and on are theirs.
+    """Run one step of `count` warpgroups, from number `warpgroup` on, that take turns by the barriers from `barrier`
+    on.
 
-    what: "open", before all iterations; "take", to wait until it is one's turn; "pass", to let the next one go on;
-    "close", after all iterations. Each takes as many iterations as the others.
+    what: "open", before all iterations; "take", to wait for this warpgroup's turn; "pass", to let the next one go on;
+    "close", after all iterations. All warpgroups run the same number of iterations.
     """
     return _do(f"turn_{what}", options=(barrier, warpgroup, count))
 
 
 def set_registers(count: int, more: bool) -> Do:
-    """Each thread of this warpgroup has `count` registers from here on, `more` than before or fewer."""
+    """Give each thread of this warpgroup `count` registers from here on, `more` than before or fewer."""
     return _do("set_registers", options=(count, more))
 
 
 def grid_wait() -> Do:
-    """Wait until the kernels before this one in the stream, if it was started early, are done."""
+    """Wait until the preceding kernels of the stream are done, if this one was started early."""
     return _do("grid_wait")
 
 
@@ -166,7 +170,7 @@ def grid_launch() -> Do:
 
 
 def cluster_arrive() -> Do:
-    """This thread counts for the `cluster_wait` of those of its cluster; what it wrote before is seen after it."""
+    """Arrive for the `cluster_wait` of the cluster's threads, which then see this thread's earlier writes."""
     return _do("cluster_arrive")
 
 

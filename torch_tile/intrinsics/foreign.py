@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of functions that an author wrote in CUDA or C++: T.call_extern, T.ptx.
 
-The text is compiled as it stands. What a call does to memory its author declares; else it may read and write all of
-each buffer whose address it is given. What it computes the interpreters know only from a function in Python.
+The text is compiled as it stands. The author declares the call's memory accesses. Without a declaration it may read and
+write all of each buffer behind an address. The interpreters compute the call by a Python function of the author.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MEANINGS: dict[tuple[object, ...], Callable[..., Any]] = {}  # by what a call's
 def foreign_call(
     function: str, args: Sequence[Expr], dtype: DType, accesses: Sequence[str], cuda: str, cpu: str
 ) -> Call:  # fmt: skip
-    """A call of `function`, which the text `cuda`, or on CPUs `cpu`, defines.
+    """Build a call of `function`, defined by the text `cuda`, or on CPUs by `cpu`.
 
-    Each of `accesses` says what is done behind an address, as "rw 8": it reads and writes 8 elements; "r -1" reads any;
-    "" belongs to a value.
+    Each of `accesses` tells the access behind an address: "rw 8" reads and writes 8 elements; "r -1" reads any; ""
+    belongs to a value.
     """
     return Call(NAME, tuple(args), dtype, (function, "|".join(accesses), cuda, cpu))
 
@@ -40,13 +40,13 @@ def text_of(call: Call, is_cuda: bool) -> str:
     return str(call.options[2 if is_cuda else 3])
 
 
-def keep_meaning(call: Call, meaning: Callable[..., Any]) -> None:
-    """Remember what a call computes, in this process: programs are traced in each."""
+def register_meaning(call: Call, meaning: Callable[..., Any]) -> None:
+    """Register the meaning of a call in this process. Each process traces its programs itself."""
     _MEANINGS[call.options] = meaning
 
 
 def meaning_of(call: Call, span: Span | None) -> Callable[..., Any]:
-    """What a call computes. Raises TileError where its author does not say."""
+    """Return the Python function that computes a call. Raises TileError if the author gave none."""
     found = _MEANINGS.get(call.options)
     if found is None:
         raise error("foreign_meaning", call.span or span, name=function_of(call))

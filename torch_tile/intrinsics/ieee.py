@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums, products, quotients and roots that round as IEEE 754 says, in a direction that the author names.
+"""Sums, products, quotients and roots with IEEE 754 rounding in a given direction.
 
-No compiler fuses them with what stands around. Of float32, in all directions; of float64, to nearest even. The C++ is
-in csrc/cuda_ieee.h and csrc/cpu_ieee.h.
+Compilers never fuse them with neighbouring operations. float32 has all directions, float64 only to nearest even. The
+C++ is in csrc/cuda_ieee.h and csrc/cpu_ieee.h.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch_tile.intrinsics.base import Intrinsic, declare, same
 MODES = ("rn", "rz", "ru", "rd")  # to nearest even, to zero, up, down
 ARITY = {"add": 2, "sub": 2, "mul": 2, "fmaf": 3, "frcp": 1, "fsqrt": 1, "frsqrt": 1, "fdiv": 2}
 
-# What each gives in float64, and how much the exact result is more. Of products and quotients of float32 operands,
-# float64 is exact, or so close that rounding it again is right.
+# The float64 result of each, and by how much the exact result is more. For float32 operands the float64 result of a
+# product or quotient is exact, or so close that rounding it again is right.
 Parts = Callable[..., tuple[Any, Any]]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalar math of the language: what each function computes (in torch) and what it is called in generated C++.
+"""Scalar math of the language: the torch meaning of each function, and its name in generated C++.
 
-Results are within a few units in the last place of the operand type; low-precision operands are computed in float32
-and rounded.
+Results are within a few units in the last place of the operand type. Low-precision operands are computed in float32 and
+rounded.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ declare(
         _float_from_bits, cuda="float_from_bits", header="cuda_types.h",
     )
 )  # fmt: skip
-# The bits of a value in another type of its width, the call's own: `ir/bits.py` makes such calls, and what they give
-# depends on more than operands, so both interpreters have a function for it.
+# The bits of a value in another type of its width, the call's own. `ir/bits.py` makes such calls. Their results depend
+# on more than operands, so both interpreters have a function for them.
 declare(
     Intrinsic(
         "reinterpret", 1, lambda args: (args[0].dtype, args[0].dtype), "reinterpret",
         cuda="reinterpret", header="cuda_types.h",
     )
 )  # fmt: skip
-# The 4 bits of byte number `byte` of an int32, its upper ones where `upper` is 1, as an unsigned number.
+# The 4 bits of byte number `byte` of an int32 as an unsigned number, the upper ones if `upper` is 1.
 declare(
     Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
 )

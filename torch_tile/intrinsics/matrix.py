@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one warp does with small matrices: mma.sync, ldmatrix, stmatrix; where each operand's elements lie.
+"""Small matrices of one warp: mma.sync, ldmatrix, stmatrix, and the layout of each operand.
 
-`FRAGMENTS` states each operand of each shape once, as digits of lane and register; layouts, index arithmetic and the
-meaning of `mma` are all read off it. The C++ is in csrc/mma.h and csrc/memory.h.
+`FRAGMENTS` states each operand of each shape once, as digits of lane and register. Layouts, index arithmetic and the
+meaning of `mma` are derived from it. The C++ is in csrc/mma.h and csrc/memory.h.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FRAGMENTS = {
     "m8n8k4": _shape(8, 8, 4, ("8:4t", "4:1t"), ("4:1t", "8:4t"), ("8:4t", "4:1t 2:1r")),  # float64
 }
 
-# Which products the tensor cores have: (a, b, d) -> shape. "tf32" operands are float32 of which 19 bits count.
+# Products of tensor cores: (a, b, d) -> shape. "tf32" operands are float32 with 19 significant bits.
 _HALF = ("float16", "bfloat16")
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 _INT8 = ("int8", "uint8")
@@ -158,7 +158,7 @@ def _mma(a: Any, b: Any, d: Any, options: tuple[object, ...]) -> Any:
 
 
 def _tf32(values: Any) -> Any:
-    """What the tensor core reads of float32: the lowest 13 bits do not count."""
+    """Round a float32 as the tensor core reads it: drop the lowest 13 bits."""
     import numpy as np
 
     bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)

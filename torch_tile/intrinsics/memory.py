@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one GPU thread does with memory and with its neighbours: copies, barriers, shuffles, atomics.
+"""Memory operations of one GPU thread and exchanges with its neighbours: copies, barriers, shuffles, atomics.
 
 Each constructor gives the statement or expression; operands that are memory are `Address`es. Matrix loads and stores
 are in `matrix.py`. The C++ is in csrc/memory.h, shuffle.h, sync.h and cuda_atomic.h.
@@ -18,8 +18,8 @@ from torch_tile.ir.stmt import Do
 
 COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
 
-# Memory orders of atomic updates: whether a fence stands before it (those who see the update see what this thread wrote
-# before), and after it (this thread sees what was written before the update that it has seen).
+# Fences of atomic updates by memory order: (before, after). A fence before the update publishes this thread's earlier
+# writes with it. A fence after it lets this thread see the writes published by the update that it has seen.
 ORDERS = {
     "relaxed": (False, False), "consume": (False, True), "acquire": (False, True), "release": (True, False),
     "acq_rel": (True, True), "seq_cst": (True, True),
@@ -125,25 +125,25 @@ def vote_all(condition: Expr) -> Expr:
 
 
 def atomic(address: Address, value: Expr, op: str) -> Expr:
-    """Combine `value` into memory in one step that no thread can divide; gives the previous value. `op`: COMBINERS."""
+    """Combine `value` into memory in one indivisible step, and return the previous value. `op`: COMBINERS."""
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 
 def atomic_load(address: Address, memory_order: str) -> Expr:
-    """What stands in memory, read in one step, each time again. `memory_order`: "relaxed", "acquire" or "seq_cst"."""
+    """Read memory in one step, again at each call. `memory_order`: "relaxed", "acquire" or "seq_cst"."""
     return Call("atomic_load", (address,), address.buffer.dtype, (memory_order,))
 
 
 def memory_fence() -> Do:
-    """What this thread did to memory before is seen by all threads of all blocks that see what it does after."""
+    """Order this thread's memory accesses before the fence ahead of those after it, for all threads of all blocks."""
     return _do("memory_fence")
 
 
 def arrive_last(counter: Address, count: Any) -> Expr:
-    """This thread arrives at an int32 in global memory, for all whose writes are ordered before; 1 if it is the last of
-    `count`, which sees what was ordered before the arrivals of the others, else 0.
+    """Arrive at an int32 counter in global memory. Return 1 if this arrival is the last of `count`, else 0.
 
-    The counter goes from 0 to `count - 1`, and back to 0.
+    Earlier ordered writes count as this arrival's. The last one sees those of all other arrivals. The counter goes from
+    0 to `count - 1`, and back to 0.
     """
     return Call("arrive_last", (counter, cast(to_expr(count), dt.int32)), dt.int32)
 
@@ -159,7 +159,7 @@ def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def here(value: Expr) -> Expr:
-    """`value`, but the C++ compiler takes it for one that only this place knows: what follows from it stays here."""
+    """Return `value` in a form that the C++ compiler cannot move: its consequences are computed here, not hoisted."""
     return Call("here", (value,), value.dtype)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes and simulators ask of an intrinsic: how it orders threads, among whom, and for which engine.
+"""Traits of an intrinsic, for passes and simulators: how it orders threads, among whom, and for which engine.
 
-Each intrinsic declares its traits. No pass compares names to find out: a new barrier is one for all of them at once.
+Each intrinsic declares its traits. No pass compares names: a new barrier is one for all passes at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Sync(Enum):
-    """How a call takes part in the order of threads."""
+    """The part of a call in the order of threads."""
 
     INIT = "makes a barrier"
     EXPECT = "adds bytes that a barrier waits for"
@@ -27,7 +27,7 @@ class Sync(Enum):
 
 
 class Scope(Enum):
-    """Among whom a call orders."""
+    """The threads that a call orders."""
 
     WARP = "the threads of a warp"
     GROUP = "the threads that use a barrier by its number"
@@ -38,7 +38,7 @@ class Scope(Enum):
 
 
 class Engine(Enum):
-    """What works beside the threads, on work that is counted in groups of its own."""
+    """A unit that works beside the threads. Its work is counted in groups of its own."""
 
     COPY = "copies of threads that are in flight (cp.async)"
     BULK = "bulk copies (TMA)"
@@ -46,5 +46,5 @@ class Engine(Enum):
 
     @property
     def is_proxy(self) -> bool:
-        """Whether it reads and writes shared memory past the proxy of threads, so that these need a fence."""
+        """Return whether it accesses shared memory by another proxy than threads, so that these need a fence."""
         return self is not Engine.COPY

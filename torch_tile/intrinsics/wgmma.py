@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one warpgroup (four warps) does with matrices: wgmma, its operands in shared memory or registers.
+"""Matrix products of one warpgroup (four warps): wgmma, with operands in shared memory or registers.
 
-A product is asynchronous: from `wgmma` until the `wgmma_wait` for its group nobody may touch its accumulators, its
-registers of A, or the shared memory that it reads. The C++ of each shape is generated (codegen/cuda_wgmma.py).
+A product is asynchronous. It runs from `wgmma` until the `wgmma_wait` for its group. In that time nobody may touch its
+accumulators, its registers of A, or the shared memory that it reads. The C++ of each shape is generated
+(codegen/cuda_wgmma.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch_tile.ir.stmt import Do
 M = 64  # rows of every shape
 LARGEST_N = 256
 
-# Where the elements of one instruction's operands lie in a warpgroup; columns of the accumulator in blocks of 8.
+# Layouts of one instruction's operands in a warpgroup; columns of the accumulator in blocks of 8.
 ROWS_D: Digits = digits_of("4:32t 2:2r 8:4t")
 COLUMNS_D: Digits = digits_of("4:1t 2:1r")  # of one block; blocks are 4 registers apart
 A_16: tuple[Digits, Digits] = digits_of("4:32t 2:2r 8:4t"), digits_of("2:4r 4:1t 2:1r")  # 64 x 16
@@ -30,7 +31,7 @@ A_32: tuple[Digits, Digits] = digits_of("4:32t 2:1r 8:4t"), digits_of("2:2r 4:1t
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 _INT8 = ("int8", "uint8")
-# Which products there are: (a, b, d) -> elements of K in one instruction.
+# Products of wgmma: (a, b, d) -> elements of K in one instruction.
 PRODUCTS = {
     ("float16", "float16", "float32"): 16,
     ("float16", "float16", "float16"): 16,
@@ -43,12 +44,16 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Descriptor:
-    """How a wgmma walks an operand in shared memory from its start on, all in bytes.
+    """The strides by which a wgmma walks an operand in shared memory, all in bytes.
 
     `swizzle` is the span of a row's panel (128, 64, 32; 0 for none). `across` says that memory runs along M (of A) or N
-    (of B), not along K; 16-bit types only. Along K: groups of 8 rows are `stride` apart, `leading` is not used (with no
-    swizzle: the two halves of K in one instruction are `leading` apart). Across: groups of 8 steps of K are `stride`
-    apart, panels along M or N are `leading` apart (with no swizzle the other way round, in panels of 16 bytes).
+    (of B), not along K; 16-bit types only.
+
+    Along K, groups of 8 rows are `stride` apart, and `leading` is not used. Without swizzle the two halves of K in one
+    instruction are `leading` apart.
+
+    Across, groups of 8 steps of K are `stride` apart, and panels along M or N are `leading` apart. Without swizzle it
+    is the other way round, in panels of 16 bytes.
     """
 
     swizzle: int
@@ -75,7 +80,8 @@ def wgmma(
     d: Address, a: Address, b: Address, n: int, types: tuple[str, str, str], a_walk: Descriptor | None,
     b_walk: Descriptor, a_step: Any = 0, b_step: Any = 0, keep: Any = True,
 ) -> Do:  # fmt: skip
-    """`d = a * b (+ d if keep)` for 64 x `n` accumulators from `d` on; `types` of a, b, d are a key of PRODUCTS.
+    """Compute `d = a * b (+ d if keep)` for 64 x `n` accumulators from `d` on. `types` of a, b, d are a key of
+    PRODUCTS.
 
     A is in registers if `a_walk` is None. `a_step` and `b_step` are bytes by which a step of K moves the start of an
     operand in shared memory, before its swizzle. `a` and `b` name the first element of the operand's first row.
@@ -93,7 +99,7 @@ def walks_of(call: Call) -> tuple[Descriptor | None, Descriptor]:
 
 
 def wgmma_fence() -> Do:
-    """Registers that ordinary code wrote are seen by the products that follow; before the first of a sequence."""
+    """Make ordinary writes to registers visible to the following products; needed before the first of a sequence."""
     return Do(Call("wgmma_fence", (), dt.int32))
 
 
@@ -108,14 +114,16 @@ def wgmma_wait(pending: int) -> Do:
 
 
 def wgmma_results(d: Address, count: int) -> Do:
-    """The `count` accumulators from `d` on are there: what reads them does so only from here on.
+    """Mark the `count` accumulators from `d` on as complete: reads of them stay behind this call.
 
-    The C++ compiler knows nothing of wgmma's time; without this it may move arithmetic on results before their wait.
+    The C++ compiler does not know that wgmma is asynchronous. Without this call it may move arithmetic on results
+    before their wait.
     """
     return Do(Call("wgmma_results", (d,), dt.int32, (count,)))
 
 
 def _flag(value: Any) -> Expr:
+    """Convert to bool."""
     return cast(to_expr(value), dt.bool_)
 
 
@@ -156,7 +164,7 @@ def a_registers(call: Call) -> int:
 
 
 def _effects(call: Call) -> tuple[Access, ...]:
-    """Operands in shared memory count as read whole: what an instruction reads is no run of elements."""
+    """Return the accesses. Operands in shared memory count as read whole: an instruction reads no run of elements."""
     in_registers = walks_of(call)[0] is None
     a = Access(1, "r", a_registers(call)) if in_registers else Access(1, "r", -1, True)
     return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1, True)

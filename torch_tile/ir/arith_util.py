@@ -37,21 +37,21 @@ def terms_of(op: str, expr: Expr) -> Iterator[Expr]:
         yield expr
 
 
-# Variables replaced by expressions. What mentions none of them stays the same object, and is not walked over.
+# Variables replaced by expressions. A node without any of them stays the same object, and is not walked.
 
 
 class Substitute(Rewriter):
-    """Replace variables by what is `known` of them, by identity."""
+    """Replace variables by their `known` expressions, by identity."""
 
     def __init__(self, known: Mapping[Var, Expr]):
         self.known = known
 
     def __call__(self, node: Any) -> Any:
-        """The same object without such a variable."""
+        """Replace in one node. Return the same object if no such variable occurs."""
         return node if self.known.keys().isdisjoint(symbols(node)) else super().__call__(node)
 
     def visit_Var(self, var: Var) -> Expr:
-        """What stands for it."""
+        """Return the variable's replacement."""
         return self.known[var]
 
 
@@ -63,7 +63,7 @@ class Expand(Substitute):
         self.expanded: dict[Var, Expr] = {}
 
     def visit_Var(self, var: Var) -> Expr:
-        """What stands for it."""
+        """Return the variable's replacement."""
         if var not in self.expanded:
             self.expanded[var] = self(self.known[var])
         return self.expanded[var]
@@ -86,9 +86,9 @@ _OPERATORS: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
 def evaluate(expr: Expr, values: Values) -> Scalar:
     """Compute the value of `expr`.
 
-    Raises KeyError for a variable without a value, ZeroDivisionError for integers divided by zero, OverflowError or
-    ValueError for infinities or nan made an integer, and ValueError for what is not a function of variables (elements
-    of buffers, calls other than abs).
+    Raises KeyError for a variable without a value and ZeroDivisionError for integers divided by zero. Raises
+    OverflowError or ValueError if an infinity or nan is converted to an integer. Raises ValueError for elements of
+    buffers and for calls other than abs.
     """
     if isinstance(expr, Const):
         return expr.value

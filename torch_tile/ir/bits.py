@@ -91,13 +91,13 @@ def _unsigned(width: int) -> DType:
     return dtypes.BY_NAME[f"uint{width}"]
 
 
-# Shared memory's 32 banks of four bytes: in how many passes a warp's access is served.
+# Shared memory's 32 banks of four bytes: the number of passes of a warp's access.
 
 BANKS, WORD = 32, 4
 
 
 def passes(addresses: Sequence[int], width: int) -> int:
-    """Passes per group of lanes that the hardware serves at once; 1 is free of conflicts.
+    """Count the passes per group of lanes that the hardware serves at once; 1 is free of conflicts.
 
     `addresses` are the bytes at which the lanes of a warp begin to read or write `width` bytes each. Lanes are served
     together as long as they ask for at most 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8 of 16. Different words of one

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known about integer expressions: numeric intervals, and proofs of inequalities with symbolic sizes.
+"""Bounds of integer expressions: numeric intervals, and proofs of inequalities with symbolic sizes.
 
-Assumes that int32 and int64 arithmetic does not wrap and that dimensions are not negative (nor 0 where something is
-divided by them). What is claimed is true; what cannot be shown within a small budget is not claimed.
+Assumes that int32 and int64 arithmetic does not wrap. Assumes that dimensions are not negative, and not 0 if something
+is divided by them. Every claim is true. A fact that needs more than a small budget of steps is not claimed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
 from torch_tile.ir.stmt import Kernel
 
-# Intervals of integers, and what operators make of them. Every result holds all values that are possible.
+# Intervals of integers, and operators on them. Every result contains all possible values.
 
 Limit = int | float  # an integer, or infinity
 
@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def is_point(self) -> bool:
-        """Whether the interval holds exactly one integer."""
+        """Return whether the interval holds exactly one integer."""
         return self.low == self.high
 
     def within(self, other: Interval) -> bool:
@@ -255,7 +255,7 @@ class Ranges:
     # Intervals.
 
     def interval(self, expr: Expr) -> Interval:
-        """Return numbers between which an integer or bool expression lies."""
+        """Return bounds of an integer or bool expression."""
         if isinstance(expr, Var) and expr.type is dt.int32:  # asked for often
             return self._of_var(expr)
         known = self._intervals.get(expr)
@@ -269,6 +269,7 @@ class Ranges:
         return found
 
     def _of_var(self, var: Var) -> Interval:
+        """Return the interval of a variable."""
         known = self._numeric.get(var)
         if known is not None:
             return known
@@ -334,7 +335,7 @@ class Ranges:
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
             return False
         x, y = self.interval(a), self.interval(b)
-        if _apart(op, x, y):
+        if _always_holds(op, x, y):
             return True
         p = self._atoms.of(b) - self._atoms.of(a)
         if op in ("<", "<="):
@@ -442,7 +443,7 @@ class Ranges:
         return max(map(self._rank, inner)) + 0.25 if inner else self._depth.get(atom, 0)
 
 
-def _apart(op: str, x: Interval, y: Interval) -> bool:
+def _always_holds(op: str, x: Interval, y: Interval) -> bool:
     """Return whether `op` holds between all numbers of two intervals."""
     if op in ("<", "<="):
         return x.high < y.low if op == "<" else x.high <= y.low
@@ -452,12 +453,12 @@ def _apart(op: str, x: Interval, y: Interval) -> bool:
 
 
 def interval(expr: Expr, ranges: Ranges) -> Interval:
-    """Numbers between which an integer or bool expression lies."""
+    """Return bounds of an integer or bool expression."""
     return ranges.interval(expr)
 
 
 def prove(condition: Expr, ranges: Ranges) -> bool:
-    """Whether a bool expression is certainly true. False says nothing."""
+    """Return whether a bool expression is certainly true. False says nothing."""
     return ranges.prove(condition)
 
 
@@ -472,11 +473,10 @@ def _comparisons(condition: Expr, holds: bool) -> Iterator[tuple[str, Expr, Expr
         yield (condition.op if holds else NEGATED[condition.op]), condition.a, condition.b
 
 
-# Numbers for variables that keep to all that is known and make a polynomial negative: then no proof need be tried.
-#
-# Most questions whether an inequality holds have the answer no, and a proof ends there only after all ways are tried.
-# One try of numbers costs less than a proof: each atom takes the end of its range at which the polynomial is least,
-# given those chosen before it.
+# Counterexamples: numbers for variables that satisfy all facts and make a polynomial negative. Then no proof need be
+# tried. Most inequalities that passes ask for do not hold, and a failing proof tries all ways. One set of numbers costs
+# less than a proof. Each atom takes the end of its range at which the polynomial is least, given the atoms chosen
+# before it.
 
 FAR = 1 << 20  # instead of no limit
 Bounds = Mapping[int, tuple[tuple[int, Polynomial], ...]]
@@ -547,4 +547,4 @@ class Counterexample:
 
 
 class _Unknown(Exception):
-    """No numbers were found that keep to what is known."""
+    """No numbers satisfy the known facts."""

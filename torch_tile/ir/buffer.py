@@ -17,8 +17,8 @@ from torch_tile.ir.node import Node
 if TYPE_CHECKING:
     import torch
 
-# Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread. A "barrier" is
-# an array of mbarriers in a block's shared memory.
+# Who sees a buffer of each scope: every block; one block; one block's registers, spread over its threads; one thread. A
+# "barrier" is an array of mbarriers in a block's shared memory.
 SCOPES = ("global", "shared", "fragment", "local", "var", "barrier")
 SPELLINGS = {
     "shared.dyn": "shared", "local.fragment": "fragment", "local.var": "var",
@@ -29,20 +29,20 @@ SPELLINGS = {
 class Buffer(Node):
     """A typed n-dimensional array in one memory scope. Compares by identity.
 
-    `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments,
-    "empty" for outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers.
-    GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
-    first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
-    None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
-    `base` is the contiguous global buffer whose elements this one is a view of, in another shape. `guards` is the
-    first of the tiles that a pipeline's barriers pass, the same for barriers of full stages and of empty ones.
-    `seen_as` is the author's type of a global buffer that holds it as bytes: callers give tensors of that type.
-    `lanes` is the size of a last dimension that the author sees as vectors of so many, or 0. Threads do not fill all
-    of a `padded` array: it holds their share of a tile whose size their number does not divide.
+    `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments, "empty" for
+    outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers. GPU passes set
+    `layout`, which places elements of shared memory and fragments; None is row-major. They set `offset`, the first byte
+    of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes. None is the
+    alignment of the widest access, which launches check. Each mbarrier of a "barrier" waits for `arrivals`. `base` is
+    the contiguous global buffer that this one is a view of, in another shape. `guards` is the first of the tiles that a
+    pipeline's barriers pass, the same for barriers of full stages and of empty ones. `seen_as` is the author's type of
+    a global buffer that holds it as bytes: callers give tensors of that type. `lanes` is the size of a last dimension
+    that the author sees as vectors, or 0. Threads do not fill all of an array with `padding`: it holds their share of a
+    tile whose size their number does not divide. `padding` lists the registers in which no thread holds an element.
     """
 
     is_symbol: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padded")
+    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padding")
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
@@ -57,14 +57,14 @@ class Buffer(Node):
     guards: Buffer | None = None
     seen_as: DType | None = None
     lanes: int = 0
-    padded: bool = False
+    padding: tuple[int, ...] | None = None
 
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the tensors that callers give and get."""
         return (self.seen_as or self.dtype).as_torch()
 
     def may_start_at(self, bytes: int) -> bool:
-        """Whether accesses may rely on an address that is a multiple of so many bytes."""
+        """Return whether accesses may rely on an address that is a multiple of so many bytes."""
         return self.align is None or self.align % bytes == 0
 
     @property
@@ -89,9 +89,10 @@ class Range(Node):
 
 
 class NotAValue:
-    """What looks like an array but is computed with element by element: operators tell its author so."""
+    """An array that is computed with element by element only: operators tell the author so."""
 
     def _refuse(self, *others: object) -> Never:
+        """Raise an author error: this is no value."""
         raise error("region_as_value", None, region=repr(self))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -122,10 +123,10 @@ class Region(NotAValue, Node):
 
 
 class Steps(NotAValue):
-    """A region of which only every so many-th index counts in some dimension, as in A[0:16:2].
+    """A region with strided indices in some dimension, as in A[0:16:2].
 
-    `region` starts where it does, and has as many indices as count; `steps` has the distance of two in each dimension.
-    Copies, fills and assignments take it; regions of tile operations have no steps.
+    `region` has the first index and the number of indices of each dimension; `steps` has the distance of two. Copies,
+    fills and assignments take it; regions of tile operations have no steps.
     """
 
     def __init__(self, region: Region, steps: tuple[int, ...]):
@@ -143,16 +144,17 @@ class Steps(NotAValue):
         return tuple(found)
 
 
-# Tensor maps: what the tensor memory accelerator is told of a tensor in global memory.
+# Tensor maps: the tensor memory accelerator's description of a tensor in global memory.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorMap(Expr):
     """A global buffer as the tensor memory accelerator sees it; an operand of target-level calls only.
 
-    `sizes` and `strides` (in elements; the last is 1) have one entry per dimension of the tensor, outermost first, and
-    keep what a flattened buffer no longer shows. One copy moves a `box`, whose rows lie in shared memory swizzled over
-    `swizzle` bytes (0, 32, 64 or 128). The launcher makes the map that the hardware reads; the kernel gets its address.
+    `sizes` and `strides` (in elements; the last is 1) have one entry per dimension of the tensor, outermost first. They
+    keep the shape that a flattened buffer no longer shows. One copy moves a `box`. Its rows lie in shared memory
+    swizzled over `swizzle` bytes (0, 32, 64 or 128). The launcher makes the map that the hardware reads; the kernel
+    gets its address.
     """
 
     buffer: Buffer

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DType(str):
-    """A scalar type, of which there is one object: a string, its name, as TileLang's are.
+    """A scalar type. There is one object for each name. It is a string, its name, as TileLang's are.
 
     `kind` is one of bool, int, uint, float. It equals its name and the types of torch and NumPy of that name, and
     hashes as the name does.
@@ -108,7 +108,8 @@ ALL = (
     float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
 )  # fmt: skip
 
-# Types that targets hold in others (language/narrow.py): so many of a packed one share a byte of global memory.
+# Types that targets hold in others (language/narrow.py): how many elements of a packed one share a byte of global
+# memory.
 int4, int2 = DType("int4", "int", 4), DType("int2", "int", 2)
 uint4, uint2 = DType("uint4", "uint", 4), DType("uint2", "uint", 2)
 float4_e2m1fn = DType("float4_e2m1fn", "float", 4)
@@ -136,8 +137,8 @@ FORMATS = {
     "float8_e5m2": (3, 5),
 }  # fmt: skip
 
-# Of narrow floats: significant bits (the hidden one included), the least exponent of a normal number, the greatest
-# number. None of them has an infinity; conversions saturate.
+# Narrow floats: significant bits (the hidden one included), the least exponent of a normal number, the greatest number.
+# None of them has an infinity; conversions saturate.
 NARROW_FORMATS = {
     "float4_e2m1fn": (2, 0, 6.0), "float8_e4m3fnuz": (4, -7, 240.0), "float8_e5m2fnuz": (3, -15, 57344.0),
     "float8_e8m0fnu": (1, -127, 2.0**127), "tfloat32": (11, -126, math.ldexp(2 - 2.0**-10, 127)),

@@ -99,7 +99,7 @@ class Expr(Node):
     __hash__ = Node.__hash__
 
     def astype(self, dtype: object) -> Expr:
-        """This value converted to `dtype`."""
+        """Convert this value to `dtype`."""
         return cast(self, dtype)
 
 
@@ -107,8 +107,8 @@ class Expr(Node):
 class Var(Expr):
     """A symbol: loop variable, block index, dimension, or a name bound by `Let`. Compares by identity.
 
-    `role` says which: "loop", "block", "thread" (the index of the running thread in its block), "let", "dim" (a
-    dimension bound from shapes), "param" (a scalar argument). `multiple` divides every value of a "dim".
+    `role` is "loop", "block", "thread" (the index of the running thread in its block), "let", "dim" (a dimension bound
+    from shapes) or "param" (a scalar argument). `multiple` divides every value of a "dim".
     """
 
     is_symbol: ClassVar[bool] = True
@@ -214,7 +214,7 @@ class Load(Expr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Address(Expr):
-    """Where an element of a buffer lies; an operand of target-level calls only."""
+    """The address of an element of a buffer; an operand of target-level calls only."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
@@ -265,7 +265,7 @@ def natural(value: Scalar) -> Const:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a Python or NumPy number."""
+    """Return whether `value` is a Python or NumPy number."""
     return isinstance(value, bool | int | float) or (
         type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0
     )
@@ -320,7 +320,7 @@ def binary(op: str, a: Any, b: Any) -> Expr:
 
 
 def _leaves(value: Any, other: Any) -> bool:
-    """Whether `value` is an integer of Python's outside the integer type of the expression `other`."""
+    """Return whether `value` is an integer of Python's outside the integer type of the expression `other`."""
     if not isinstance(other, Expr) or not other.dtype.is_integer or other.dtype.kind == "bool" or not is_number(value):
         return False
     number = to_number(value)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A digest of all that a program says, equal in every process that traces the same source.
+"""Digest a program; the digest is equal in every process that traces the same source.
 
-Symbols count by where they first appear, everything else by its fields, spans included: reports and generated text name
-the author's lines. How nodes are shared in memory does not matter.
+Symbols are numbered by first appearance. All other nodes count by their fields, with spans, since reports and generated
+text name the author's lines. Sharing of nodes in memory does not matter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def fingerprint(node: Node) -> str:
 
 
 class _Writer:
-    """Gives each different node a number and a line that says what it is, in terms of earlier numbers."""
+    """Number each different node, and describe it by a line in terms of earlier numbers."""
 
     def __init__(self) -> None:
         self.lines: dict[str, int] = {}
         self.numbers: dict[Node, str] = {}
-        self.spans: IdMap[Span, str] = IdMap()  # which takes less time than to compare what they say
+        self.spans: IdMap[Span, str] = IdMap()  # which is faster than a comparison of their content
         self.texts: IdMap[object, str] = IdMap()  # 1, 1.0 and True are equal
         self.symbols = 0
 

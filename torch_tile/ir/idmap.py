@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps and sets by identity, also of objects that compare by value; only this module takes identities.
+"""Maps and sets by identity, also of objects that compare by value. Only this module takes identities.
 
 Nodes hash by identity, so a plain dictionary or set of nodes is one by identity, too. `==` on expressions builds a
 comparison, so ask `in` of sets and dictionaries, never of tuples and lists.
 
-The keys are kept, so that the identity of each stays its own for as long as the map lives. Both keep the order in which
-keys came.
+Maps and sets keep their keys alive, so that no identity is used twice. Both keep the order of insertion.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class IdSet(MutableSet[K]):
         for item in items:
             self.add(item)
 
-    def meets(self, node: Node) -> bool:
-        """Whether a node mentions one of the symbols of this set."""
+    def any_in(self, node: Node) -> bool:
+        """Return whether a node mentions one of the symbols of this set."""
         return not symbols(node).isdisjoint(self._items.values())
 
     def __eq__(self, other: object) -> bool:
@@ -112,5 +111,5 @@ class IdSet(MutableSet[K]):
 
 
 def mentions(node: Node, symbol: Any) -> bool:
-    """Whether a variable or buffer occurs in a node."""
+    """Return whether a variable or buffer occurs in a node."""
     return symbol in symbols(node)

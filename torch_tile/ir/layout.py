@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of a tile lie: in which thread and register, or at which place of memory.
+"""Layouts of tiles: the thread and register, or the place in memory, of each element.
 
-Each dimension of the tile is split into digits, major to minor; each digit has a size and a stride along one axis:
-"t" thread, "r" register (of a loop: step), "m" memory element. Layouts that place elements alike are equal.
+Each dimension of the tile is split into digits, major to minor; each digit has a size and a stride along one axis: "t"
+thread, "r" register (of a loop: step), "m" memory element. Layouts that place elements alike are equal.
 """
 
 from __future__ import annotations
@@ -89,9 +89,18 @@ class Layout:
             size = -(-size // span) * span
         return size
 
+    def padding(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the registers in which no thread holds an element of a tile of `shape`."""
+        found = {0}
+        for size, digits in zip(shape, self.dims, strict=True):
+            one = Layout((digits,))
+            own = {one.apply((index,))["r"] for index in range(size)}
+            found = {a + b for a in found for b in own}
+        return tuple(r for r in range(self.extent("r")) if r not in found)
+
     @property
     def is_memory(self) -> bool:
-        """Whether elements lie in memory, not in registers."""
+        """Return whether elements lie in memory, not in registers."""
         return not self.digits("t") and not self.digits("r")
 
     def vector_width(self, dim: int = -1) -> int:
@@ -265,10 +274,10 @@ def replicated(shape: Sequence[int], threads: int) -> Layout:
 def shared_tile(shape: Sequence[int], bits: int, span: int = 128) -> Layout:
     """Lay out an operand tile in shared memory free of bank conflicts, as TMA and wgmma require.
 
-    The last dimension is cut into panels of 128 bytes (64 or 32 if it is narrower), which lie one after another; in a
-    panel, 16-byte chunk `c` of row `r` lies at `c ^ (r % 8)` (`c ^ (r // 2 % 4)`, `c ^ (r // 4 % 2)`). Rows are padded
-    to a multiple of 8. Dimensions before the last two are outer. Row-major where no panel fits. `span` is the widest
-    panel in bytes.
+    The last dimension is cut into panels of 128 bytes (64 or 32 if it is narrower), one after another. In a panel,
+    16-byte chunk `c` of row `r` lies at `c ^ (r % 8)` (`c ^ (r // 2 % 4)`, `c ^ (r // 4 % 2)`). Rows are padded to a
+    multiple of 8. Dimensions before the last two are outer. The layout is row-major if no panel fits. `span` is the
+    widest panel in bytes.
     """
     return _shared_tile(tuple(shape), bits, span)
 

@@ -250,18 +250,19 @@ def _color(layout: Layout, i: int, j: int, bits: int) -> Color:
     return tuple(int(255 * c) for c in colorsys.hls_to_rgb(hue, light, 0.7))  # type: ignore[return-value]
 
 
-# Layouts from functions: the digits, and the swizzle, that place every element as the function does.
-#
-# The function is evaluated at every element, so a layout that is returned is exactly the function.
+# Layouts from functions: find digits and a swizzle that place every element as the function does. The function is
+# evaluated at every element, so a layout that is returned is exactly the function.
 
 Place = tuple[int, ...]
 FIX_OF_FUNCTION = "give each element a place of its own, counted from 0"
 
 
 def fit_memory(shape: Sequence[int], function: Callable[..., object]) -> Layout | None:
-    """The layout of memory where element `(i, j, ...)` lies at offset `function(i, j, ...)`, or at the place that
-    several results name, the last contiguous. None if digits and a swizzle do not express it. Raises TileError
-    (bad_layout) for what is no layout: places below 0, and places with two elements."""
+    """Find the memory layout that places element `(i, j, ...)` at offset `function(i, j, ...)`.
+
+    Several results of the function are indices, the last one contiguous. Return None if digits and a swizzle do not
+    express the function. Raises TileError (bad_layout) for places below 0 and for two elements at one place.
+    """
     import numpy as np
 
     raw = _evaluated(function, _grid(shape))
@@ -283,10 +284,11 @@ def fit_memory(shape: Sequence[int], function: Callable[..., object]) -> Layout 
 def fit_threads(
     shape: Sequence[int], thread: Callable[..., object], register: Callable[..., object] | None, replicas: int = 1
 ) -> Layout | None:
-    """The layout of registers in which `(i, j, ...)` is `register(i, j, ...)` of `thread(i, j, ..., replica)`.
+    """Find the register layout with `(i, j, ...)` in `register(i, j, ...)` of `thread(i, j, ..., replica)`.
 
     The functions take the replica only if there are several. Without `register`, elements of a thread are counted in
-    the order of their indices. None if digits do not express it. Raises TileError (bad_layout) for what is no layout.
+    the order of their indices. Return None if digits do not express it. Raises TileError (bad_layout) for a function
+    that is no layout.
     """
     import numpy as np
 
@@ -314,14 +316,14 @@ def _grid(shape: Sequence[int]) -> list[Any]:
 def _evaluated(function: Callable[..., object], grid: Sequence[Any], parts: int = 0) -> list[Any]:
     """Evaluate a function for all elements, with an array for each part of its result.
 
-    It is asked once for all elements together, where it computes with arrays as with numbers; else for each.
+    The function is called once on arrays if it accepts them; else once for each element.
     """
     import numpy as np
 
     count = grid[0].size if grid else 1
     some = range(0, count, max(1, count // 16))
     samples = [_numbers(function(*(int(axis[k]) for axis in grid))) for k in some]
-    with contextlib.suppress(Exception):  # whatever a function makes of arrays: it is written for numbers
+    with contextlib.suppress(Exception):  # the function is written for numbers, and may do anything with arrays
         given = function(*grid)
         found = [np.broadcast_to(part, count) for part in (given if isinstance(given, tuple | list) else (given,))]
         whole = all(np.issubdtype(part.dtype, np.integer) for part in found)

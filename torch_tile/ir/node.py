@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every IR node is: a frozen dataclass with a span, walked and rebuilt through its fields.
+"""Base of every IR node: a frozen dataclass with a span, walked and rebuilt through its fields.
 
 Nodes are never changed. A rewrite that changes nothing returns the very same object, so `is` answers "did this pass do
 anything?". `==` on expressions builds a comparison of the language; `equal` and `alike` below compare nodes.
@@ -39,7 +39,7 @@ class Node:
     is_symbol: ClassVar[bool] = False
     # Fields that introduce a symbol (a loop variable, an allocated buffer) instead of using it.
     binders: ClassVar[tuple[str, ...]] = ()
-    # Fields that the printed text does not say, and that comparisons leave out.
+    # Fields that are not printed, and that comparisons leave out.
     unsaid: ClassVar[tuple[str, ...]] = ()
     bit: ClassVar[int] = _bit("Node")
     bits: ClassVar[int] = bit  # and those of the base classes
@@ -54,7 +54,7 @@ class Node:
             object.__setattr__(self, "span", span_source[-1]())
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields; what is kept beside them speaks of objects of this process."""
+        """Return the fields. Facts kept beside them refer to objects of this process."""
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ _LAYOUTS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
 def _layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the fields that hold children, and of all fields that take part in comparisons."""
+    """Return the names of fields with children, and of all fields that comparisons look at."""
     found = _LAYOUTS.get(cls)
     if found is None:
         found = _LAYOUTS[cls] = _find_layout(cls)
@@ -86,9 +86,9 @@ def field_names(node: Node) -> tuple[str, ...]:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the nodes that `node` uses, in field order, without the symbols that it introduces."""
+    """Return the nodes that `node` uses, in field order, without symbols that it introduces."""
     found: tuple[Node, ...] | None = node.__dict__.get("_children")
-    if found is None:  # kept: passes walk over what they leave as it is again and again
+    if found is None:  # kept: passes walk over unchanged nodes again and again
         below: list[Node] = []
         if not node.is_symbol:
             _add_nodes([node.__dict__[name] for name in _layout(type(node))[0]], below)
@@ -202,7 +202,7 @@ class Rewriter(Visitor):
     """Rewrite nodes bottom-up or top-down by methods named after node classes; walk through nodes without a method.
 
     `def visit_For(self, node)` handles every `For`; `self.children(node)` goes down. A new node without a span takes
-    the span of the node that it replaces. Where no method could be called nothing is looked at.
+    the span of the node that it replaces. Subtrees for which there is no method are skipped.
     """
 
     handled: ClassVar[int] = 0  # bits of the classes that have a method

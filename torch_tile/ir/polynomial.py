@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer expressions as polynomials over atoms, so that equal values have one form.
+"""Represent integer expressions as polynomials over atoms, so that equal values have one form.
 
-Assumes that int32 and int64 arithmetic does not wrap; arithmetic in other integer types does, and stays an opaque atom.
-An atom is a variable, a floor division, a minimum, a maximum, a select, or anything else that is not taken apart.
-`x % d` becomes `x - d * (x // d)`.
+Assumes that int32 and int64 arithmetic does not wrap. Arithmetic in other integer types wraps, and is an opaque atom.
+An atom is a variable, a floor division, a minimum, a maximum, a select, or any other expression that is not taken
+apart. `x % d` becomes `x - d * (x // d)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TERMS = 32
 
 
 def structure(value: object) -> Hashable:
-    """Return a key that is the same for values that are `equal`; each symbol enters it by an object of its own."""
+    """Return a key shared by all values that are `equal`; each symbol enters the key by its own object."""
     if isinstance(value, Node):
         known: Hashable = value.__dict__.get("_structure")
         if known is None:
@@ -46,7 +46,7 @@ class Polynomial:
     __slots__ = ("terms",)
 
     def __init__(self, terms: Mapping[Monomial, int]):
-        """Of `terms` without factors of 0."""
+        """Keep `terms` without factors of 0."""
         self.terms = terms
 
     @property
@@ -61,7 +61,7 @@ class Polynomial:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the polynomial has no term but the constant."""
+        """Return whether the polynomial has no term but the constant."""
         return not self.terms or (len(self.terms) == 1 and () in self.terms)
 
     def __add__(self, other: Polynomial) -> Polynomial:
@@ -217,6 +217,7 @@ class Atoms:
         return Polynomial(quotient), Polynomial(rest)
 
     def _intern(self, key: Hashable, atom: Atom) -> int:
+        """Return the number of the atom with this key; make one at the first call."""
         found = self._numbers.setdefault(key, len(self.table))
         if found == len(self.table):
             self.table.append(atom)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any node as text of the language itself: what is printed for a Program traces back to an `alike` Program.
+"""Print any node as text of the language. The text of a Program traces back to an `alike` Program.
 
-One exception: a name for a literal or for another name, which simplify_stmt removes, reads back as what it stands for.
+One exception: a name for a literal or for another name, which simplify_stmt removes, reads back as its value.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def tuple_text(items: Sequence[str]) -> str:
 
 
 def is_zero(e: Expr) -> bool:
-    """Whether `e` is the literal 0."""
+    """Return whether `e` is the literal 0."""
     return isinstance(e, Const) and e.value == 0
 
 

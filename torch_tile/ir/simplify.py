@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smaller expressions with the same values.
+"""Simplify expressions, keeping their values.
 
 Assumes, as bounds.py does, that int32 and int64 arithmetic does not wrap. Floating arithmetic is never reordered, and
-rules for it hold for nan, infinities and -0.0. What cannot be improved is returned as the same object, and simplifying
-twice changes nothing more.
+rules for it hold for nan, infinities and -0.0. An expression that cannot be improved is returned as the same object.
+Simplifying twice changes nothing more.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def _unary(e: Unary, ranges: Ranges) -> Expr | None:
 
 
 def _binary(e: Binary, ranges: Ranges) -> Expr | None:
+    """Fold literals, and simplify logical operators and comparisons; hand other operators to their rules."""
     a, b = e.a, e.b
     if isinstance(a, Const) and isinstance(b, Const) and (folded := fold(e.op, a, b)) is not None:
         return folded
@@ -210,6 +211,7 @@ def _extremum(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _bitwise(e: Binary) -> Expr | None:
+    """Simplify `x & x`, `x | x`, and bitwise operators and shifts with 0."""
     if e.op in ("&", "|") and equal(e.a, e.b):
         return e.a
     if not isinstance(e.b, Const) or e.b.value != 0:
@@ -278,7 +280,7 @@ def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
 
 
 def _sum(e: Expr) -> Sum:
-    """The same with equal atoms under one key, and with factors of 0; kept with the node, which is part of others."""
+    """Return the same with equal atoms under one key, and with factors of 0. The result is kept with the node."""
     if isinstance(e, Const):
         return {}, int(e.value), 1
     if not isinstance(e, Unary | Binary) or e.op not in ("+", "-", "*"):
@@ -329,10 +331,8 @@ def _combine(terms: list[tuple[int, Expr]], constant: int, dtype: DType) -> Expr
     return total if constant == 0 else Binary("+", total, const(constant, dtype))
 
 
-# Programs, kernels and statements with simpler expressions, without branches and loops that never run.
-#
-# What is known about variables is carried through kernels, loops, branches and names. Unchanged nodes stay the same
-# objects.
+# Simplify programs, kernels and statements; drop branches and loops that never run. Facts about variables are carried
+# through kernels, loops, branches and names. Unchanged nodes stay the same objects.
 
 N = TypeVar("N", bound=Node)
 NOTHING = stmt.Block(())
@@ -344,7 +344,7 @@ def simplify_stmt(node: N, ranges: Ranges | None = None) -> N:
 
 
 class _Statements(Rewriter):
-    """Carries what is known through roles, loops and branches. A statement that does nothing becomes an empty block."""
+    """Carry facts through roles, loops and branches. A statement without effect becomes an empty block."""
 
     def __init__(self, ranges: Ranges):
         self.expr = Simplifier(ranges)

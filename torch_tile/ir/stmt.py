@@ -40,7 +40,7 @@ class Block(Stmt):
 
 
 class LoopKind(enum.Enum):
-    """How the iterations of a loop may be executed."""
+    """How a loop's iterations may run."""
 
     SERIAL = "serial"
     UNROLLED = "unroll"
@@ -53,10 +53,10 @@ class LoopKind(enum.Enum):
 class For(Stmt):
     """A loop nest over a box; more than one variable only for PARALLEL.
 
-    Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED;
-    `layout` to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and "r").
-    `ping_pong`: warpgroups shall take turns in starting its products. `independent`: the author says that iterations of
-    a PARALLEL nest never meet in an element.
+    Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED.
+    `layout` belongs to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and
+    "r"). With `ping_pong`, warpgroups take turns in starting products. With `independent`, the author promises that
+    iterations of a PARALLEL nest never meet in an element.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("vars",)
@@ -93,10 +93,10 @@ class If(Stmt):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Role(Stmt):
-    """Threads `first` to `first + count - 1` of the block run `body`, the others pass by; both are multiples of 32.
+    """Threads `first` to `first + count - 1` of the block run `body`, the others skip it; both are multiples of 32.
 
     Roles that follow each other run at the same time. `registers`, if not 0, is how many each thread of these whole
-    warpgroups may use, a multiple of 8 from 24 to 256. What a role `by_hand` waits for and releases, its author orders.
+    warpgroups may use, a multiple of 8 from 24 to 256. The author orders the waits and releases of a role `by_hand`.
     """
 
     first: int
@@ -171,11 +171,11 @@ class TileOp(Stmt):
     """Base of the operations in `torch_tile.tileop`; see `tileop/base.py` for what a subclass provides."""
 
     def evaluate(self, env: Env) -> None:
-        """The meaning, on whole tiles."""
+        """Compute the op on whole tiles: its meaning."""
         raise NotImplementedError
 
     def check(self) -> list[Any]:
-        """What is wrong with the operands, as diagnostics."""
+        """Return the operands' faults as diagnostics."""
         raise NotImplementedError
 
 
@@ -207,11 +207,11 @@ SWITCH_KEYS = {"fast_math": "tl.enable_fast_math", "strict": "tl.strict", "tf32"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(Node):
-    """What one author's function says: parameters, scratch memory, and kernels launched one after another.
+    """The IR of one author's function: parameters, scratch memory, and kernels launched one after another.
 
-    `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and
-    returned, `views` global buffers that lie where their `base`, one of the others, does. `switches` names the options
-    of the compiler that the function asks for. Launches check what is `assumed` of sizes and scalar parameters.
+    `params` are buffers and scalar variables in the order of the signature. `outputs` are buffers made by T.empty and
+    returned. `views` are global buffers at the place of their `base`, another buffer. `switches` names the compiler
+    options that the function asks for. Launches check what is `assumed` of sizes and scalar parameters.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs", "views")
@@ -226,7 +226,7 @@ class Program(Node):
 
 
 def calls(one: Node, *names: str) -> bool:
-    """Whether a statement is a call, for its effect, of one of these intrinsics."""
+    """Return whether a statement is a call, for its effect, of one of these intrinsics."""
     return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name in names
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may appear at each stage of the compilation, as data, and the check that it is so.
+"""Check that a program has only the nodes that its stage of compilation allows; the rules are data.
 
-What breaks a rule here is a bug of ours: authors' mistakes are found before, while tracing and by check_kernel.
+A broken rule is a bug of ours. Authors' mistakes are found before, while tracing and by check_kernel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stage(enum.Enum):
     THREAD = 4
 
 
-# What no longer appears, at a stage and all that follow it.
+# Nodes that no longer appear, from a stage on.
 GONE: dict[Stage, tuple[tuple[type[Node], ...], frozenset[LoopKind]]] = {
     Stage.TILE: ((), frozenset()),
     Stage.LOOPS: ((stmt.TileOp,), frozenset()),
@@ -75,7 +75,7 @@ class _Verifier:
         self.outermost: set[Node] = set()  # the statements of its body itself
 
     def program(self, p: stmt.Program) -> None:
-        """Sizes known at run time are bound by the shapes of the parameters."""
+        """Check a program. The shapes of the parameters bind the run-time sizes."""
         self.bind(stmt.dimensions(p), p)
         self.bind((*p.params, *p.outputs, *p.workspaces), p)
         self.need(all(v.base in self.visible for v in p.views), "a view is one of a buffer of the program", p)
@@ -115,7 +115,7 @@ class _Verifier:
 
     @contextmanager
     def scope(self, symbols: Iterable[Node], where: Node, loop: bool = False) -> Iterator[None]:
-        """What is bound inside is not visible afterwards."""
+        """Bind symbols for the inside only."""
         outer, self.visible = self.visible, set(self.visible)
         self.loops += loop
         self.bind(symbols, where)
@@ -123,10 +123,10 @@ class _Verifier:
         self.visible = outer
         self.loops -= loop
 
-    # Nodes that bind symbols for a part of what is below them.
+    # Nodes that bind symbols for a part of their children.
 
     def kernel(self, k: stmt.Kernel) -> None:
-        """The grid does not see the block indices."""
+        """Check a kernel. The grid does not see the block indices."""
         self.need(len(k.grid) == len(k.blocks), "one block index per grid extent", k)
         for extent in k.grid:
             self(extent)
@@ -198,7 +198,7 @@ class _Verifier:
         self.need(allowed, "registers are a multiple of 8 from 24 to 256", r)
 
     def tensor_map(self, m: TensorMap) -> None:
-        """What the tensor memory accelerator takes."""
+        """Check the limits of the tensor memory accelerator."""
         rank, row = len(m.sizes), (m.box or (0,))[-1] * m.buffer.dtype.itemsize
         self.need(1 <= rank == len(m.strides) == len(m.box) <= 5, "a tensor map has one to five dimensions", m)
         self.need(all(1 <= n <= 256 for n in m.box) and row % 16 == 0, "boxes have 1 to 256 elements a side", m)

@@ -13,6 +13,7 @@ from types import ModuleType
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "causal_conv1d": "ssm.conv",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
     "fused_norm": "norm.fused",
@@ -22,7 +23,9 @@ FAMILIES = {
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
+    "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",
+    "ssd_chunk_scan": "ssm.ssd",
 }
 """Families of kernels, and the module of each with its entry functions and its `reference`."""
 

@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether kernels are cut for a GPU."""
+        """Return whether kernels are cut for a GPU."""
         return self.target.kind == "cuda"
 
     def kernel(self, function: JITFunction) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def machine_of(x: torch.Tensor) -> Machine:
 
 
 def planned_machine() -> Machine | None:
-    """Return the machine that launches are planned for, which need not hold the tensors. Return None outside a plan."""
+    """Return the machine that launches are planned for, which need not hold the tensors; None outside a plan."""
     plan = current_plan()
     return None if plan is None else plan.machine
 
@@ -127,10 +127,9 @@ def dynamic(names: str, multiple: int = 1) -> Any:
 
 
 def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
-    """Return how many elements 16 bytes hold, if all rows start at multiples of 16 bytes and `sizes` are multiples of
-    that number. Return 1 otherwise.
+    """Return how many elements 16 bytes hold, if all rows and `sizes` are multiples of that; else 1.
 
-    The last dimension of each tensor must be dense.
+    All rows must start at multiples of 16 bytes. The last dimension of each tensor must be dense.
     """
     tensors, address = list(tensors), address_function()
     width = max(16 // x.element_size() for x in tensors)

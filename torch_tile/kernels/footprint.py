@@ -13,7 +13,7 @@ from enum import IntEnum
 from torch_tile.hardware import Target
 
 SPARE = 1024  # bytes for mbarriers, and for what threads hand each other in reductions
-BOX_BYTES, BOX_ROWS = 128, 8  # of a row that bulk copies swizzle, and of rows after which a swizzle repeats
+BOX_BYTES, BOX_ROWS = 128, 8  # bytes of a row that bulk copies swizzle, and rows after which a swizzle repeats
 
 
 class Part(IntEnum):
@@ -45,7 +45,7 @@ class Tile:
 
     @property
     def boxed(self) -> int:
-        """Bytes of the tile as bulk copies fill it: in columns of 128 bytes, each with its own swizzle."""
+        """Return the bytes of the tile as bulk copies fill it: in columns of 128 bytes, each with its own swizzle."""
         row = self.columns * self.bits // 8
         if self.rows == 1 or row % BOX_BYTES or self.rows % BOX_ROWS == 0:
             return self.bytes

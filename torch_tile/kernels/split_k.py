@@ -13,7 +13,7 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, strided
 
-MOST_AHEAD = 8  # shares of a row that are read together, as what they wait for is memory
+MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
 
 
 @T.macro

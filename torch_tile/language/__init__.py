@@ -237,7 +237,7 @@ from torch_tile.tileop.gemm.op import GemmWarpPolicy
 from torch_tile.tileop.reduce.op import REDUCTIONS as _REDUCTIONS
 
 Buffer = Tensor  # TileLang's older spelling of the annotation
-SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given; a macro takes any buffer
+SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # annotations of macros' arguments; a macro takes any buffer
 ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
@@ -259,7 +259,7 @@ fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.
 power = _math.function("pow")
 globals().update({"__ffs": _bit_counts.ffs, "__fns": _bit_counts.fns, "__exp10": exp10})
 
-# What the lanes of a warp have together: T.warp_reduce_sum, ...
+# Exchanges between the lanes of a warp: T.warp_reduce_sum, ...
 globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
 
 # Neighbours at once: T.ldg128, T.sts64, T.add2, ...
@@ -297,12 +297,12 @@ _check_all(globals())  # a call that does not fit is an error on its line
 
 
 def __getattr__(name: str) -> Any:
-    """Raise an error that explains a misspelt name, or a name of TileLang that this compiler does not have."""
+    """Raise an error that explains a misspelt name, or a name that only TileLang has."""
     if name.startswith("__") and name.endswith("__"):  # Python asks modules for such names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if "x" in name and name[0].islower():
         try:
-            return dtype(name)  # of vectors, such as T.float32x4
+            return dtype(name)  # names of vectors, such as T.float32x4
         except ValueError:
             pass
     raise _unknown_name(name, globals())

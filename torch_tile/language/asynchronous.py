@@ -44,7 +44,8 @@ def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
     """Arrive at an mbarrier with each thread that runs this. With `cta_id`, the mbarrier is that of this block of the
     cluster.
 
-    There it lets go of what this block has read; what it wrote others see after T.cluster_sync.
+    An arrival at another block's mbarrier releases the tiles that this block has read. It does not publish writes:
+    other blocks see those after T.cluster_sync.
     """
     at, where = _barrier("T.mbarrier_arrive", mbarrier)
     if cta_id is not None and at.launch.cluster == (1, 1, 1):
@@ -54,7 +55,7 @@ def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
 
 
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
-    """Add `tx` bytes that the phase waits for, for each thread that runs this. T.tma_copy does this by itself."""
+    """Add `tx` bytes to the phase's count, once for each thread that runs this. T.tma_copy adds its own bytes."""
     at, where = _barrier("T.mbarrier_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_expect_tx", where, tx))
 
@@ -208,8 +209,8 @@ def _lanes(what: str, name: str, number: Any, default: int) -> int:
 def set_max_nreg(n: int, is_inc: Any = None) -> None:
     """Give each thread of the enclosing T.ws `n` registers for its whole body, instead of an equal share.
 
-    So has each thread of a branch that whole warpgroups take, as `if tx < 128:`.
-    A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
+    A branch of whole warpgroups, as `if tx < 128:`, counts as such a role. `n` is a multiple of 8 from 24 to 256. The
+    compiler finds out by itself whether that is more (`is_inc`) or fewer than the share.
     """
     at = in_kernel("T.set_max_nreg")
     if not at.barrier_group and not any(scope.what in ("if", "else") for scope in at.scopes):
@@ -220,17 +221,17 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
 
 
 def inc_max_nreg(n: int) -> None:
-    """T.set_max_nreg, of a role that has more registers than its share."""
+    """Set registers as T.set_max_nreg does, for a role that takes more than its share."""
     set_max_nreg(n, True)
 
 
 def dec_max_nreg(n: int) -> None:
-    """T.set_max_nreg, of a role that gives registers back."""
+    """Set registers as T.set_max_nreg does, for a role that gives registers back."""
     set_max_nreg(n, False)
 
 
 def no_set_max_nreg() -> None:
-    """All threads have an equal share of registers, which they have anyway in roles by T.ws that say nothing else."""
+    """Give all threads an equal share of registers. Roles by T.ws have that without this call."""
     in_kernel("T.no_set_max_nreg")
 
 
@@ -255,10 +256,9 @@ def in_kernel(what: str) -> Tracer:
     return at
 
 
-# T.wgmma_gemm and T.wait_wgmma: products that the author leaves in flight, and waits for.
-#
-# What a wait completes is used only after it. Of products of which the wait leaves some in flight nothing is said: to
-# touch their registers would make the assembler wait for all of them.
+# T.wgmma_gemm and T.wait_wgmma: products that the author leaves in flight, and waits for. Only results that a wait
+# completes may be used. A wait that leaves products in flight says nothing about their accumulators: if the kernel
+# touched these registers, the assembler would wait for all products.
 
 MOST_PENDING = 7  # groups of products
 # The fragments that products write: how many products began after the last one of each.
@@ -331,11 +331,11 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
     new: list[Stmt] = []
     stmts = block.stmts
     for n, one in enumerate(stmts):
-        is_said = n + 1 < len(stmts) and isinstance(stmts[n + 1], WgmmaResults)
+        has_results = n + 1 < len(stmts) and isinstance(stmts[n + 1], WgmmaResults)
         made, ages = _stmt(one, ages)
         new.append(made)
         if (pending := _pending(one)) is not None:
-            if not is_said:
+            if not has_results:
                 new += [WgmmaResults(c, span=one.span) for age, c in ages.values() if age >= pending]
             ages = {key: (age, c) for key, (age, c) in ages.items() if age < pending}
     same = len(new) == len(stmts) and all(a is b for a, b in zip(new, stmts, strict=True))

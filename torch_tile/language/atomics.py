@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic updates that give what stood there before, of neighbours at once, and atomic loads."""
+"""Atomic updates of one or several neighbours, which return the previous values, and atomic loads."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
     return memory.atomic_load(Address(region.buffer, region.starts), order)
 
 
-# T.arrive_last: blocks that leave parts of a result in global memory, and the last one that joins them.
+# T.arrive_last: blocks leave partial results in global memory, and the last block combines them.
 
 
 def arrive_last(counter: Any, count: Any, flag: Any = None) -> Expr:

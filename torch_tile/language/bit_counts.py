@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts and places of the bits of integers: T.popcount, T.clz, T.__ffs, T.__fns.
+"""Count and find bits of integers: T.popcount, T.clz, T.__ffs, T.__fns.
 
 They are made of shifts and sums, which every target has.
 """
@@ -13,7 +13,7 @@ from torch_tile.ir.expr import Expr, binary, cast, const, select, to_expr
 from torch_tile.language.trace import is_tracing, let
 from torch_tile.tileop.base import Scalar
 
-NONE_FOUND = 0xFFFFFFFF  # what T.__fns gives where there is no such bit
+NONE_FOUND = 0xFFFFFFFF  # the result of T.__fns if there is no such bit
 
 
 def popcount(x: Scalar) -> Expr:
@@ -23,7 +23,7 @@ def popcount(x: Scalar) -> Expr:
 
 
 def clz(x: Scalar) -> Expr:
-    """How many bits above the highest that is set are 0, an int32: all bits of its type if none is set."""
+    """Count the leading zero bits, as an int32: all bits of the type for 0."""
     word, dtype = _word("T.clz", x)
     for step in (1, 2, 4, 8, 16, 32)[: 5 + (word.dtype.bits == 64)]:
         word = _named(word | (word >> step))
@@ -31,7 +31,7 @@ def clz(x: Scalar) -> Expr:
 
 
 def ffs(x: Scalar) -> Expr:
-    """The place of the least bit of an integer that is set, an int32 counted from 1; 0 if none is."""
+    """Return the position of the lowest set bit, an int32 counted from 1, or 0 if no bit is set."""
     word, _ = _word("T.__ffs", x)
     below = (word & (~word + const(1, word.dtype))) - const(1, word.dtype)  # the bits below it; all if there is none
     found = cast(_ones(_named(below)), dt.int32) + 1
@@ -39,10 +39,10 @@ def ffs(x: Scalar) -> Expr:
 
 
 def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
-    """The place of a bit of the 32 of `mask` that is set, a uint32 counted from 0; 0xFFFFFFFF if there is none.
+    """Return the position of the `offset`-th set bit of a 32-bit `mask`, a uint32 counted from 0, as CUDA's __fns.
 
-    It is number `offset` from bit `base` on, which counts; downwards where `offset` is negative. With 0 it is `base`
-    itself. As CUDA's __fns.
+    The count starts at bit `base`, which is included. It goes down if `offset` is negative. With offset 0 only bit
+    `base` is tested. The result is 0xFFFFFFFF if there is no such bit.
     """
     word, _ = _word("T.__fns", cast(to_expr(mask, op="T.__fns"), dt.uint32))
     first, number = (_named(cast(to_expr(value, op="T.__fns"), dt.int32)) for value in (base, offset))
@@ -69,7 +69,7 @@ def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
 
 
 def _word(what: str, x: Scalar) -> tuple[Expr, DType]:
-    """Convert an integer to an unsigned one of 32 or 64 bits by zero extension, and return its own type too."""
+    """Zero-extend an integer to an unsigned one of 32 or 64 bits. Return it with the original type."""
     value = to_expr(x, op=what)
     if not value.dtype.is_integer:
         why, fix = f"is a {value.dtype}", "give an integer, or the bits of a float by T.reinterpret"
@@ -79,7 +79,7 @@ def _word(what: str, x: Scalar) -> tuple[Expr, DType]:
 
 
 def _ones(word: Expr) -> Expr:
-    """Count the set bits of a uint32 or uint64 by sums of pairs, of fours, of bytes, and of all bytes."""
+    """Count the set bits of a uint32 or uint64 by adding pairs, then groups of four, then bytes."""
     size = word.dtype.bits // 8
     twos, fours, bytes_, each = (const(int(byte * size, 16), word.dtype) for byte in ("55", "33", "0f", "01"))
     word = _named(word - ((word >> 1) & twos))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are bound in the branches of a device `if`: what they stand for in the other branch, and after it.
+"""Track names that the branches of a device `if` bind: their values in the other branch, and after the `if`.
 
-Python runs both branches, one after the other. So that each branch sees what held before the `if`, names are put back
-between them. After it, a name that the branches leave different is a choice between two values, if the branches do no
-more than compute them, else a variable, which each branch sets at its end; where neither can be (one branch leaves the
-name unbound, or binds it to no number) the name is unbound, and reading it is an `out_of_scope` of its author's.
+Python runs both branches, one after the other. Each branch must see the state before the `if`, so the recorder resets
+names between them. After the `if`, a name that the branches leave different becomes a choice between two values, if the
+branches only compute them, else a variable, which each branch sets at its end. Some names can become neither: one
+branch leaves them unbound, or binds them to no number. They are unbound after the `if`, and reading one is an
+`out_of_scope` error of the author.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ UNBOUND = object()
 
 
 class Branches:
-    """One device `if` and the names bound in it: `live` says which may be read after it, `before` and `homes` what they
-    are bound to and in which scopes."""
+    """The state of one device `if` and of the names that it binds.
+
+    `live` tells for each name if it may be read after the `if`. `before` and `homes` hold its earlier values and their
+    scopes.
+    """
 
     def __init__(
         self, tracer: Tracer, condition: Expr, names: Sequence[str], live: Sequence[bool], before: Sequence[Any],
@@ -52,7 +56,7 @@ class Branches:
 
     @property
     def is_over(self) -> bool:
-        """Whether both branches have ended."""
+        """Return whether both branches have ended."""
         return len(self.ends) == 2
 
     @property
@@ -137,10 +141,9 @@ def _is_left(scope: Scope) -> bool:
     return bool(scope.stmts) and isinstance(scope.stmts[-1], Break | Continue)
 
 
-# What a kernel's source says of its names: which behave as variables, and which are read after a region binds them.
-#
-# Python runs both branches of a device `if`, and the body of a device loop once. A name that is bound there and read
-# later needs care (branches.py, recorder.py); one that is only read where it was bound needs none.
+# Which names of a kernel's source behave as variables, and which are read after a region binds them. Python runs both
+# branches of a device `if`, and the body of a device loop once. A name that is bound there and read later needs care
+# (branches.py, recorder.py). A name that is read only where it was bound needs none.
 
 Names = frozenset[str]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -170,10 +173,10 @@ def mutable_names(tree: ast.FunctionDef, reads: Reads) -> set[str]:
 
 
 class Reads:
-    """For each `if` of a function: the names that it binds, and whether each may be read after it.
+    """Find the names that each `if` and loop of a function binds and that may be read afterwards.
 
-    For each loop: the names that it binds and that may be read after it, or in an iteration before they are bound
-    there.
+    For an `if` these are all names that it binds, each with whether it may be read later. For a loop they are the names
+    that may be read after it, or in an iteration before that iteration binds them.
     """
 
     def __init__(self, tree: ast.FunctionDef):
@@ -209,19 +212,22 @@ class Reads:
         )
 
     def carried(self, node: ast.For | ast.While) -> list[str]:
-        """The names that an iteration binds and may read before that."""
+        """Return the names that an iteration binds and may read before it binds them."""
         return [name for name in self._bound(node.body) if name in self.at_start[node]]
 
     def _bound(self, stmts: list[ast.stmt]) -> list[str]:
         return [name for name in dict.fromkeys(_bound(stmts)) if name not in self.elsewhere]
 
     def _block(self, stmts: list[ast.stmt], after: Names) -> Names:
+        """Return the names that may be read from the start of a block on, before they are bound."""
         for stmt in reversed(stmts):
             after = self._before(stmt, after)
         return after
 
     def _before(self, stmt: ast.stmt, after: Names) -> Names:
-        """The names that may be read from `stmt` on, before they are bound, given those of what follows it."""
+        """Return the names that may be read from `stmt` on before they are bound. `after` are those of the next
+        statement.
+        """
         match stmt:
             case ast.If():
                 self.after[stmt] = after
@@ -244,7 +250,7 @@ class Reads:
                 return after - {stmt.name} | _loaded(stmt)
             case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                 return after - set(_assigned(stmt)) | _loaded(stmt)
-        after = after | _loaded(stmt)  # whatever else there is may bind nothing, and leave its blocks at any time
+        after = after | _loaded(stmt)  # any other statement may bind nothing, and may leave its blocks at any time
         for part in (stmt, *getattr(stmt, "handlers", ()), *getattr(stmt, "cases", ())):
             for field in ("body", "orelse", "finalbody"):
                 self._block(getattr(part, field, []), after)
@@ -268,6 +274,7 @@ class Reads:
 
 
 def _loaded(node: ast.AST) -> Names:
+    """Return the names that a node reads."""
     return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 

@@ -21,7 +21,7 @@ from torch_tile.ir.idmap import IdMap
 from torch_tile.language.lengths import settled
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
-from torch_tile.language.values import Annotation, dtype_of, filled_in_steps, moved_in_steps
+from torch_tile.language.values import Annotation, copy_strided, dtype_of, fill_strided
 from torch_tile.tileop.copy.op import Copy
 
 # Decorators, which look at the names around their caller.
@@ -30,7 +30,7 @@ CONVERSIONS = ("cast", "Cast", "reinterpret")
 
 
 def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
-    """The function `T.name` that records what `build` makes of its arguments; it has the signature of `build`."""
+    """Make the function `T.name`, which records the node that `build` returns. It has the signature of `build`."""
 
     def record(*args: Any, **kwargs: Any) -> None:
         at = tracer(f"T.{name}")
@@ -49,7 +49,7 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
 def _in_steps(name: str) -> Callable[..., Any]:
     """Record an operation that has an operand with steps."""
     if name in ("copy", "fill"):
-        return moved_in_steps if name == "copy" else filled_in_steps
+        return copy_strided if name == "copy" else fill_strided
     why, fix = "has steps", "copy it to a tile by T.copy, which takes slices with steps"
     raise error("bad_argument", None, op=f"T.{name}", name="a slice", why=why, fix=fix)
 
@@ -81,7 +81,7 @@ def _vector_type(value: Any) -> DType | None:
 
 
 def _of_vectors(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of values, lane by lane; a conversion to a vector's type is one to that of its lanes."""
+    """Apply a function of scalars lane by lane. A conversion to a vector's type converts each lane."""
     if name in ("reinterpret", "Cast", "cast"):
         kinds = [a for a in args if isinstance(a, str | type(None))] + [v for k, v in kwargs.items() if k == "dtype"]
         values = [a for a in args if not isinstance(a, str)]
@@ -97,7 +97,7 @@ def _of_vectors(name: str, function: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def check_all(names: dict[str, Any]) -> None:
-    """Replace the functions of the language among `names` by checked ones; two names of one function stay so."""
+    """Replace the functions of the language among `names` by checked ones. Two names of one function stay so."""
     made = IdMap[Any, Callable[..., Any]]()
     for name, value in list(names.items()):
         if isinstance(value, Annotation):

@@ -90,8 +90,8 @@ def block_rank_in_cluster() -> Expr:
 def at_rank(element: Any, rank: Any) -> Expr:
     """Access the element `tile[i, j]` of shared memory in the block of the cluster with this rank.
 
-    Authors order the blocks: T.cluster_sync between what a block writes and what others read of it, and again before
-    that is overwritten or its block ends.
+    The author orders the blocks with T.cluster_sync: between a write and the reads of other blocks, and again before
+    the element is overwritten or its block ends.
     """
     launch, region = in_kernel("T.at_rank").launch, region_of(element)
     why = ""

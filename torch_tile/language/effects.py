@@ -41,9 +41,9 @@ def print(value: Tile | Scalar, msg: str = "", warp_group_id: int = 0, warp_id: 
 
 
 def annotate_pass_configs(configs: Mapping[str, Any]) -> None:
-    """Ask for options of the compiler, for the whole function, as `pass_configs` of torch_tile.jit does.
+    """Set compiler options for the whole function, as `pass_configs` of torch_tile.jit does.
 
-    What either asks for holds. Raises TileError for keys that nobody knows.
+    An option holds if either place sets it. Raises TileError for unknown keys.
     """
     at = tracer("T.annotate_pass_configs")
     at.switches |= switched_on(pass_options("T.annotate_pass_configs", pass_configs=configs))
@@ -90,10 +90,10 @@ def call(name: str, *args: Any, dtype: Any = "int32", options: tuple[Any, ...] =
 
 
 def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swizzle: int = 0) -> Expr:
-    """What the tensor memory accelerator is told of a tensor, as in printed kernels: an operand of target-level calls.
+    """Describe a tensor to the tensor memory accelerator, as in printed kernels: an operand of target-level calls.
 
-    `sizes` and `strides`, in elements, and the `box` that one copy moves have its dimensions, outermost first; the rows
-    of boxes lie in shared memory swizzled over so many bytes.
+    `sizes`, `strides` and `box` have one entry per dimension, outermost first, in elements; `box` is moved by one copy.
+    The rows of a box lie in shared memory, swizzled over so many bytes.
     """
     region = region_of(buffer)
     if region is None or region.buffer.scope != "global":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a warp by hand: TensorCoreIntrinEmitter loads, multiplies and stores what a thread holds in local arrays.
+"""Products of one warp by hand: TensorCoreIntrinEmitter loads, multiplies and stores values in a thread's local arrays.
 
-Tiles of a warp are cut into pieces of 16 rows, 16 columns (8 where the tile's width asks for that) and 32 bytes of the
-shared dimension. Where each lane's elements lie, `FRAGMENTS` of intrinsics/matrix.py says.
+Tiles of a warp are cut into pieces of 16 rows, 16 columns and 32 bytes of the shared dimension. Narrow tiles have
+pieces of 8 columns. `FRAGMENTS` of intrinsics/matrix.py tells which elements each lane holds.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Where = Callable[[Expr, Expr], tuple[Expr, ...]]  # indices of an element, from 
 
 
 class TensorCoreIntrinEmitter:
-    """What a warp does with its part of a block's tiles: `ldmatrix_a`, `ldmatrix_b`, `mma`, `stmatrix`.
+    """Emit one warp's part of a matrix product: `ldmatrix_a`, `ldmatrix_b`, `mma`, `stmatrix`.
 
-    The block has `block_row_warps * block_col_warps` warps, each with `warp_row_tiles * warp_col_tiles` elements of the
-    product; `chunk` is the extent of the shared dimension in shared memory. A is (M, K), or (K, M) if `a_transposed`; B
-    is (K, N), or (N, K) if `b_transposed`. `a_dtype` and `b_dtype` are float16, bfloat16, float32 (as tf32), int8,
-    uint8, float8 and float64; `accum_dtype` is that of the sums. Warps are counted along rows first, along columns
-    first if `is_m_first`. `thread_var` is the running thread's index, if not that of the block.
+    The block has `block_row_warps * block_col_warps` warps. Each computes `warp_row_tiles * warp_col_tiles` elements of
+    the product; `chunk` is the extent of the shared dimension in shared memory. A is (M, K), or (K, M) if
+    `a_transposed`; B is (K, N), or (N, K) if `b_transposed`. `a_dtype` and `b_dtype` are float16, bfloat16, float32 (as
+    tf32), int8, uint8, float8 and float64; `accum_dtype` is that of the sums. Warps are counted along rows first, along
+    columns first if `is_m_first`. `thread_var` is the running thread's index, if not that of the block.
 
     Raises TileError where tensor cores have no such product.
     """
@@ -108,7 +108,7 @@ class TensorCoreIntrinEmitter:
         """
         place = self._place("ldmatrix_a", A_shared_buf, self.a_transposed)
         local, start = self._local("ldmatrix_a", A_local_buf, "A_local_buf")
-        lane, _, warp_m = self._who()
+        lane, _, warp_m = self._lane_and_warp()
         k = let("k", simplify(to_expr(rk) * self.chunk + to_expr(ki) * self.micro_size_k))
         for piece in range(self.warp_rows):
             row = let("row", simplify(warp_m * self.warp_row_tiles + piece * self.micro_size_x))
@@ -121,7 +121,7 @@ class TensorCoreIntrinEmitter:
         """Load the warp's pieces of B at step `ki` of the shared dimension: `warp_cols * local_size_b` elements."""
         place = self._place("ldmatrix_b", B_shared_buf, not self.b_transposed)
         local, start = self._local("ldmatrix_b", B_local_buf, "B_local_buf")
-        lane, warp_n, _ = self._who()
+        lane, warp_n, _ = self._lane_and_warp()
         k = let("k", simplify(to_expr(rk) * self.chunk + to_expr(ki) * self.micro_size_k))
         halves = self.micro_size_y // 8
         columns_of_piece = (self.shape.b[1], self.shape.b[0])  # (n, k)
@@ -168,7 +168,7 @@ class TensorCoreIntrinEmitter:
         return matrix.ldmatrix(to, source, count, across)
 
     def _place(self, what: str, tile: Tile, swapped: bool) -> Where:
-        """Return the indices of a row and step of the shared dimension in a shared tile, or in a slice of one."""
+        """Return the indices of a row and a step of the shared dimension in a shared tile or a slice."""
         region = need_region(tile, what, "tile")
         if region.buffer.scope != "shared" or region.buffer.rank < 2:
             why, fix = f"is {region!r}"[:80], "give a T.alloc_shared tile of two dimensions, or a slice of one"
@@ -190,7 +190,7 @@ class TensorCoreIntrinEmitter:
             raise error("bad_argument", None, op=what, name=name, why=why, fix=fix)
         return region.buffer, region.starts[0]
 
-    def _who(self) -> tuple[Expr, Expr, Expr]:
+    def _lane_and_warp(self) -> tuple[Expr, Expr, Expr]:
         """Name the lane, and the warp's place along columns and rows."""
         lane, warp_n, warp_m = self.extract_thread_binding(self.get_thread_binding())
         return let("lane", lane), let("warp_n", warp_n), let("warp_m", warp_m)
@@ -224,7 +224,7 @@ class TensorCoreIntrinEmitter:
             at.emit(matrix.mma(d, x, y, self.mma_prefix, self.types))
 
     def stmatrix(self, C_local_buf: Tile, C_buf: Tile, pid_m: Scalar = None, pid_n: Scalar = None) -> None:
-        """Write the sums to a tile (M, N), or to one of pieces (M // 16, N // 16, 16, 16).
+        """Write the sums to a tile (M, N), or to a tile of pieces (M // 16, N // 16, 16, 16).
 
         With `pid_m` and `pid_n` they go to block (pid_m, pid_n) of a tensor in global memory.
         """
@@ -232,7 +232,7 @@ class TensorCoreIntrinEmitter:
         local, start = self._local("stmatrix", C_local_buf, "C_local_buf")
         region = need_region(C_buf, "stmatrix", "C_buf")
         buffer, rank = region.buffer, region.buffer.rank
-        lane, warp_n, warp_m = self._who()
+        lane, warp_n, warp_m = self._lane_and_warp()
         if pid_m is not None and pid_n is not None:
             warp_m = simplify(to_expr(pid_m) * self.block_row_warps + warp_m)
             warp_n = simplify(to_expr(pid_n) * self.block_col_warps + warp_n)
@@ -269,9 +269,9 @@ class TensorCoreIntrinEmitter:
 
 
 class WGMMATensorCoreIntrinEmitter:
-    """What warpgroups do with a block's tiles on Hopper: `wgmma` adds a product of tiles to a fragment.
+    """Emit a block's matrix product by Hopper's wgmma: `wgmma` adds a product of tiles to a fragment.
 
-    The parameters are those of TensorCoreIntrinEmitter. Layouts are the compiler's, as for T.wgmma_gemm.
+    The parameters are those of TensorCoreIntrinEmitter. The compiler chooses the layouts, as for T.wgmma_gemm.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class WGMMATensorCoreIntrinEmitter:
     wgmma_rs = wgmma
 
     def wgmma_wait(self, n: int = 0) -> None:
-        """T.wait_wgmma."""
+        """Wait as T.wait_wgmma does."""
         wait_wgmma(n)
 
     def make_mma_store_layout(self, local_buf: Tile) -> None:
@@ -333,11 +333,11 @@ def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
 def get_ldmatrix_offset(
     matrix: str, row_idx: Any, col_idx: Any, stride: Any = None, dtype: Any = "float16", transposed: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Row and column, in a piece of operand "A" or "B" in shared memory, of the address that lane `row_idx` gives to
-    T.ptx_ldmatrix for four matrices; `col_idx` elements further.
+    """Return the row and column that lane `row_idx` addresses for T.ptx_ldmatrix of four matrices.
 
-    A is (M, K), or (K, M) if `transposed`; B is (K, N), or (N, K) if `transposed`. Other than 16-bit elements are not
-    transposed on the way: TileError for them, where the shared dimension is not the last one. `stride` has no effect.
+    They lie in a piece of operand "A" or "B" in shared memory, `col_idx` elements further. A is (M, K), or (K, M) if
+    `transposed`; B is (K, N), or (N, K) if `transposed`. Only 16-bit elements are transposed by the load: TileError for
+    others if the shared dimension is not the last one. `stride` has no effect.
     """
     need_choice("get_ldmatrix_offset", "matrix", matrix, ("A", "B"))
     width = 16 // dtype_of(dtype).itemsize
@@ -350,14 +350,15 @@ def get_ldmatrix_offset(
 
 
 def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
-    """Row and column, in a piece of 16 by 16 sums, of element `local_id` of the eight that a lane holds."""
+    """Return the row and column of a lane's element `local_id`, 0 to 7, in a piece of 16 by 16 sums."""
     rows, columns = matrix.FRAGMENTS["m16n8k16"].d
     row, column = (_index_of(digits, thread_id, local_id % 4) for digits in (rows, columns))
     return row, column + local_id // 4 * 8
 
 
 def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any, swizzle_bytes: int | None = None) -> Any:
-    """Where an element of a tile with rows of `row_size` elements lies: its block of columns, row and column in that.
+    """Return the swizzled position of an element of a tile with rows of `row_size` elements: block of columns, row,
+    column.
 
     Chunks of 16 bytes trade places within `swizzle_bytes`, 128 at most and the row's size by default, row by row.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of the author's own: functions in CUDA and C++, and instructions of PTX, which are compiled as they stand.
+"""The author's own text: functions in CUDA and C++, and PTX instructions, compiled as they stand.
 
-The text is trusted as the kernel is. The compiler does not look inside: pointers with a declared access,
-T.access_ptr(tile[i], "r", 8), tell it what is read and written; behind others it takes all for both.
+The text is trusted as the kernel is. The compiler does not look inside. A pointer with a declared access,
+T.access_ptr(tile[i], "r", 8), tells it the reads and writes. Behind other pointers it assumes both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.intrinsics.foreign import foreign_call, keep_meaning
+from torch_tile.intrinsics.foreign import foreign_call, register_meaning
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -43,7 +43,9 @@ _HELD = {"float32": "float", "float64": "double", "bool": "bool"} | {
 
 @dataclass(frozen=True, eq=False)
 class Pointer:
-    """Where an element lies, and what a call does from there on: `kind` is "r", "w" or "rw"; -1 elements are any."""
+    """A pointer to an element, with the access that the call makes there: `kind` is "r", "w" or "rw"; -1 elements are
+    any.
+    """
 
     address: Address
     kind: str
@@ -54,7 +56,7 @@ def access_ptr(
     base: Tile, access_type: str | int = "r", *extents: Any, offset: Scalar = 0, extent: int | None = None,
     ignore_last_ndim: int = 0,
 ) -> Pointer:  # fmt: skip
-    """A pointer for T.call_extern and T.ptx_...: to an element `A[i, j]`, or the first of a slice or buffer.
+    """Make a pointer for T.call_extern and T.ptx_...: to `A[i, j]`, or to the first element of a slice or buffer.
 
     The call reads ("r", 1), writes ("w", 2) or does both ("rw", 3) to `extent` elements from there on, or to as many as
     the product of `extents`. Without them that is the slice, or the one element. `offset` elements are skipped.
@@ -129,14 +131,14 @@ def call_extern(
     dtype: Any, func_name: Any = None, *args: Any, effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Expr | None:  # fmt: skip
-    """Call `func_name` of T.import_source's text where this stands, by each thread that comes here.
+    """Call the function `func_name` of T.import_source's text, once by each thread that comes here.
 
-    Arguments are numbers, expressions, and pointers: T.access_ptr(A[i], "r", 8), which declares access; T.address_of
-    and buffers, behind which anything may be read and written. `effects` declares accesses by the argument's
-    number: `{0: "w"}` of any elements, `{1: "r 4"}` of four. Gives a value of `dtype`; None if that is "handle".
+    Arguments are numbers, expressions and pointers. T.access_ptr(A[i], "r", 8) declares the access. Behind T.address_of
+    and buffers anything may be read and written. `effects` declares accesses by the argument's number: `{0: "w"}` of
+    any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`, or None if that is "handle".
 
-    `evaluate(*args)` is the call's meaning for the interpreters, which cannot look inside: it takes numbers, and for a
-    pointer a NumPy array of its elements, float32 for types of 16 and 8 bits, and returns the value.
+    `evaluate(*args)` is the call's meaning for the interpreters, which cannot look inside. It takes numbers, and for
+    each pointer a NumPy array of its elements, float32 for types of 16 and 8 bits. It returns the value.
     """
     return _call("T.call_extern", dtype, func_name, args, effects, evaluate)
 
@@ -186,7 +188,7 @@ def emit_call(
     result = dt.int32 if is_void else dtype_of(dtype)
     call = foreign_call(name, operands, result, accesses, cuda, cpu)
     if evaluate is not None:
-        keep_meaning(call, evaluate)
+        register_meaning(call, evaluate)
     if is_void:
         at.emit(Do(call))
         return None
@@ -242,11 +244,11 @@ def CUDASourceCodeKernel(
     *blocks: Any, threads: int | Sequence[int] | None = None, source_code_or_path: str | os.PathLike[str],
     entry_name: str = "main_kernel", cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None,
 ) -> None:  # fmt: skip
-    """Launch the `__global__` function `entry_name` of a text of CUDA, or of a file, where T.Kernel would stand.
+    """Launch the `__global__` function `entry_name` of a CUDA text or file, in place of T.Kernel.
 
     It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. `blocks`,
-    `threads` and `cluster_dims` are T.Kernel's; `prelude` is text to go before. Shared memory it declares itself, with
-    a size. What it points to as `const` it only reads. GPUs only; interpreters cannot run it.
+    `threads` and `cluster_dims` are T.Kernel's; `prelude` is text to go before. It declares its shared memory itself,
+    with a size. Tensors that it takes as `const` pointers are only read. GPUs only; interpreters cannot run it.
     """
     what, at = "T.CUDASourceCodeKernel", tracer("T.CUDASourceCodeKernel")
     text = str(source_code_or_path)
@@ -283,7 +285,7 @@ def ptx(
     instruction: str, *args: Any, dtype: Any = "handle", effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Expr | None:  # fmt: skip
-    """Instructions of PTX, by each thread that comes here: `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.
+    """Run PTX instructions in each thread that comes here: `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.
 
     `%0` is the result of type `dtype`, if there is one, and the arguments follow it. Pointers are 64-bit registers of
     global memory, 32-bit ones of shared memory; arrays of T.alloc_local are not given. `effects` and `evaluate` are as

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on tiles that are T.Parallel loops, written for their author: convolutions' columns, transposes, any and
-all. So every target has them, and every pass treats them as it does the author's own loops.
+"""Operations on tiles that are T.Parallel loops: convolutions' columns, transposes, any and all.
+
+Every target has them, and every pass treats them as the author's own loops.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, binary, cast, const, select, to_expr
 from torch_tile.ir.stmt import Alloc, For, Stmt, Store
 from torch_tile.language.asynchronous import in_kernel
-from torch_tile.language.reducers import folded
+from torch_tile.language.reducers import split_updates
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.base import (
     Scalar,
@@ -69,12 +70,12 @@ def im2col(
     img: Tile, col: Tile, nhw_step: Scalar, c_step: Scalar, kernel: int, stride: int, dilation: int, pad: int,
     eviction_policy: str | None = None,
 ) -> None:  # fmt: skip
-    """A tile of the matrix whose product with a convolution's weights is its result.
+    """Copy a tile of a convolution's im2col matrix: its product with the weights is the convolution.
 
-    `img` is a tensor (N, H, W, C) and `col` a tile (m, k): number `nhw_step` of those along rows, one for each pixel
-    of the result (N * OH * OW), number `c_step` along the columns, one for each weight (kernel * kernel * C). What lies
-    in the padding, or past the last row or column, is 0. Where k divides C, copies run ahead in pipelined loops.
-    `eviction_policy` is a hint of TileLang's without effect.
+    `img` is a tensor (N, H, W, C) and `col` a tile (m, k). It is tile number `nhw_step` along the rows, one row for
+    each pixel of the result (N * OH * OW). It is tile number `c_step` along the columns, one column for each weight
+    (kernel * kernel * C). Elements in the padding, or past the last row or column, are 0. Where k divides C, copies run
+    ahead in pipelined loops. `eviction_policy` is a hint of TileLang's without effect.
     """
     policy_of("im2col", eviction_policy)
     at = in_kernel("T.im2col")
@@ -96,7 +97,7 @@ def im2col(
     reach = dilation * (kernel - 1) + 1 - 2 * pad
     out_h, out_w = ((size - reach) // stride + 1 for size in (height, width))
     first = to_expr(c_step) * columns
-    # Whether all columns of the tile are of one weight each time.
+    # All columns of each tile belong to one weight position.
     one_tap = isinstance(channels, Const) and isinstance(columns, Const) and channels.value % columns.value == 0
 
     def fetch(point: tuple[Expr, ...]) -> Stmt:
@@ -122,17 +123,17 @@ def _tensor(img: Any) -> Buffer:
 
 
 def any_of(buffer: Tile) -> Expr:
-    """Whether any element of a tile, tensor or region is not 0: the same for all threads, which come here together.
+    """Test whether any element of a tile, tensor or region is not 0. All threads come here and get the same answer.
 
-    Of a thread's own array, T.alloc_local, it is that thread's answer.
+    For a thread's own array, T.alloc_local, each thread gets its own answer.
     """
     return _joined("any_of", buffer, "max")
 
 
 def all_of(buffer: Tile) -> Expr:
-    """Whether no element of a tile, tensor or region is 0: the same for all threads, which come here together.
+    """Test whether all elements of a tile, tensor or region are not 0. All threads come here and get the same answer.
 
-    Of a thread's own array, T.alloc_local, it is that thread's answer.
+    For a thread's own array, T.alloc_local, each thread gets its own answer.
     """
     return _joined("all_of", buffer, "min")
 
@@ -163,7 +164,7 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
     at.emit(Fill.build(answer, identity_of(op, answer.dtype)))
     nest = parallel(region.tile_shape or (const(1, dt.int32),), fold)
     assert isinstance(nest, For)
-    for one in folded(nest, {answer: op}):
+    for one in split_updates(nest, {answer: op}):
         at.emit(one)
     return binary("!=", Load(answer, (zero,)), zero)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of PTX by the names that TIR has for them, on pointers of T.access_ptr: for kernels of threads."""
+"""PTX instructions by TIR's names, on pointers of T.access_ptr: for kernels of threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_tile.language.foreign import Pointer
 from torch_tile.language.threads import thread_index
 from torch_tile.tileop.base import Scalar, region_of
 
-# What TIR calls types of operands.
+# TIR's names of operand types.
 TYPES = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "int8": "int8", "uint8": "uint8",
     "int32": "int32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "tf32": "tf32",
@@ -52,10 +52,10 @@ def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int, predi
 
 
 def ptx_ldmatrix(trans: Any, num: int, src_access_ptr: Any, dst_access_ptr: Any) -> None:
-    """A warp loads `num` (1, 2, 4) matrices of 8 rows of 16 bytes from shared memory into its local arrays.
+    """Load `num` (1, 2, 4) matrices of 8 rows of 16 bytes from shared memory into a warp's local arrays.
 
-    Lane `l` gives the address of row `l % 8` of matrix `l // 8`, and receives of each in turn the 4 bytes at row
-    `l // 4`, place `l % 4`. With `trans`, of 16-bit elements only, matrices are transposed on the way.
+    Lane `l` gives the address of row `l % 8` of matrix `l // 8`. It receives of each matrix the 4 bytes at row `l //
+    4`, place `l % 4`. With `trans`, for 16-bit elements only, the load transposes matrices.
     """
     what = "T.ptx_ldmatrix"
     at, (source, target) = in_kernel(what), (_pointer(what, p) for p in (src_access_ptr, dst_access_ptr))

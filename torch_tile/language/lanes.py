@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several neighbours at once: accesses of a given width (T.ldg128, T.sts64, ...), pairs (T.add2, ...), their values.
+"""Accesses of several neighbours at once (T.ldg128, T.sts64, ...), and arithmetic on pairs (T.add2, ...).
 
 An access of 32 bits gives a uint32, a wider one a vector of them. Accesses are loops of T.vectorized over neighbours,
-so that every target has them, and a GPU makes one instruction where addresses allow it.
+so every target has them. A GPU makes one instruction where addresses allow it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def store(kind: str, width: int) -> Callable[..., None]:
 
 
 def ldg(load_or_buf: Tile, index: Scalar = None) -> Expr:
-    """The element `A[i]`, or element `index` of a tensor of one dimension; tensors that are only read are cached so."""
+    """Load the element `A[i]`, or element `index` of a tensor of one dimension, through the read-only cache."""
     region = region_of(load_or_buf)
     if isinstance(load_or_buf, Load) and index is None:
         return load_or_buf
@@ -112,7 +112,7 @@ def ldg(load_or_buf: Tile, index: Scalar = None) -> Expr:
 
 
 def _neighbours(what: str, name: str, tile: Any, kind: str, width: int) -> tuple[Region, int]:
-    """The region whose first element an access begins at, and how many elements it takes."""
+    """Return the region at whose first element an access begins, and its number of elements."""
     head = tile.lanes[0] if isinstance(tile, Vector) else tile  # an element of several lanes
     region = region_of(head) if isinstance(head, Load) or not isinstance(head, Expr) else None
     if region is None or region.buffer.scope != SCOPES[kind]:

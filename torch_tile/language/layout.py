@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts as an author gives them: functions of indices, swizzles by name, printed layouts.
+"""Layouts that an author gives: functions of indices, swizzles by name, printed layouts.
 
-A request is kept on the buffer or loop; layout inference takes it as required. CPU tiles are row-major whatever is
-asked: a layout never changes a result.
+A request is kept on the buffer or loop, and layout inference takes it as required. CPU tiles are always row-major: a
+layout never changes a result.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MOST_ELEMENTS = 1 << 20  # of tiles on a chip; functions over larger shapes are 
 
 @dataclass(frozen=True)
 class FreeLayout:
-    """A layout without digits: a function that none express, or over a shape of tensors.
+    """A layout that digits cannot express, or one of a shape of tensors: only a hint.
 
-    It is taken as a hint: the compiler places the elements of the tile itself. Results do not depend on it.
+    The compiler places the elements of the tile itself. Results do not depend on it.
     """
 
     shape: tuple[Expr, ...]
@@ -42,9 +42,9 @@ class FreeLayout:
 
 
 def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout | FreeLayout:
-    """Where elements lie in memory: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
+    """A memory layout: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
 
-    Sums of digits and an XOR swizzle are kept as asked; other functions, such as permutations, are hints, and so are
+    Sums of digits and an XOR swizzle are kept as asked. Other functions, such as permutations, are hints, and so are
     those over more than a million elements. Raises TileError (bad_layout) for two elements at one place.
     """
     given = shape_of(shape, "a layout's shape")
@@ -57,7 +57,7 @@ def Fragment(
     shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
     replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
 ) -> IRLayout | FreeLayout:  # fmt: skip
-    """Where elements lie in registers: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
+    """A register layout: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
 
     With `replicate` above 1 the functions for threads take the number of the replica as well. Sums of digits are kept
     as asked, other functions are hints. Raises TileError (bad_layout) for two elements in one register.
@@ -122,10 +122,10 @@ def make_linear_layout(buffer: Handle) -> IRLayout:
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Ask for the layout of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
+    """Set the layout of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
 
     A value is a layout, a printed one, or a function of the indices, as T.Layout (shared memory) and T.Fragment take.
-    Of a tensor in global memory it is a hint of TileLang's without effect.
+    For a tensor in global memory it is a hint of TileLang's without effect.
     """
     at = tracer("T.annotate_layout")
     for handle, wanted in layouts.items():

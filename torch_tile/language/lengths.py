@@ -15,7 +15,7 @@ from torch_tile.ir.expr import Binary, Const, Expr, Load, Var, binary, cast, con
 from torch_tile.ir.node import equal
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, If, Stmt, Store
-from torch_tile.language.trace import spelt_out
+from torch_tile.language.trace import expand_names
 from torch_tile.tileop.base import conjunction, is_one, may_overlap, parallel, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
 
@@ -50,7 +50,7 @@ def _whole(region: Region, others: Sequence[Expr]) -> Region:
 
 def _ends(one: Range, size: Expr, length: Const) -> bool:
     """Whether a range has `length` indices, or ends at `size` if that comes first."""
-    start, extent = simplify(spelt_out(one.start)), simplify(spelt_out(one.extent))
+    start, extent = simplify(expand_names(one.start)), simplify(expand_names(one.extent))
     left = simplify(size - start)
     for found, base in ((extent, const(0, extent.dtype)), (simplify(extent + start), start)):
         if isinstance(found, Binary) and found.op == "min":

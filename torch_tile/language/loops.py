@@ -18,7 +18,7 @@ from torch_tile.ir.stmt import Block, Break, For, LoopKind
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.layout import loop_layout as requested
 from torch_tile.language.math import ceildiv, max as larger, min as smaller
-from torch_tile.language.reducers import folded
+from torch_tile.language.reducers import split_updates
 from torch_tile.language.thread_roles import needs_all
 from torch_tile.language.threads import get_block_extent
 from torch_tile.language.trace import close_body, let, make_variable, tracer
@@ -75,7 +75,7 @@ class Loop:
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
             at.emit(AsyncLoop(made) if self.asynchronous else made)
             return
-        for one in folded(made, at.reducers):
+        for one in split_updates(made, at.reducers):
             at.emit(one)
 
     def _downwards(self, name: Any) -> Iterator[Any]:
@@ -108,7 +108,7 @@ def _settled(name: str, bound: Expr, body: Block) -> Expr:
     before the body.
     """
     shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
-    return let(name, bound) if shared.meets(body) else bound
+    return let(name, bound) if shared.any_in(body) else bound
 
 
 def loop_break() -> None:
@@ -150,7 +150,7 @@ def unroll(
     start: Scalar, stop: Scalar = None, step: int | None = 1, *, explicit: bool = False,
     unroll_factor: int | None = None, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """As T.serial, its body repeated in the generated code.
+    """Run a loop as T.serial does, with its body repeated in the generated code.
 
     `explicit`, `unroll_factor` and `annotations` are hints of TileLang's without effect.
     """
@@ -169,15 +169,15 @@ def Parallel(
     *extents: Scalar, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False,
     coalesced_width: int | None = None, prefer_async: bool | None = None, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """An elementwise nest over a box, spread over the threads of the block.
+    """Run an elementwise nest over a box, spread over the threads of the block.
 
-    A nest that holds operations of all threads, such as T.copy or T.gemm, runs in order: one of them in each iteration.
-    Where iterations may meet in an element that one of them writes, they run in order, which on a GPU one thread does.
-    With `independent`, they never meet, as the author knows and the compiler cannot, of `y[to[i]] = x[i]` where `to` is
-    a permutation: threads then share the work, and where they do meet nevertheless, the last to come has its way.
+    A nest with operations of all threads, such as T.copy or T.gemm, runs in order: one of them in each iteration.
+    Iterations that may write an element that another one accesses run in order, too; on a GPU one thread runs them.
+    With `independent` the author promises that iterations never meet, as in `y[to[i]] = x[i]` where `to` is a
+    permutation. Threads then share the work. If iterations meet nevertheless, the last write wins.
 
-    `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order.
-    With `asynchronous`, a loop that only fills a shared tile from global memory is started as T.async_copy is.
+    `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order. With
+    `asynchronous`, a loop that only fills a shared tile from global memory is started as T.async_copy is.
     `coalesced_width`, `prefer_async` and `annotations` are hints of TileLang's without effect.
     """
     if not extents:
@@ -197,11 +197,11 @@ def Pipelined(
     stage: Sequence[int] | None = None, sync: Sequence[Sequence[int]] | None = None,
     group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """A loop run in order whose copies may run `num_stages` iterations ahead; results do not depend on it.
+    """Run a loop in order, with copies up to `num_stages` iterations ahead. Results do not depend on it.
 
-    With `ping_pong`, of a loop of products, arithmetic and products again, warpgroups take turns in starting products
-    (Hopper): while the products of one run, the others do their arithmetic. `sync`, `group` and `annotations` are hints
-    of TileLang's without effect.
+    `ping_pong` is for a loop of products, arithmetic and products again (Hopper). Warpgroups take turns: one runs its
+    products while the others do their arithmetic. `sync`, `group` and `annotations` are hints of TileLang's without
+    effect.
     """
     if not isinstance(num_stages, int) or num_stages < 0:
         fix = "give a non-negative integer"
@@ -247,7 +247,7 @@ def grid(*extents: Scalar) -> Loop:
 
 @dataclass(frozen=True)
 class Tiles(Loop):
-    """The loop over iterations; in each, `index + iteration * wave_size` is the number of a tile of the domain."""
+    """The loop over a block's tiles. Iteration `i` has tile number `index + i * wave_size` of the domain."""
 
     domain: tuple[Any, ...] = ()
     wave_size: Any = 1
@@ -283,12 +283,11 @@ class Tiles(Loop):
 
 
 def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: int = 8) -> Loop:
-    """All tiles of `domain`, each once, shared by `wave_size` blocks: this one takes those that come at `index`,
-    `index + wave_size`, and so on.
+    """Loop over this block's share of the tiles of `domain`: those at `index`, `index + wave_size`, and so on.
 
-    `for x, y in T.Persistent([rows, columns], blocks, block)` gives the coordinates of a tile; with one dimension its
-    number. Tiles that follow each other lie in panels of `group_size` along the last dimension, so that what they read
-    stays in cache.
+    All blocks together visit each tile once. `for x, y in T.Persistent([rows, columns], blocks, block)` gives the
+    coordinates of a tile; with one dimension its number. Consecutive tiles lie in panels of `group_size` along the last
+    dimension, so that their operands stay in cache.
     """
     if not isinstance(domain, list | tuple) or not domain:
         fix = "give a list of sizes, such as [T.ceildiv(M, 128), T.ceildiv(N, 128)]"
@@ -323,13 +322,13 @@ class _Cell:
 
 
 class PersistentTileScheduler:
-    """Tiles `(m_idx[0], n_idx[0])` that this block takes, one after the other.
+    """Iterate over the tiles `(m_idx[0], n_idx[0])` of this block.
 
-    `scheduler.init(block)`, then `while scheduler.valid():` with `scheduler.next_tile()` at the end: the tiles numbered
-    `block`, `block + num_workers`, ... of `num_m_tiles` by `num_n_tiles`, each of which some block takes. `num_workers`
-    is by default the number of blocks along x, of clusters where `cluster_size` blocks along M work together: `m_idx`
-    then counts clusters. Tiles follow each other along M, along N unless `column_major`, in panels of `swizzle_size`
-    along the other. `current_iter[0]` counts from 0. With `stateful=False` there is only `coord(number)`.
+    `scheduler.init(block)`, then `while scheduler.valid():` with `scheduler.next_tile()` at the end. The block takes
+    the tiles numbered `block`, `block + num_workers`, ... of `num_m_tiles` by `num_n_tiles`. `num_workers` defaults to
+    the number of blocks along x. With `cluster_size` it is that of clusters of so many blocks along M, and `m_idx`
+    counts clusters. Tiles follow each other along M, or along N unless `column_major`, in panels of `swizzle_size`
+    along the other dimension. `current_iter[0]` counts from 0. With `stateful=False` there is only `coord(number)`.
     """
 
     def __init__(

@@ -187,9 +187,7 @@ def _has_room(a: Expr, b: Expr) -> bool:
 
 
 def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
-    """Return the value ranges of the names in `values`, and the variables and elements that `values` are
-    computed from.
-    """
+    """Return the value ranges of the names in `values`, and the variables and elements that they depend on."""
     lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
         lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))
@@ -237,8 +235,10 @@ def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
 
 
 def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x + y` of float32, rounded by itself, never with a product around: "rn" to nearest even, "rz" to zero, "ru" up,
-    "rd" down. Of float64 only "rn"; TileError for other modes and types.
+    """`x + y` of float32 with its own rounding, never fused with a product: "rn" to nearest even, "rz" to zero, "ru"
+    up, "rd" down.
+
+    For float64 only "rn". Raises TileError for other modes and types.
     """
     return _ieee("add", x, y, rounding_mode=rounding_mode)
 
@@ -279,7 +279,7 @@ def ieee_fdiv(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
 
 
 def fmul(x: Scalar, y: Scalar) -> Expr:
-    """`x * y`, rounded by itself: no sum around it is fused with it. Of float32 and float64."""
+    """`x * y` with its own rounding, never fused with a sum. For float32 and float64."""
     return _ieee("mul", x, y, rounding_mode="rn")
 
 
@@ -313,7 +313,7 @@ def truncmod(a: Any, b: Any) -> Any:
 
 
 def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:
-    """Where element number `index` of a row-major box lies, modulo its size: one integer for each of `shape`."""
+    """Return the coordinates of element number `index` of a row-major box of `shape`, modulo its size."""
     found: list[Any] = []
     for size in reversed(shape):
         found.append(index % size)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Python itself finds wrong on an author's line, told as an error of the author's.
+"""Turn Python's own exceptions on an author's line into errors that the author understands.
 
-Tile expressions and buffers are no numbers, lists or tensors: where an author gives one to a function of Python or
-torch, or asks it for a method of a tensor, Python names classes of the compiler, which authors do not know.
+Tile expressions and buffers are no numbers, lists or tensors. If an author gives one to a function of Python or torch,
+or asks it for a method of a tensor, Python names classes of the compiler. Authors do not know those.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _HAVE = {
 
 
 def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
-    """The author's error that `problem`, raised on the author's own line at `span`, stands for; None if it is another.
+    """Return the author's error for the exception `problem`, raised on the author's own line at `span`; None for
+    others.
 
     `language` has the functions whose calls may be wrong.
     """
@@ -81,7 +82,7 @@ def _kind(name: str) -> str:
 
 
 def _instead(span: Span | None, language: Any) -> str:
-    """What to write for the function that is called where the span begins."""
+    """Suggest a replacement for the function that is called where the span begins."""
     source = span.source()[span.column :] if span else ""
     called = re.match(r"([\w.]+)\(", source)
     name = called[1].rpartition(".")[2] if called else ""
@@ -92,9 +93,9 @@ def _instead(span: Span | None, language: Any) -> str:
     return "write operators and T's functions, such as T.exp(x), T.max(x, y) or T.cast(x, dtype)"
 
 
-# Names that `T` does not have: an author asks for one by mistake, or because TileLang has it.
+# Names that `T` does not have. Authors ask for them by mistake, or because TileLang has them.
 
-# What to write for names of TileLang that have no counterpart of the same name.
+# Replacements for names of TileLang that have no counterpart of the same name.
 INSTEAD = {
     "sum": "T.reduce_sum(src, dst, dim) adds up tiles; `+` adds values",
     "any": "T.any_of(flags) asks about a tile; `or` joins conditions",
@@ -115,7 +116,7 @@ INSTEAD = {
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
 
-# What to write for whole families of TileLang's names, most special first: a pattern of names, and the reason.
+# Replacements for whole families of TileLang's names, most special first: a pattern of names, and the reason.
 _SM100 = "has an instruction of sm_100 alone, and this compiler writes sm_80 and sm_90a"
 FAMILIES = (
     (r"(alloc|deallocate)_tmem", f"tensor memory {_SM100}: accumulate in T.alloc_fragment"),
@@ -176,7 +177,7 @@ _FAMILIES = tuple((re.compile(pattern), reason) for pattern, reason in FAMILIES)
 
 
 def instead(name: str) -> str:
-    """What to write for a name that TileLang has, or the reason why there is nothing; empty for other names."""
+    """Suggest a replacement for a name of TileLang, or say why there is none. Return "" for other names."""
     return INSTEAD.get(name) or next((reason for pattern, reason in _FAMILIES if pattern.fullmatch(name)), "")
 
 

@@ -26,21 +26,21 @@ class _Kind(type):
 
 
 class Var(metaclass=_Kind):
-    """`T.Var("x", dtype)`: a symbol, which is a size as by T.dynamic, or a name that T.let binds."""
+    """`T.Var("x", dtype)`: a symbol, for a size as T.dynamic, or for a name that T.let binds."""
 
 
 class _Let:
     """`T.let(x, value, body)`: `body` with `value` for x, a T.Var. Without `body` x is `value` from here on.
 
-    `T.let(value)` is the value under a name, which is computed once. In an annotation, `x: T.let[T.int32] = e` converts
-    the value. Raises TileError for an x that is no T.Var.
+    `T.let(value)` names a value, so that it is computed once. In an annotation, `x: T.let[T.int32] = e` converts the
+    value. Raises TileError for an x that is no T.Var.
     """
 
     def __getitem__(self, dtype: Any) -> Any:
         return dtype_of(dtype)
 
     def __call__(self, x: Any, value: Scalar = None, body: Scalar = None) -> Any:
-        """What the class says."""
+        """Name `value`, as the class says."""
         if value is None:
             return under_name("t", to_expr(x, op="T.let"))
         symbol, meant = _bound("T.let", x, value)

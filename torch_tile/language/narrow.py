@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulation of narrow types in types that every target has: int4, float4_e2m1fn, float8_e8m0fnu, ..., tfloat32.
+"""Emulate narrow types by types that every target has: int4, float4_e2m1fn, float8_e8m0fnu, ..., tfloat32.
 
-A value of a narrow float is held as float32, one of a narrow integer as int8 or uint8. Conversions, and results of
-operators, are rounded to the nearest value of the type, halves to even (of tfloat32 away from zero), and saturate;
-narrow integers wrap. float4_e2m1fn has no NaN and takes its greatest value for it. float8_e8m0fnu has no sign and no
-zero: it takes the power of two nearest to the magnitude.
+A value of a narrow float is held as float32, one of a narrow integer as int8 or uint8. Conversions and operators round
+to the nearest value of the type, halves to even (tfloat32: away from zero), and saturate. Narrow integers wrap.
+float4_e2m1fn has no NaN and takes its greatest value for it. float8_e8m0fnu has no sign and no zero: it takes the power
+of two nearest to the magnitude.
 
-Tiles hold narrow floats as float16, which has all of their values (float8_e8m0fnu as bfloat16, tfloat32 as float32), so
-products go by the instructions of those types. Tensors hold bytes. Types of 4 or 2 bits are packed along the last
+Tiles hold narrow floats as float16, which has all of their values (float8_e8m0fnu as bfloat16, tfloat32 as float32).
+Products use the instructions of those types. Tensors hold bytes. Types of 4 or 2 bits are packed along the last
 dimension, the first element lowest, so copies out of tiles write whole bytes.
 """
 
@@ -84,7 +84,7 @@ def per_byte(dtype: DType) -> int:
 
 
 def rounded(x: Expr, dtype: DType) -> Expr:
-    """`x`, a value of any type but a narrow one, as the value of `dtype` that stands for it."""
+    """Round `x`, a value of any type but a narrow one, to `dtype`, and return it in the carrier's type."""
     if not dtype.is_float:
         x, mask = cast(x, dt.int32), (1 << dtype.bits) - 1
         half = 1 << (dtype.bits - 1) if dtype.kind == "int" else 0
@@ -160,7 +160,7 @@ def encoded(value: Expr, dtype: DType) -> Expr:
 
 
 def widen(program: Program) -> Program:
-    """`program` without narrow types; the same object if it has none."""
+    """Replace the narrow types of `program` by types of the target. Return the same object if it has none."""
     buffers = (*program.params, *program.workspaces, *program.outputs)
     used = any(isinstance(b, Buffer) and is_narrow(b.dtype) for b in buffers)
     if not used and not any(_uses(node) for node in find(program, Cast, Const, Call, Alloc, Let)):
@@ -179,14 +179,14 @@ def _refuse(node: Node, what: str, dtype: DType, fix: str) -> Never:
 
 
 class _Wide(Rewriter):
-    """Rewrites expressions of narrow types to expressions of their carriers, and what holds them."""
+    """Rewrite expressions of narrow types to expressions of their carriers, and their buffers to containers."""
 
     def __init__(self) -> None:
         self.buffers = IdMap[Buffer, Buffer]()
         self.vars = IdMap[Var, Var]()
         self.nests: list[For] = []  # the T.Parallel loops around
         self.of_threads = IdSet[Var]()  # names of values that differ between threads
-        self.named = IdMap[Var, Expr]()  # what the names around stand for
+        self.named = IdMap[Var, Expr]()  # the values of the names around
 
     def program(self, program: Program) -> Program:
         """Rewrite all kernels and their tensors."""
@@ -230,7 +230,7 @@ class _Wide(Rewriter):
         return replace(old, dtype=dt.uint8, shape=shape, strides=strides, seen_as=seen, base=base)
 
     def visit_Buffer(self, node: Buffer) -> Buffer:
-        """What holds its elements."""
+        """Return the buffer that holds its elements."""
         return self.buffer(node)
 
     # Expressions.
@@ -309,7 +309,7 @@ class _Wide(Rewriter):
         return decoded((cast(byte, dt.uint32) >> place) & ((1 << old.dtype.bits) - 1), old.dtype)
 
     def visit_Address(self, node: Address) -> Expr:
-        """Where a byte of a tensor lies; of packed types, and of tiles in wider ones, there is no place."""
+        """Return the address of a byte of a tensor. Packed types and tiles in wider types have no such address."""
         old = node.buffer
         if is_narrow(old.dtype) and old.dtype != dt.tfloat32 and (old.scope != "global" or per_byte(old.dtype) > 1):
             _refuse(node, f"the address of an element of `{old.name}`", old.dtype, "view a tile of uint8 by T.view")
@@ -324,7 +324,7 @@ class _Wide(Rewriter):
     # Statements.
 
     def visit_Let(self, node: Let) -> Let:
-        """A name for the carrier."""
+        """Name a value of the carrier's type."""
         self.named[node.var] = node.value
         if self._is_of_threads(node.value):
             self.of_threads.add(node.var)
@@ -337,7 +337,7 @@ class _Wide(Rewriter):
         return rebuilt(node, buffer=held, init=init)
 
     def visit_Store(self, node: Store) -> Stmt:
-        """The value in the form that memory holds."""
+        """Store the value in the container's form."""
         old, value, indices = node.buffer, self(node.value), tuple(map(self, node.indices))
         held = self.buffer(old)
         if not is_narrow(old.dtype):
@@ -357,7 +357,7 @@ class _Wide(Rewriter):
         return Store(held, at, cast(rest | (encoded(value, old.dtype) << place), held.dtype))
 
     def visit_For(self, node: For) -> Stmt:
-        """A loop; of one that stores packed elements beside other threads, an iteration writes whole bytes."""
+        """Rewrite a loop. If it stores packed elements beside other threads, one iteration writes whole bytes."""
         packed = [s for s in node.body.stmts if isinstance(s, Store) and _is_packed(s.buffer)]
         beside = node.kind is LoopKind.PARALLEL or bool(self.nests)
         if packed and (beside or any(self._is_of_threads(i, node.body) for s in packed for i in s.indices)):
@@ -371,7 +371,7 @@ class _Wide(Rewriter):
             self.nests.pop()
 
     def _by_bytes(self, node: For, packed: Sequence[Store]) -> Stmt:
-        """Group the iterations of a nest so that one iteration handles all elements that share a byte."""
+        """Group the iterations of a nest, so that one iteration handles all elements of a byte."""
         last, stop = node.vars[-1], node.stops[-1]
         counts = {per_byte(s.buffer.dtype) for s in packed}
         count = max(counts)
@@ -412,7 +412,7 @@ class _Wide(Rewriter):
         )
 
     def visit_Copy(self, node: Copy) -> Stmt:
-        """A copy of the containers where that is the conversion; else a nest of moves."""
+        """Copy the containers if that is the conversion; otherwise build a nest of moves."""
         a, b = node.src.buffer, node.dst.buffer
         if not is_narrow(a.dtype) and not is_narrow(b.dtype):
             return self.children(node)
@@ -444,7 +444,9 @@ class _Wide(Rewriter):
         return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
 
     def visit_TileOp(self, node: TileOp) -> Stmt:
-        """Products and choices of containers are those of the type; other operations have to be told a wide type."""
+        """Products and selections act on containers as on the type itself. Refuse other operations: their author must
+        widen.
+        """
         narrow = [r.buffer for r in find(node, Region) if is_narrow(r.buffer.dtype)]
         if narrow:
             chosen = isinstance(node, Reduce) and node.kind in ORDERED
@@ -455,7 +457,7 @@ class _Wide(Rewriter):
         return self.children(node)
 
     def visit_Region(self, node: Region) -> Region:
-        """The same box of what holds the elements."""
+        """The same box of the container."""
         return rebuilt(node, buffer=self.buffer(node.buffer), ranges=tuple(map(self, node.ranges)))
 
 

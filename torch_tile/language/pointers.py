@@ -15,17 +15,17 @@ from torch_tile.language.views import view
 
 
 class PointerType:
-    """The annotation of a parameter that is a contiguous tensor of any shape: `a: T.ptr`. T.handle is TIR's name."""
+    """The annotation of a parameter that is a contiguous tensor of any shape: `a: T.ptr`. TIR's name is T.handle."""
 
     def __call__(self, dtype: Any = None, storage_scope: str = "global") -> PointerType:
-        """The same: what memory holds, T.make_tensor says."""
+        """Return the annotation itself: T.make_tensor declares the element type."""
         return self
 
     def __repr__(self) -> str:
         return "T.ptr"
 
     def buffer(self, name: str) -> Buffer:
-        """The parameter, before T.make_tensor declares what it is."""
+        """Make the parameter's buffer. T.make_tensor declares its shape and dtype later."""
         return Buffer(name, (const(1, dt.int32),), dt.uint8, "global", None, "pointer")
 
 
@@ -33,7 +33,7 @@ ptr = handle = PointerType()
 
 
 class Pointer(Handle):
-    """A parameter T.ptr: nothing to index before T.make_tensor, which gives a buffer."""
+    """A parameter T.ptr. It has no elements: T.make_tensor makes the buffer that can be indexed."""
 
     is_declared = False
 
@@ -49,16 +49,16 @@ class Pointer(Handle):
 
 
 def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Handle:
-    """The tensor of `shape` that begins where a parameter T.ptr does, before or inside T.Kernel.
+    """Make a tensor of `shape` that begins at a parameter T.ptr, before or inside T.Kernel.
 
-    Sizes may be scalar parameters. A call is refused if the tensor that it gives is smaller. A second tensor at one
-    pointer is T.view of the first, and so it is of any other tensor. Raises TileError for what is no tensor.
+    Sizes may be scalar parameters. A launch is refused if its tensor is smaller. A second tensor at the same pointer is
+    a T.view of the first. If `ptr` is a tensor, the result is a T.view of it. Raises TileError for anything else.
     """
     return _declared("T.make_tensor", ptr, shape, dtype, strides, "pointer")
 
 
 def match_buffer(param: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Handle:
-    """What a parameter T.handle is, as T.Tensor(shape, dtype, strides) in its annotation would say."""
+    """Declare the tensor behind a parameter T.handle, as an annotation T.Tensor(shape, dtype, strides) does."""
     return _declared("T.match_buffer", param, shape, dtype, strides, "param")
 
 

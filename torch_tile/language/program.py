@@ -29,7 +29,7 @@ from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
 
-HOST_SCOPES = ("var", "local")  # of memory that a function without T.Kernel may have
+HOST_SCOPES = ("var", "local")  # limit for memory of a function without T.Kernel
 
 
 class PrimFunc:
@@ -83,7 +83,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         params = {name: make_param(name, kind) for name, kind in types.items()}
         at.params = list(params.values())
-        args, kwargs = call_arguments(function, groups, [in_hands(p) for p in params.values()])
+        args, kwargs = call_arguments(function, groups, [author_view(p) for p in params.values()])
         with around:
             result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
         return finish(at, function.__name__, tuple(params.values()), result)
@@ -92,7 +92,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
 
 
 def _traced(run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program]) -> Program:
-    """What `run` records; of a function without T.Kernel, what it records as one block of one thread."""
+    """Record what `run` does. A function without T.Kernel is recorded as one block of one thread."""
     try:
         with tracing() as at:
             return run(contextlib.nullcontext(), at)
@@ -136,7 +136,7 @@ def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, A
 
 
 def evaluated(function: FunctionType, name: str, annotation: Any, scope: dict[str, Any]) -> Any:
-    """An annotation, which may have been kept as text; what is wrong in that is shown where the parameter stands."""
+    """Evaluate an annotation, which may be kept as text. Errors in it are shown at the parameter."""
     if not isinstance(annotation, str) or isinstance(annotation, DType):
         return annotation
     try:
@@ -147,7 +147,7 @@ def evaluated(function: FunctionType, name: str, annotation: Any, scope: dict[st
 
 
 def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | PointerType | DType:
-    """A parameter's type from its annotation; `bad_annotation` otherwise."""
+    """Return a parameter's type from its annotation; raise `bad_annotation` for anything else."""
     if isinstance(annotation, TensorType | PointerType):
         return annotation
     try:
@@ -163,7 +163,7 @@ def make_param(name: str, kind: TensorType | PointerType | DType) -> Buffer | Va
     return Var(name, kind, "param") if isinstance(kind, DType) else kind.buffer(name)
 
 
-def in_hands(symbol: Buffer | Var) -> Any:
+def author_view(symbol: Buffer | Var) -> Any:
     """Return a parameter as its author gets it."""
     if isinstance(symbol, Var):
         return symbol
@@ -171,11 +171,11 @@ def in_hands(symbol: Buffer | Var) -> Any:
 
 
 def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any, span: Span | None = None) -> Program:
-    """The program recorded by `at`, whose function returned `result`, at `span`."""
+    """Build the program that `at` recorded; the traced function returned `result`, at `span`."""
     returned = () if result is None else result if isinstance(result, tuple | list) else (result,)
     for value in returned:
         if not (isinstance(value, Handle) and value.buffer.origin == "empty"):
-            if isinstance(value, FunctionType):  # with T.Kernel in it, or this were taken for no kernel itself
+            if isinstance(value, FunctionType):  # T.Kernel itself must not be taken for a kernel
                 got, fix = f"the function `{value.__name__}`", f"decorate `{value.__name__}` with @T.prim_func"
                 raise error("no_kernel", span, name=name, got=got, fix=fix)
             raise error("bad_return", span, got=repr(value)[:60])
@@ -221,7 +221,7 @@ MOST_INLINED = 48  # calls of a macro inside of itself: each takes some frames o
 
 
 def meta_class(cls: type) -> type:
-    """Decorator of a class whose methods are macros where a kernel is traced, and plain functions elsewhere."""
+    """Decorate a class whose methods are macros in a traced kernel, and plain functions elsewhere."""
     for name, value in list(vars(cls).items()):
         if isinstance(value, FunctionType) and not hasattr(value, "is_macro"):
             setattr(cls, name, _method(value, sys._getframe(1).f_locals))
@@ -271,26 +271,24 @@ def is_computed(value: Any) -> bool:
 
 
 def takes_reference(function: FunctionType, name: str, scope: Mapping[str, Any]) -> bool:
-    """Whether a macro's parameter is annotated with T.Ref; `scope` holds the names around the definition."""
+    """Return whether a macro's parameter is annotated with T.Ref. `scope` holds the names around the definition."""
     annotation = function.__annotations__.get(name)
     if isinstance(annotation, str) and not isinstance(annotation, DType):  # kept as text
         try:
             annotation = eval(annotation, function.__globals__, dict(scope))
-        except (NameError, AttributeError):  # what is there for type checkers only
+        except (NameError, AttributeError):  # names for type checkers only
             return False
     return annotation is Ref
 
 
-# Eager kernels: the decorated function's body is the kernel, its tensors are annotated in the signature or in the
-# body.
-#
-# A call is traced in two steps when T.const is used: the first run only learns the constants from the annotations,
-# the second runs with plain integers in their place, so that Python's own control flow may use them. Tensors may be
-# left out of a call that only compiles: the constants are then given by name.
+# Eager kernels: the decorated function's body is the kernel. Its tensors are annotated in the signature or in the body.
+# With T.const, a call is traced in two steps. The first run only learns the constants from the annotations. The second
+# runs with plain integers in their place, so that Python's own control flow may use them. A call that only compiles may
+# leave tensors out: it gives the constants by name.
 
 
 class Absent:
-    """A tensor that a call left out, of which only the annotation is known."""
+    """The annotation of a tensor that a call left out."""
 
 
 ABSENT = Absent()
@@ -298,7 +296,7 @@ ABSENT = Absent()
 
 @dataclass
 class EagerCall:
-    """One call: what is known before tracing. `sizes` are constants given by name."""
+    """One call with the facts known before tracing. `sizes` are constants given by name."""
 
     function: FunctionType
     signature: inspect.Signature
@@ -405,9 +403,9 @@ def _described(value: Any) -> Any:
 
 
 def exact_key(value: Any) -> Hashable:
-    """A key that two compile-time values share only where kernels cannot tell them apart.
+    """Make a cache key of a compile-time value; two values share it only if kernels cannot tell them apart.
 
-    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs by their bits, in containers and dataclasses as well.
+    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs of different bits, in containers and dataclasses as well.
     """
     kind = type(value)
     if kind is int or kind is str or kind is bool or value is None:
@@ -516,7 +514,7 @@ class _Run:
             return symbol
         if self.learning and isinstance(kind, TensorType):
             self._learn(name, kind)
-        return in_hands(symbol)
+        return author_view(symbol)
 
     def _learn(self, name: str, kind: TensorType) -> None:
         tensor, rank = self.call.arguments[name], len(kind.shape)

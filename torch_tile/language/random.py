@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers by Philox 4x32-10, the same as curand's generator of that name gives: T.rng_init, T.rng_rand.
+"""Random numbers by Philox 4x32-10, with the results of curand's generator of that name: T.rng_init, T.rng_rand.
 
-Each thread has a sequence of its own, of which it draws four words at a time.
+Each thread has a sequence of its own. It draws four words at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_TWO = 2.0**-53
 
 @dataclass
 class Generator:
-    """What a thread keeps: its key, its sequence, how many words it has drawn, and the four that come next."""
+    """The state of a thread's random generator: key, sequence, number of words drawn, and the next four words."""
 
     key: tuple[Expr, Expr]
     sequence: tuple[Expr, Expr]
@@ -39,10 +39,10 @@ class Generator:
 
 
 def rng_init(seed: Scalar, seq: Scalar = None, off: Scalar = 0, generator: str = PHILOX) -> None:
-    """Set the running thread's generator up: sequence `seq` of `seed`, from number `off` on.
+    """Initialise the running thread's generator: sequence `seq` of `seed`, from number `off` on.
 
-    Without `seq` it is the number of the thread in the grid, counted along x, which only GPUs have. Other generators of
-    curand's than Philox are refused.
+    Without `seq` the sequence is the number of the thread in the grid, counted along x, which only GPUs have. Raises
+    TileError for curand's other generators.
     """
     at, what = in_kernel("T.rng_init"), "rng_init"
     need_choice(what, "generator", generator, (PHILOX, *OTHERS))
@@ -66,9 +66,9 @@ def rng_rand() -> Expr:
 
 
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Expr:
-    """A float of `bit` bits, 32 or 64: "uniform" in (0, 1], or "normal" with mean 0 and deviation 1.
+    """Draw a float of `bit` bits, 32 or 64: "uniform" in (0, 1], or "normal" (mean 0, deviation 1).
 
-    Normal numbers are made two at a time, as curand makes them, from two words, or from four for 64 bits.
+    Normal numbers are made in pairs, as curand makes them, from two words, or from four for 64 bits.
     """
     at, own = _generator("T.rng_rand_float")
     need_choice("rng_rand_float", "bit", bit, (32, 64))
@@ -131,7 +131,7 @@ def _draw(at: Tracer, own: Generator) -> Expr:
 
 
 def _refill(at: Tracer, own: Generator) -> None:
-    """The four words that number `drawn` is one of."""
+    """Compute the four words that contain number `drawn`."""
     block = let("block", own.drawn >> const(2, dt.uint64))
     low, high = (let("counter", cast(block >> const(shift, dt.uint64), dt.uint32)) for shift in (0, 32))
     for place, word in enumerate(own.words):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder: it answers the calls that rewrite.py puts into one run of an author's function.
+"""The recorder answers the calls that rewrite.py puts into one run of an author's function.
 
-Every method meets values of two worlds: Python's (act now, as Python would) and the device's (record a statement or
-expression).
+Every method meets values of two worlds. On Python's values it acts at once, as Python would. For the device's values it
+records a statement or expression.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
 from torch_tile.ir.node import Node, contains, walk
@@ -34,7 +34,7 @@ from torch_tile.language.trace import (
 from torch_tile.language.values import Handle, store_variable, stored
 
 _DEVICE = object()
-_NEST = object()  # device loops that are one to their author
+_NEST = object()  # device loops that the author sees as one
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
     "NotEq": operator.ne,
@@ -62,7 +62,7 @@ class Recorder:
     ):  # fmt: skip
         self.tracer = tracer
         self.on_annotate = on_annotate
-        self.references = references or {}  # elements that names of T.Ref stand for
+        self.references = references or {}  # elements behind names of T.Ref
         self.entry = tracer.scope
         self.bound_in: dict[str, Scope | None] = {}
         self.loops: list[Any] = []  # for each loop around: the scope in which Python runs it, or _DEVICE
@@ -73,7 +73,7 @@ class Recorder:
         self.broken: list[Any] = []  # for each loop around: whether a `break` was taken, a variable of a device loop
         self.broke: Any = False  # the same for the loop that has ended last
         self.passing: dict[str, Any] = {}  # numbers that loops bind names to which had others before
-        self.kept: Any = None  # a value that Python puts where it belongs
+        self.kept: Any = None  # a value that Python itself stores
         self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
     unbound = UNBOUND
@@ -123,16 +123,16 @@ class Recorder:
 
     @staticmethod
     def values(value: Any, count: int) -> tuple[Any, ...]:
-        """What is unpacked into `count` places, all of it read now. ValueError if that is not how many there are."""
+        """Unpack a value into `count` values, all read now. Raises ValueError if it has not that many."""
         items = (value,) if isinstance(value, Expr) else tuple(value)
         if len(items) != count:
             raise ValueError(f"expected {count} values to unpack, got {len(items)}")
         return tuple(_read_now("t", item) for item in items)
 
     def keeps_item(self, where: Any, key: Any, value: Any) -> bool:
-        """Return whether Python does `where[key] = value`, and with which value.
+        """Return whether Python stores `where[key] = value`, and with which value.
 
-        Where a list or dict holds a T.alloc_var, it is stored here.
+        An item of a list or dict that is a T.alloc_var is stored to here.
         """
         self.kept = value
         if not isinstance(where, list | dict):
@@ -143,7 +143,7 @@ class Recorder:
         return True
 
     def keeps_attribute(self, where: Any, name: str, value: Any) -> bool:
-        """Return whether Python does `where.name = value`, and with which value."""
+        """Return whether Python stores `where.name = value`, and with which value."""
         if self._stores(getattr(where, name, UNBOUND), value):
             return False
         self.kept = _read_now(name, value)
@@ -163,11 +163,10 @@ class Recorder:
     def _check_rebinding(self, name: str, previous: Any, value: Any) -> None:
         """Refuse a rebinding inside a device loop. Python runs the body once, so the rebinding would silently be lost.
 
-        After a branch it is not: numbers become variables there.
+        After a branch nothing is lost: numbers become variables there.
         """
-        code = "rebound_buffer" if isinstance(previous, Handle) and isinstance(value, Handle) else "rebound_in_region"
         if self._is_carried(name, previous) and not is_same(previous, value):
-            raise error(code, None, name=name, region="loop")
+            raise _rebound(name, previous, value, "loop")
         if not (isinstance(previous, Expr | Handle) or is_number(previous)) or self._is_dead(previous):
             return
         kept: tuple[str, ...] = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
@@ -179,7 +178,7 @@ class Recorder:
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:
             if scope.what in _REGIONS and scope.what not in kept:
-                raise error(code, None, name=name, region=scope.what)
+                raise _rebound(name, previous, value, scope.what)
         if inside and is_number(value) and not is_same(previous, value):
             self.passing[name] = value
 
@@ -188,7 +187,7 @@ class Recorder:
         return isinstance(value, Expr) and any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     def _is_carried(self, name: str, previous: Any) -> bool:
-        """Whether what a name is bound to here was bound before this iteration of a loop, which may have read it."""
+        """Return whether a name's value was bound before this iteration of a loop, which may have read it."""
         buffer = previous.buffer if isinstance(previous, Handle) else None
         if previous is UNBOUND or isinstance(previous, Expr) or (buffer is not None and self.tracer.has_ended(buffer)):
             return False  # reading it would have been an error
@@ -207,7 +206,7 @@ class Recorder:
         return self.on_annotate(name, annotation, None if value is UNBOUND else value)
 
     def named(self, manager: Any, names: Any) -> Any:
-        """`with T.Kernel(...) as names`."""
+        """Enter `with T.Kernel(...) as names`, and name the block indices."""
         if hasattr(manager, "take_names"):
             manager.take_names(names)
         return manager
@@ -223,7 +222,7 @@ class Recorder:
 
     @staticmethod
     def is_device(value: Any) -> bool:
-        """Whether a condition is known only on the device."""
+        """Return whether a condition is known only on the device."""
         return isinstance(value, Expr)
 
     def branches(
@@ -328,7 +327,7 @@ class Recorder:
     def loop(self, iterable: Any, names: Any, carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[Any]:
         """`for names in iterable`: recorded once for a device loop, run by Python otherwise.
 
-        A turn may read the names `carried` before it binds them. With `tells_end`, `finished` is asked after it.
+        An iteration may read the names `carried` before it binds them. With `tells_end`, `finished` is asked after it.
         """
         if not isinstance(iterable, Loop):
             with self._around(self.tracer.scope):
@@ -339,7 +338,7 @@ class Recorder:
             yield from iterable.iterate(names)
 
     def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[None]:
-        """`while test()`."""
+        """Run `while test()` in Python, or record it once if the device decides the condition."""
         condition = self.condition(self.tracer.maybe(test, "`while`"))
         if not isinstance(condition, Expr):
             with self._around(self.tracer.scope):
@@ -355,9 +354,9 @@ class Recorder:
 
     @staticmethod
     def counter(function: Any) -> Any:
-        """What is called in `for i in function(...)`: Python's range, under whatever name, is T.serial there.
+        """Return the function to call in `for i in function(...)`: T.serial for Python's range, under whatever name.
 
-        T.thread_binding, a value elsewhere, is a loop of one turn.
+        T.thread_binding, a value elsewhere, becomes a loop of one iteration.
         """
         if callable(function) and inspect.unwrap(function) is thread_binding:
             return lambda *args, **kwargs: (function(*args, **kwargs),)
@@ -365,7 +364,7 @@ class Recorder:
 
     @staticmethod
     def _flag(tells_end: bool) -> Any:
-        """A variable that a `break` of the device loop to come sets, where something asks for it."""
+        """Return the variable that a `break` of the next device loop sets, if the kernel asks for it."""
         return make_variable("left", bool_, Const(False, bool_)) if tells_end else False
 
     def finished(self) -> Any:
@@ -388,7 +387,10 @@ class Recorder:
             self.broke = self.broken.pop()
 
     def end_loop(self, **olds: Callable[[], Any]) -> bool:
-        """After a loop: whether a `break` or `continue` left it with other values than its end has. `now` says which"""
+        """Return whether a `break` or `continue` left the loop with other values of names than its end has.
+
+        `now` tells the values at the end.
+        """
         self.now = {name: _current(old) for name, old in olds.items()}
         lost = [
             name for n, name in enumerate(olds)
@@ -436,6 +438,13 @@ class Recorder:
             raise AssertionError(message)
 
 
+def _rebound(name: str, previous: Any, value: Any, region: str) -> TileError:
+    """Return the error for a name that is bound in a region and has another value around it."""
+    if isinstance(previous, Handle) and isinstance(value, Handle):
+        return error("rebound_buffer", None, name=name, region=region)
+    return error("rebound_in_region", None, name=name, region=region)
+
+
 def _current(old: Callable[[], Any]) -> Any:
     try:
         return old()
@@ -449,7 +458,7 @@ def _is_fresh(value: Any) -> bool:
 
 
 def _read_now(name: str, value: Any) -> Any:
-    """Read elements of buffers inside a list, tuple or dict where the list is bound, not where it is used."""
+    """Read elements of buffers inside a list, tuple or dict when the list is bound, not when it is used."""
     if isinstance(value, list):
         value[:] = [_read_now(name, v) for v in value]
     elif isinstance(value, dict):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.alloc_reducer: a fragment whose elements are folded, by many iterations of T.Parallel each.
+"""T.alloc_reducer: a fragment that accumulates values of many iterations of T.Parallel into each element.
 
-A nest that updates it becomes two things that the language has: a nest that fills a tile, each iteration an element of
-its own, and reductions of that tile into the reducer. So a reducer always holds what was folded into it so far, and
-T.finalize_reducer has nothing left to do. A nest that does more with a reducer than to update it stays as it is: its
-iterations run in order.
+A nest that updates a reducer becomes two things: a nest that fills a tile, each iteration its own element, and
+reductions of that tile into the reducer. So a reducer is always up to date, and T.finalize_reducer has nothing left to
+do. A nest that does more with a reducer than update it stays as it is: its iterations run in order.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.reduce.op import REDUCTIONS, check_batch, combine
 
-# What an update of each kind is written as: an operator, or the function of the same meaning that keeps NaN.
+# How an update of each kind is written: an operator, or the function of the same meaning that keeps NaN.
 UPDATES = {
     "sum": ("+",), "max": ("max", "maximum"), "min": ("min", "minimum"), "bitand": ("&",), "bitor": ("|",),
     "bitxor": ("^",),
@@ -45,10 +44,10 @@ Reducers = Mapping[Buffer, str]
 def alloc_reducer(
     shape: Any, dtype: Any = "float32", op: str = "sum", replication: str | None = None, annotations: Annotations = None
 ) -> Handle:  # fmt: skip
-    """A fragment into which T.Parallel loops fold values by `op`: sum, max, min, bitand, bitor or bitxor.
+    """Allocate a fragment that accumulates values of T.Parallel loops by `op`: sum, max, min, bitand, bitor or bitxor.
 
     `acc[i] += v`, `acc[i] = T.max(acc[i], v)` and T.reducer_update(acc[i], v) update it, wherever `i` may stand in the
-    loop. What it holds is undefined until T.reducer_init, T.fill or T.clear. `replication` ("all" or "none") and
+    loop. Its content is undefined until T.reducer_init, T.fill or T.clear. `replication` ("all" or "none") and
     `annotations` are hints of TileLang's without effect.
     """
     need_choice("alloc_reducer", "replication", replication, (None, "all", "none"))
@@ -65,13 +64,13 @@ def alloc_reducer(
 
 
 def reducer_init(reducer: Tile, init: Scalar = None) -> None:
-    """Begin anew, from `init`, or from what changes nothing: 0 for a sum, the least value for a maximum."""
+    """Start a reduction from `init`, or from the neutral element: 0 for a sum, the least value for a maximum."""
     buffer, op = _reducer("T.reducer_init", reducer)
     in_kernel("T.reducer_init").emit(Fill.build(buffer, identity_of(op, buffer.dtype) if init is None else init))
 
 
 def reducer_update(target: Tile, value: Scalar) -> None:
-    """Fold `value` into the element `acc[i]` of a reducer."""
+    """Accumulate `value` into the element `acc[i]` of a reducer."""
     what = "T.reducer_update"
     buffer, op = _reducer(what, target)
     if not isinstance(target, Load):
@@ -82,7 +81,7 @@ def reducer_update(target: Tile, value: Scalar) -> None:
 
 
 def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) -> None:
-    """What was folded is complete; with `dst`, a tile of the same shape, it is copied there.
+    """Finish a reduction. With `dst`, a tile of the same shape, copy the result there.
 
     `batch` is a hint of TileLang's without effect.
     """
@@ -94,7 +93,7 @@ def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) 
 
 
 def _check_begun(what: str, buffer: Buffer) -> None:
-    """Raise an author error unless something was written to the reducer before, from which it begins."""
+    """Raise an author error unless something was written to the reducer before its first update."""
     stmts = [one for scope in in_kernel(what).scopes for one in scope.stmts]
     written = [n.buffer for one in stmts for n in find(one, Store)]
     written += [region.buffer for one in stmts for op in find(one, RegisteredOp) for region in op.accesses()[1]]
@@ -112,20 +111,21 @@ def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
     return buffer, op
 
 
-def folded(nest: For, reducers: Reducers) -> Iterator[Stmt]:
-    """What a T.Parallel nest becomes: what it does, its updates of `reducers` kept apart, and their reductions."""
+def split_updates(nest: For, reducers: Reducers) -> Iterator[Stmt]:
+    """Split a T.Parallel nest that updates `reducers` into the nest without the updates, and their reductions."""
     stored = {n.buffer for n in find(nest.body, Store)}
     parts = [part for one, op in reducers.items() if one in stored and (part := _part(nest, one, op))]
     yield from (Alloc(part.tile) for part in parts)
-    yield _Apart(parts).nest(nest) if parts else nest
+    yield _SeparateUpdates(parts).nest(nest) if parts else nest
     for part in parts:
         yield from part.reductions()
 
 
 class _Part:
-    """The updates of one element of a reducer by each iteration of a nest, kept apart in `tile`, at `place`.
+    """Updates of one element of a reducer by all iterations of a nest, separated into `tile`, at `place`.
 
-    The nest's variables `kept` count along dimensions of the reducer, in their order; the others, `lost`, do not.
+    The nest's variables `kept` count along dimensions of the reducer, in their order. The other variables, `lost`, do
+    not.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class _Part:
         self.tile = Buffer(f"{reducer.name}_part", tuple(extents[v] for v in self.place), reducer.dtype, "fragment")
 
     def reductions(self) -> Iterator[Stmt]:
-        """From the last dimension on; the last reduction adds what the reducer held."""
+        """Reduce the tile from the last dimension on. The last reduction adds the reducer's earlier value."""
         source, reduction = self.tile, REDUCTIONS[self.op]
         keeping: dict[str, Any] = {"nan_propagate": True} if self.op in ("max", "min") else {}  # as updates do
         for _ in range(self.lost - 1):
@@ -150,7 +150,9 @@ class _Part:
 
 
 def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
-    """How updates of `reducer` can be kept apart; None if they meet in no element, or it is not only updated."""
+    """Plan how to separate the updates of `reducer`. None if they share no element, or the nest does more than update
+    it.
+    """
     stores = [n for n in find(nest.body, Store) if n.buffer is reducer]
     loads = [n for n in find(nest.body, Load) if n.buffer is reducer]
     places = [*(n.indices for n in stores), *(n.indices for n in loads)]
@@ -166,7 +168,7 @@ def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
         start = simplify(index - moving[0]) if moving else index
         known = symbols(start)
         if not known.isdisjoint(inner | set(extents)) or not set(kept).isdisjoint(moving):
-            return None  # which element it is follows from more than one variable of the nest
+            return None  # the element depends on more than one variable of the nest
         kept |= dict.fromkeys(moving)
         extent = extents[moving[0]] if moving else const(1, index.dtype)
         target.append(Range(start, extent, keep=bool(moving)))
@@ -177,7 +179,7 @@ def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
 
 
 def _updates(value: Expr, reducer: Buffer, op: str) -> bool:
-    """Return whether a value folds the reducer's element with something else by `op`."""
+    """Return whether a value combines the reducer's element with something else by `op`."""
     while isinstance(value, Cast):
         value = value.a
     if isinstance(value, Load):
@@ -189,8 +191,8 @@ def _updates(value: Expr, reducer: Buffer, op: str) -> bool:
     return False
 
 
-class _Apart(Rewriter):
-    """Puts each part's tile in the place of its reducer; every iteration begins with what changes nothing."""
+class _SeparateUpdates(Rewriter):
+    """Replace each reducer by its part's tile. Every iteration begins with the neutral element."""
 
     def __init__(self, parts: list[_Part]):
         self.parts = {p.reducer: p for p in parts}
@@ -221,14 +223,16 @@ class _Apart(Rewriter):
 
 @dataclass(frozen=True)
 class CommReducer:
-    """How two values are folded, and what changes nothing."""
+    """A reduction: how two values are combined, and its neutral element."""
 
     combine: Callable[[Any, Any], Any]
     identity: Any
 
 
 def comm_reducer(combiner: Callable[[Any, Any], Any], identity: Sequence[Any]) -> CommReducer:
-    """A commutative function of two values, `lambda x, y: x + y`, and a list of the value that changes nothing."""
+    """Define a commutative reduction: a function of two values, `lambda x, y: x + y`, and a list of its neutral
+    element.
+    """
     if len(identity) != 1:
         why, fix = f"has {len(identity)} values", "fold one value at a time"
         raise error("bad_argument", None, op="T.comm_reducer", name="identity", why=why, fix=fix)
@@ -236,7 +240,7 @@ def comm_reducer(combiner: Callable[[Any, Any], Any], identity: Sequence[Any]) -
 
 
 def attr(node: Any, key: str, value: Any) -> contextlib.AbstractContextManager[None]:
-    """Around T.tvm_thread_allreduce: by which T.comm_reducer it folds. The language has no other attributes."""
+    """Set the T.comm_reducer of T.tvm_thread_allreduce inside the `with`. The language has no other attributes."""
     at = in_kernel("T.attr")
     if not isinstance(node, CommReducer) or key != "reduce_scope":
         fix = 'give T.comm_reducer(...), "reduce_scope" and anything, around T.tvm_thread_allreduce'
@@ -256,10 +260,10 @@ def _folding(at: Tracer, by: CommReducer) -> Iterator[None]:
 def tvm_thread_allreduce(
     size: int, value: Scalar, condition: Scalar, result: Tile, *bindings: Scalar, dtype: str = "handle"
 ) -> None:
-    """Fold `value` over the threads that differ in `bindings` only, indices by T.get_thread_binding, into `result`.
+    """Reduce `value` over the threads that differ in `bindings` only, into `result` of each thread.
 
-    `result` is an element of each thread's own memory; `value` counts where `condition` holds. All threads come here.
-    `dtype` is TIR's, of the call.
+    `bindings` are indices by T.get_thread_binding. `result` is an element of each thread's own memory. `value` counts
+    where `condition` holds. All threads come here. `dtype` is that of TIR's call.
     """
     what = "T.tvm_thread_allreduce"
     at = in_kernel(what)
@@ -294,9 +298,9 @@ def tvm_thread_allreduce(
 
 
 def syncthreads_count(predicate: Scalar) -> Expr:
-    """In how many threads of the block `predicate` holds, an int32, told to all of them, who come here together.
+    """Count the threads of the block in which `predicate` holds. All threads come here and get the count, an int32.
 
-    What they wrote to shared and global memory before, all see after it. For GPUs.
+    After it, all threads see earlier writes of the others to shared and global memory. For GPUs.
     """
     return _counted("T.syncthreads_count", predicate)
 
@@ -354,7 +358,7 @@ def _resolved(at: Tracer, value: Expr) -> Expr:
 
 
 def _over(at: Tracer, part: Expr, dim: int, fold: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Fold over the threads that differ along one dimension. All of them get the same bits."""
+    """Reduce over the threads that differ along one dimension. All of them get the same bits."""
     threads = at.launch.threads
     count, stride = threads[dim], math.prod(threads[:dim])
     lanes = math.gcd(count, max(1, WARP // stride)) if WARP % stride == 0 and math.prod(threads) % WARP == 0 else 1

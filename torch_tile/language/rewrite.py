@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only code that touches Python's AST: it reroutes what Python does not let us overload.
+"""Rewrite a kernel's Python AST: redirect what Python cannot overload to the recorder. No other code touches the AST.
 
 `if`, `while`, `for`, `and/or/not`, chained comparisons, `a if c else b`, `assert`, `break/continue`, `x = e` and
-`range` become calls of a `Recorder` (trace.py), which decides at run time whether the value is Python's (acts at once)
-or the device's (is
-recorded). Positions are kept, so a frame of the rewritten function still tells the author's line and columns.
+`range` become calls of a `Recorder` (trace.py). At run time the recorder asks if the value is Python's or the device's.
+It acts at once on Python's values and records the device's. Positions are kept, so a frame of the rewritten function
+still tells the author's line and columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPILED: dict[CodeType, CodeType] = {}
 
 
 def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callable[..., Any]:
-    """`function` with the constructs above rerouted; every call asks `make_recorder` for its own recorder."""
+    """Redirect the constructs above in `function`. Every call asks `make_recorder` for its own recorder."""
     code = _COMPILED.get(function.__code__) or _compile(function)
     _COMPILED[function.__code__] = code
     author = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -61,7 +61,7 @@ def source_tree(function: FunctionType) -> ast.FunctionDef:
 
 
 def parameter_span(function: FunctionType, name: str) -> Span | None:
-    """Where a parameter stands in the author's source."""
+    """Return the position of a parameter in the author's source."""
     for node in ast.walk(source_tree(function).args):
         if isinstance(node, ast.arg) and node.arg == name:
             end, stop = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset + 1
@@ -70,7 +70,7 @@ def parameter_span(function: FunctionType, name: str) -> Span | None:
 
 
 def result_span(function: FunctionType) -> Span | None:
-    """Where a function returns its result: its last `return`, or its name if it has none."""
+    """Return the position of a function's last `return`, or of its name if it has none."""
     tree = source_tree(function)
     inner = {n for f in ast.walk(tree) if isinstance(f, _SCOPES) and f is not tree for n in ast.walk(f)}
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None and n not in inner]
@@ -143,7 +143,7 @@ def _literal(values: tuple[Any, ...]) -> ast.expr:
 
 
 def _is_place(target: ast.expr) -> bool:
-    """Whether a target is `x.name` or `x[key]`, where no slice is in the key, which is no expression."""
+    """Return whether a target is `x.name` or `x[key]` with a plain key: no slice and no starred expression."""
     if isinstance(target, ast.Subscript):
         return not any(isinstance(n, ast.Slice | ast.Starred) for n in ast.walk(target.slice))
     return isinstance(target, ast.Attribute)
@@ -161,7 +161,7 @@ def _names(target: ast.expr) -> ast.expr:
 
 
 class _Reroute(ast.NodeTransformer):
-    """Turns statements and expressions into calls of the recorder."""
+    """Turn statements and expressions into calls of the recorder."""
 
     def __init__(self, mutable: set[str], reads: Reads):
         self.mutable, self.reads = mutable, reads
@@ -187,6 +187,7 @@ class _Reroute(ast.NodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Keep a nested class as it is."""
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
@@ -234,7 +235,9 @@ class _Reroute(ast.NodeTransformer):
         return stmts
 
     def _place(self, target: Any) -> tuple[list[ast.stmt], Any, Any]:
-        """`x.name` or `x[key]` as statements that find x and the key once, the place to be set, and what it holds."""
+        """Split `x.name` or `x[key]` into statements that evaluate x and the key once, the target, and its present
+        value.
+        """
         parts = {"value": self.visit(target.value)}
         if isinstance(target, ast.Subscript):
             parts["slice"] = self.visit(target.slice)
@@ -253,7 +256,7 @@ class _Reroute(ast.NodeTransformer):
         return made, ast.copy_location(place, target), ast.copy_location(held, target)
 
     def _put(self, place: Any, value: ast.expr, at: ast.stmt) -> ast.stmt:
-        """Set a place, unless the recorder has stored the value in the variable that lies there."""
+        """Set a place, unless the recorder has stored the value in that place's variable."""
         named = isinstance(place, ast.Attribute)
         which = ast.Constant(place.attr) if named else place.slice
         test = _call("keeps_attribute" if named else "keeps_item", place.value, which, value, at=at)
@@ -266,6 +269,7 @@ class _Reroute(ast.NodeTransformer):
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Rewrite `x += e` so that the target is evaluated once."""
         value = self.visit(node.value)
         if _is_place(node.target):
             made, place, held = self._place(node.target)
@@ -307,7 +311,9 @@ class _Reroute(ast.NodeTransformer):
         self, node: ast.If, test: ast.expr, known: list[ast.expr], bodies: tuple[list[ast.stmt], list[ast.stmt]],
         end: list[ast.stmt],
     ) -> Any:  # fmt: skip
-        """`break` must reach the author's loop, so no loop of ours may stand around it: the text is doubled."""
+        """Double the text of an `if` with a `break`: the `break` must reach the author's loop, without a loop of ours
+        between.
+        """
         flag = self._name()
         name = ast.Name(flag, ast.Load())
         calls = _call("then", name, *known, at=node.test), _call("otherwise", at=node.test)
@@ -339,7 +345,7 @@ class _Reroute(ast.NodeTransformer):
         return ast.copy_location(new, node)
 
     def _loop(self, node: ast.For | ast.While, at: ast.expr) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """A loop's body and what follows its end."""
+        """Build a loop's body and the statements after its end."""
         self.loops.append(self.reads.of_loop(node))
         body = self._block(node.body)
         end = _rebind("end_loop", self.loops.pop(), at)
@@ -374,7 +380,7 @@ class _Reroute(ast.NodeTransformer):
         return _call(word, *(_lambda(self.visit(v)) for v in node.values), at=node)
 
     def _condition(self, node: ast.expr) -> Any:
-        """An expression of which only the truth counts: `and` and `or` need not choose among their operands."""
+        """Rewrite an expression that is only tested for truth: `and` and `or` need not choose among their operands."""
         if not isinstance(node, ast.BoolOp):
             return self.visit(node)
         word = "all_of" if isinstance(node.op, ast.And) else "any_of"
@@ -398,12 +404,12 @@ class _Reroute(ast.NodeTransformer):
 
 
 def _lookups(names: list[str], at: ast.AST) -> list[ast.expr]:
-    """For each name a function that looks it up."""
+    """Make for each name a function that looks it up."""
     return [_lambda(ast.copy_location(ast.Name(name, ast.Load()), at)) for name in names]
 
 
 def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
-    """Bind names to what the recorder says then, if `method` is true."""
+    """Bind names to the recorder's values, if `method` returns true."""
     if not names:
         return []
     looked_up = ", ".join(f"{name}=lambda: {name}" for name in names)
@@ -463,7 +469,7 @@ def _is_full(cell: CellType) -> bool:
 
 
 def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
-    """The `else` of each loop that a `break` may leave as an `if` after it, which asks the recorder for the end."""
+    """Replace the `else` of a loop with a `break` by an `if` after the loop, which asks the recorder how it ended."""
     out: list[ast.stmt] = []
     for stmt in stmts:
         out.append(stmt)
@@ -484,7 +490,7 @@ def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _breaks(stmts: list[ast.stmt]) -> bool:
-    """Whether a `break` among these statements leaves the loop around them."""
+    """Return whether a `break` among these statements leaves the loop around them."""
     for stmt in stmts:
         if isinstance(stmt, ast.Break):
             return True
@@ -503,7 +509,7 @@ def _tells_end(node: ast.For | ast.While) -> ast.expr:
 
 
 def _leaves_loop(node: ast.If) -> bool:
-    """Whether a branch holds a break or continue of a loop around the `if`."""
+    """Return whether a branch holds a break or continue of a loop around the `if`."""
 
     def search(stmts: list[ast.stmt]) -> bool:
         for stmt in stmts:

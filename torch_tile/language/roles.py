@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Roles of warps: T.ws and T.role, and the order in which a kernel has them.
 
-T.ws may stand in loops and branches that all threads run. Each role then runs such a loop by itself, so that a kernel
-consists of statements of all threads and of roles that run at the same time; fragments belong to the role that uses
-them.
+T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop. So a
+kernel consists of statements of all threads, and of roles that run at the same time. Each fragment belongs to the role
+that uses it.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def outermost(what: str) -> Tracer:
 
 
 def role(first: int, count: int, registers: int = 0, by_hand: bool = False) -> contextlib.AbstractContextManager[None]:
-    """`with T.role(first, count):` threads `first` to `first + count - 1` of the block run the body, whole warps.
+    """Run the body on threads `first` to `first + count - 1` of the block, whole warps: `with T.role(first, count):`.
 
-    Roles that follow each other run at the same time. `registers` is how many each of their threads may use, if not an
-    equal share: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads. The compiler may defer what a role
-    waits for and releases; authors who order that themselves write T.ws, or say `by_hand`.
+    Roles that follow each other run at the same time. Each thread may use `registers` registers, or an equal share
+    without it: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads. The compiler may defer the waits
+    and releases of a role. Authors who order them themselves write T.ws, or say `by_hand`.
     """
     at, unit = outermost("T.role"), WARPGROUP if registers else 32
     fix = f"give multiples of {unit} within the {at.threads} threads of the block"
@@ -78,9 +78,9 @@ def role(first: int, count: int, registers: int = 0, by_hand: bool = False) -> c
 
 
 def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
-    """`with T.ws(0, 1):` these warpgroups of 128 threads, which follow each other, run the body, as it is written.
+    """Run the body as written on these consecutive warpgroups of 128 threads: `with T.ws(0, 1):`.
 
-    Others pass by. `registers` is as for T.role; T.set_max_nreg says the same.
+    Other warpgroups skip it. `registers` is as for T.role; T.set_max_nreg says the same.
     """
     at = tracer("T.ws")
     if not at.scopes:
@@ -123,10 +123,10 @@ def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
 
 
 def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1, thread: Var | None = None) -> Block:
-    """The body of a kernel of so many `threads` with its roles outermost, each with its registers and fragments.
+    """Move the roles of a kernel's body outermost, each with its registers and fragments.
 
-    Registers are those of one of `blocks` on a multiprocessor. Branches that only some of the kernel's threads take, as
-    their index `thread` decides, are roles where they hold operations of tiles.
+    `blocks` share the registers of a multiprocessor. `threads` are those of the block. A branch on the index `thread`
+    is a role if it holds tile operations.
     """
     if thread is not None:
         body = roles_by_threads(body, thread, math.prod(threads))
@@ -184,7 +184,7 @@ def _part_of(block: Block, key: tuple[int, int]) -> Block:
 
 
 class _Fresh(Rewriter):
-    """Copies a statement with fresh symbols."""
+    """Copy a statement with fresh symbols."""
 
     def __init__(self, node: Node):
         bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
@@ -274,7 +274,7 @@ def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
 
 
 def with_registers(one: Role) -> Role:
-    """A role with what its T.set_max_nreg says."""
+    """Give a role the registers that its T.set_max_nreg asks for."""
     said = [s for s in one.body.stmts if _registers_of(s)]
     if not said:
         return one
@@ -287,7 +287,7 @@ def with_registers(one: Role) -> Role:
 
 
 class _WithRegisters(Rewriter):
-    """Each role by hand with what its T.set_max_nreg says."""
+    """Give each T.ws role the registers that its T.set_max_nreg asks for."""
 
     def visit_Role(self, one: Role) -> Role:
         return with_registers(one) if one.by_hand else one

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversions that round and saturate as the author asks: T.cast(x, dtype, round=, sat=, rbits=).
 
-They are made of the ordinary conversion, which rounds to nearest even: where it went the wrong way, the bits of the
-result are one step off. So every target has them, and constants are folded as anything else.
+They use the ordinary conversion, which rounds to nearest even. If that went the wrong way, the result's bits are moved
+by one step. So every target has them, and constants are folded as anywhere else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def least(to: DType) -> Const:
 
 
 def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits: Any) -> Expr:
-    """`value` converted to `to`, rounded by `how` and saturated by `sat`; None asks for nothing special."""
+    """Convert `value` to `to`, rounded by `how` and saturated by `sat`. None asks for nothing special."""
     need_choice("cast", "round", how, (None, *ROUNDINGS))
     need_choice("cast", "sat", sat, SATURATING)
     how = None if how is None else ROUNDINGS[how]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.annotate_safe_value: the value of reads outside of a tensor, where it is not 0."""
+"""T.annotate_safe_value: the value of reads outside of a tensor, if not 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_tile.tileop.copy.op import Copy
 
 
 def annotate_safe_value(safe_value_map: dict[Any, Any]) -> None:
-    """In this kernel, elements outside of a tensor read as a value: `{A: -T.infinity("float32")}`. Others read as 0."""
+    """Give elements outside of a tensor a value in this kernel: `{A: -T.infinity("float32")}`. The default is 0."""
     at = tracer("T.annotate_safe_value")
     for handle, value in safe_value_map.items():
         is_tensor = isinstance(handle, Handle) and handle.buffer.scope == "global"
@@ -32,7 +32,7 @@ def annotate_safe_value(safe_value_map: dict[Any, Any]) -> None:
 
 
 def with_safe_values(body: Block, values: IdMap[Buffer, Const]) -> Block:
-    """A kernel's body in which reads of these tensors give their value outside of them."""
+    """Rewrite a kernel's body so that reads outside of these tensors give their value."""
     found = _SafeReads(values)(body) if values else body
     assert isinstance(found, Block)
     return found

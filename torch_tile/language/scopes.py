@@ -63,7 +63,7 @@ class Kernel:
         self.span = author_span()
 
     def take_names(self, target: str | tuple[str | None, ...] | None) -> None:
-        """The author's names for the block indices: one, or several in parentheses."""
+        """Return the block indices under the author's names: one, or several in parentheses."""
         names = target if isinstance(target, tuple) else (target,)
         self.as_tuple = self.as_tuple or isinstance(target, tuple)
         if isinstance(target, tuple) and None not in names and len(names) != len(self.grid):
@@ -117,11 +117,11 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:
-    """At least `n` blocks shall run on a multiprocessor of a GPU at the same time: 1 if this is not said.
+    """Ask for at least `n` blocks on a multiprocessor of a GPU at the same time. The default is 1.
 
-    Threads then get no more registers than leave room for so many, which hides what a block waits for behind the work
-    of others. Results do not depend on it. The schedule report says how many fit. Raises TileError where the threads of
-    `n` blocks are more than a multiprocessor runs.
+    Threads then get no more registers than leave room for `n` blocks, so that one block computes while another waits.
+    Results do not depend on it. The schedule report says how many fit. Raises TileError if the threads of `n` blocks
+    are more than a multiprocessor runs.
     """
     launch = outermost("T.annotate_min_blocks_per_sm").launch
     most = MOST_THREADS // math.prod(launch.threads)
@@ -290,30 +290,29 @@ def names_in(what: str, names: str) -> list[str]:
     return found
 
 
-# Hints of TileLang's that this compiler has no need of: what they ask for is decided from the kernel itself.
-#
-# They are accepted where TileLang accepts them, change no result, and nothing else either.
+# Hints of TileLang's that this compiler does not need: it decides from the kernel itself. They are accepted where
+# TileLang accepts them, and have no effect.
 
 
 def disable_warp_group_reg_alloc() -> None:
-    """Roles that the compiler makes keep equal shares of registers. How many each has, the compiler counts."""
+    """Hint for equal shares of registers in all roles. No effect: the compiler counts each role's registers."""
     in_kernel("T.disable_warp_group_reg_alloc")
 
 
 def annotate_producer_reg_dealloc(reg_count: int = 24) -> None:
-    """Registers of each thread that copies ahead. How many each has, the compiler counts; a multiple of 8."""
+    """Hint for the registers of each producer thread, a multiple of 8. No effect: the compiler counts them."""
     in_kernel("T.annotate_producer_reg_dealloc")
     check_registers("T.annotate_producer_reg_dealloc", "reg_count", reg_count or 1)
 
 
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> None:
-    """Registers of each thread that multiplies. How many each has, the compiler counts; a multiple of 8."""
+    """Hint for the registers of each consumer thread, a multiple of 8. No effect: the compiler counts them."""
     in_kernel("T.annotate_consumer_reg_alloc")
     check_registers("T.annotate_consumer_reg_alloc", "reg_count", reg_count or 1)
 
 
 def annotate_l2_hit_ratio(ratios: Mapping[Any, float]) -> None:
-    """`{tensor: share}` of a tensor's accesses that should find it in the L2 cache. Caches are left as they are."""
+    """Hint for the L2 cache: `{tensor: share}` of accesses that should hit. No effect: caches are left as they are."""
     in_kernel("T.annotate_l2_hit_ratio")
     for tensor, ratio in ratios.items():
         _need_tensor("T.annotate_l2_hit_ratio", tensor)
@@ -323,7 +322,7 @@ def annotate_l2_hit_ratio(ratios: Mapping[Any, float]) -> None:
 
 
 def annotate_restrict_buffers(*tensors: Any) -> None:
-    """No two of these tensors overlap. A launch's written tensors never overlap others: that is taken for granted."""
+    """Hint that no two of these tensors overlap. No effect: a launch refuses written tensors that overlap others."""
     in_kernel("T.annotate_restrict_buffers")
     for tensor in tensors:
         _need_tensor("T.annotate_restrict_buffers", tensor)

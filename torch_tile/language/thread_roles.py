@@ -22,7 +22,7 @@ from torch_tile.tileop.copy.tma import TmaCopy
 
 
 def roles_by_threads(body: Block, thread: Var, threads: int) -> Block:
-    """The body of a kernel of so many `threads`, with roles instead of such branches."""
+    """Replace branches of threads in the body of a kernel of so many `threads` by roles."""
     if not any(needs_all(n) for one in find(body, If) for n in find(one, RegisteredOp, For, Do)):
         return body
     ordered = any(n.buffer.scope == "barrier" for n in find(body, Alloc))
@@ -47,7 +47,7 @@ def needs_all(node: object) -> bool:
 
 
 class _Branches:
-    """Finds branches that become roles, and the names that the thread decides on the way."""
+    """Find branches that become roles, and the names whose values depend on the thread."""
 
     def __init__(self, thread: Var, threads: int, ordered: bool):
         self.thread, self.threads, self.ordered = thread, threads, ordered
@@ -128,5 +128,5 @@ class _Branches:
 
 
 def _are_warps(those: Sequence[int]) -> bool:
-    """Whether threads are whole warps that follow each other."""
+    """Return whether threads are consecutive whole warps."""
     return those[0] % WARP == 0 and len(those) % WARP == 0 and those[-1] - those[0] == len(those) - 1

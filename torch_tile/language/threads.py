@@ -162,7 +162,7 @@ def _launch(what: str) -> Any:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two sizes are the same number, or the same expression."""
+    """Return whether two sizes are the same number or the same expression."""
     return equal(to_expr(a), to_expr(b)) if isinstance(a, Expr) or isinstance(b, Expr) else bool(a == b)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracing: the author's function runs once, and what it does on tiles is recorded as statements.
+"""Tracing: the author's function runs once, and its operations on tiles are recorded as statements.
 
-A `Tracer` holds the open scopes; a `Recorder` answers the calls that rewrite.py put into one run of one function.
-After tracing, every node knows the author's line and columns.
+A `Tracer` holds the open scopes. A `Recorder` answers the calls that rewrite.py put into one run of one function. After
+tracing, every node knows the author's line and columns.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Tracer:
         self.assumed: list[Expr] = []  # by T.assume, of sizes and scalar parameters
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
-        self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with what it folds by
+        self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
         self.barrier_group = 0  # threads of the T.role around
-        self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
+        self.doubtful = ""  # the device condition under which the operand that Python computes now is needed
         self.consts: Callable[[str], Any] = no_consts
         self.safe_values: IdMap[Buffer, Const] = IdMap()  # of T.annotate_safe_value, in the kernel around
         self.params: list[Buffer | Var] = []  # of the function around
@@ -85,7 +85,7 @@ class Tracer:
         self.scopes[-1].stmts.append(stmt)
 
     def maybe(self, operand: Callable[[], Any], word: str) -> Any:
-        """An operand that the device needs only if `word` asks for it; Python computes it in any case."""
+        """An operand that the device evaluates only if `word` asks for it. Python computes it in any case."""
         outer, self.doubtful = self.doubtful, word
         try:
             return operand()
@@ -108,7 +108,7 @@ class Tracer:
                 scope = self.owner[used]
                 if scope.closed:
                     raise error("out_of_scope", None, name=getattr(used, "name", "?"), region=scope.what)
-            elif not isinstance(used, Block):  # what a body uses was checked when it was recorded
+            elif not isinstance(used, Block):  # the body was checked while it was recorded
                 self.check_scopes(used)
 
     @contextlib.contextmanager
@@ -143,7 +143,7 @@ def tracer(what: str = "this") -> Tracer:
 
 
 def is_tracing() -> bool:
-    """Whether a kernel is being traced in this thread."""
+    """Return whether a kernel is being traced in this thread."""
     return _STATE.tracer is not None
 
 
@@ -155,7 +155,7 @@ def tracing() -> Iterator[Tracer]:
     try:
         yield _STATE.tracer
     except NameError as problem:
-        name = problem.name or str(problem).split("'")[1]  # UnboundLocalError does not tell the name but in its text
+        name = problem.name or str(problem).split("'")[1]  # UnboundLocalError tells the name only in its text
         region = _STATE.tracer.lost.get(name)
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
@@ -172,7 +172,7 @@ def tracing() -> Iterator[Tracer]:
 
 
 def author_span() -> Span | None:
-    """Where the author is: the innermost frame outside the compiler's own files."""
+    """Find the author's position: the innermost frame outside the compiler's own files."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -212,7 +212,7 @@ def _span_of(problem: BaseException) -> Span | None:
 
 
 def describe_statement(stmt: Stmt) -> str:
-    """What a statement is called in a message."""
+    """Name a statement for a message."""
     name = getattr(stmt, "op_name", "")
     return f"T.{name}" if name else type(stmt).__name__.lower()
 
@@ -257,8 +257,8 @@ def let(name: str, value: Expr) -> Expr:
     return var
 
 
-def spelt_out(value: Expr) -> Expr:
-    """`value` with names in it replaced by what they name; those of elements, which may have changed since, stay."""
+def expand_names(value: Expr) -> Expr:
+    """Replace names in `value` by their expressions. Names of elements stay, as those may have changed since."""
     known = IdMap[Var, Expr]()
     for depth, scope in enumerate(tracer().scopes if is_tracing() else ()):
         known.update((s.var, s.value) for n, s in enumerate(scope.stmts) if isinstance(s, Let) and _holds(s, depth, n))
@@ -271,7 +271,9 @@ def _holds(named: Let, depth: int, place: int) -> bool:
     if contains(named.value, Call) or any(buffer.scope != "var" for buffer in loads):
         return False
     scopes = tracer().scopes[depth:]
-    if not loads or any(scope.what in ("loop", "while") for scope in scopes[1:]):  # a later turn may see another value
+    if not loads or any(
+        scope.what in ("loop", "while") for scope in scopes[1:]
+    ):  # a later iteration may see another value
         return not loads
     since = [*scopes[0].stmts[place:], *(stmt for scope in scopes[1:] for stmt in scope.stmts)]
     written = [node.buffer for stmt in since for node in find(stmt, Store, Region)]
@@ -279,13 +281,13 @@ def _holds(named: Let, depth: int, place: int) -> bool:
 
 
 class Replaced(Rewriter):
-    """Replaces symbols by what is `known` of them, and symbols in that, too."""
+    """Replace symbols by their `known` values, and symbols in those, too."""
 
     def __init__(self, known: IdMap[Var, Expr]):
         self.known = known
 
     def visit_Var(self, var: Var) -> Expr:
-        """What stands for it."""
+        """Return the variable's known value."""
         return self(self.known[var]) if var in self.known else var
 
 
@@ -306,12 +308,12 @@ __all__ = [
     "author_span",
     "close_body",
     "current_span",
+    "expand_names",
     "is_tracing",
     "let",
     "make_variable",
     "name_symbol",
     "span_at",
-    "spelt_out",
     "tracer",
     "tracing",
     "with_span",

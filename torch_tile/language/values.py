@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an author holds: handles on buffers, indexed and sliced like arrays, and the types of annotations."""
+"""The author's handles on buffers, indexed and sliced like arrays, and the types of annotations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
-from torch_tile.language.trace import author_span, let, spelt_out, tracer
+from torch_tile.language.trace import author_span, expand_names, let, tracer
 from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
@@ -61,12 +61,12 @@ class Handle(NotAValue):
 
     @property
     def data(self) -> Handle:
-        """What T.Tensor(shape, dtype, A.data) makes a view of: the buffer itself."""
+        """The buffer itself, for T.Tensor(shape, dtype, A.data), which makes a view of it."""
         return self
 
     @property
     def name(self) -> str:
-        """The author's name for it."""
+        """The buffer's name, as its author calls it."""
         return self.buffer.name
 
     def scope(self) -> str:
@@ -87,7 +87,7 @@ class Handle(NotAValue):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
         elif isinstance(place, Steps) or isinstance(value, Steps):
             filled = isinstance(place, Steps) and not isinstance(value, Region | Handle | Load | Steps)
-            made = filled_in_steps(place, value) if filled else moved_in_steps(value, place)
+            made = fill_strided(place, value) if filled else copy_strided(value, place)
             tracer("an assignment").emit(made)
         elif isinstance(value, Region | Handle | Load):
             tracer("an assignment").emit(settled(Copy.build(value, place)))
@@ -98,7 +98,9 @@ class Handle(NotAValue):
         raise error("region_as_value", None, region=repr(self))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are one buffer. Numbers are refused: False would silently drop the branch of an author."""
+        """Return whether both are one buffer. A comparison with a number is refused: False would silently drop a
+        branch.
+        """
         if is_number(other) or isinstance(other, Expr):
             raise error("region_as_value", None, region=repr(self))
         return self is other
@@ -162,7 +164,7 @@ def store_lanes(place: Vector | Region, value: Any) -> None:
 
 
 def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DType, int]:
-    """Shape, element type and lanes of a buffer whose elements an author sees as `dtype`."""
+    """Return shape, element type and lanes of a buffer whose elements the author sees as `dtype`."""
     lanes = dtype.lanes if dtype.lanes > 1 else 0
     return (*shape, const(lanes, dt.int32)) if lanes else shape, dtype.element, lanes
 
@@ -185,8 +187,8 @@ def _range(buffer: Buffer, dim: int, key: Any) -> Range:
     stop = buffer.shape[dim] if key.stop is None else _index(buffer, dim, key.stop)
     extent = simplify(stop - start)
     if not isinstance(extent, Const):  # names, of which one may be defined by the other
-        spelt = simplify(spelt_out(stop - start))
-        extent = spelt if isinstance(spelt, Const) else extent
+        expanded = simplify(expand_names(stop - start))
+        extent = expanded if isinstance(expanded, Const) else extent
     step = _step(buffer, key)
     if step > 1:
         extent = simplify((extent + (step - 1)) // step)
@@ -207,7 +209,7 @@ def _step(buffer: Buffer, key: Any) -> int:
     return int(step)
 
 
-def moved_in_steps(src: Any, dst: Any, **hints: Any) -> Stmt:
+def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
     """T.copy, of which a side has steps: a nest of moves."""
     if isinstance(src, Load) and isinstance(dst, Steps):
         src = Copy.regions(src, dst.region)[0]
@@ -232,7 +234,7 @@ def moved_in_steps(src: Any, dst: Any, **hints: Any) -> Stmt:
     return parallel(extents, move) if extents else move(())
 
 
-def filled_in_steps(buffer: Any, value: Any) -> Stmt:
+def fill_strided(buffer: Any, value: Any) -> Stmt:
     """T.fill of a region with steps: a nest of stores."""
     region, extents = buffer.region, squeezed(buffer.region)
     put = Fill.build(region, value).value
@@ -242,7 +244,7 @@ def filled_in_steps(buffer: Any, value: Any) -> Stmt:
 
 
 def stored(value: Any, buffer: Buffer) -> Expr:
-    """`value` in the type of `buffer`; narrowing within a kind is silent, float into integer is an error."""
+    """Convert `value` to the type of `buffer`. Narrowing within a kind is silent, float into integer is an error."""
     if isinstance(value, Region | Handle):
         raise error("region_as_value", None, region=repr(value))
     expr = to_expr(value, buffer.dtype, "a store")
@@ -252,7 +254,7 @@ def stored(value: Any, buffer: Buffer) -> Expr:
 
 
 def store_variable(target: Load, value: Any) -> None:
-    """`v = value` for a T.alloc_var."""
+    """Record `v = value` for a T.alloc_var."""
     tracer().emit(Store(target.buffer, target.indices, stored(value, target.buffer)))
 
 
@@ -313,11 +315,11 @@ class Annotation(Generic[Given]):
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Given:
-        """What the function gives."""
+        """Call the function."""
         return self.function(*args, **kwargs)
 
     def __getitem__(self, given: Any) -> Given:
-        """What the function gives for the arguments in brackets."""
+        """Call the function with the arguments in brackets."""
         if not isinstance(given, tuple) or all(is_number(size) or isinstance(size, Expr) for size in given):
             return self.function(given)
         return self.function(*given)
@@ -330,8 +332,8 @@ class Annotation(Generic[Given]):
 def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> Any:
     """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const.
 
-    `align` is a number of bytes that the tensor's address is a multiple of: GPU kernels access it in no wider pieces.
-    Without it they take the widest that sizes and strides allow, and launches refuse addresses that do not.
+    The tensor's address is a multiple of `align` bytes: GPU kernels access it in no wider pieces. Without `align` they
+    take the widest pieces that sizes and strides allow, and launches refuse addresses that do not.
 
     `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
     """
@@ -350,5 +352,5 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
 
 @Annotation
 def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
-    """As T.Tensor, with strides in elements: integers or T.dynamic."""
+    """Annotate a parameter as T.Tensor does, with strides in elements: integers or T.dynamic."""
     return Tensor(shape, dtype, strides, align)  # type: ignore[no-any-return]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.view and T.reshape: other names for memory, by another shape or dtype.
+"""T.view and T.reshape: other names for the same memory, by another shape or dtype.
 
-A tensor in global memory keeps its views of the same dtype, which launchers point at it. Of tiles, and where the dtype
-differs, one of the names is home, and uses of the others are rewritten to it: elements by their place in row-major
-order, regions where the home has the same box. Home is the name that a product or reduction uses, if one does; else
-the one of the narrowest dtype, so that a store of a wider view is several whole stores.
+A tensor in global memory keeps its views of the same dtype; launchers point them at it. Tiles, and views of another
+dtype, keep one name, the home. Uses of other names are rewritten to it: elements by their row-major number, regions if
+the home has the same box. The home is the name that a product or reduction uses. Without one it is the name of the
+narrowest dtype, so that a store through a wider view is several whole stores.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Sizes = tuple[Expr, ...]
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
-    """A tensor or tile by another shape or dtype of as many bytes: a second name for its memory; nothing moves.
+    """Give a tensor or tile a second name by another shape or dtype of as many bytes. Nothing moves.
 
     `src` is a whole buffer, contiguous if in global memory. Without `shape`, another dtype changes the last dimension.
-    A kernel that writes to a tensor uses one of its names of one dtype only; tiles are free of that. What a wider dtype
-    of a tile stores, and a narrower one of a tensor reads, are several elements.
+    A kernel that writes to a tensor may use only names of one dtype for it; tiles may have several. A store through a
+    wider dtype of a tile is several stores.
     """
     at, region = tracer("T.view"), need_region(src, "view", "src")
     base = region.buffer
@@ -87,7 +87,7 @@ def _as_many(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def resolve(program: Program) -> Program:
-    """`program` with one name for each tile, and views of tensors only by their own dtype."""
+    """Rewrite `program` to one name for each tile, and to views of tensors with their own dtype only."""
     names = IdMap[Buffer, list[Buffer]]()  # by the memory
     for kernel in program.kernels:
         for node in find(kernel, Load, Store, Region, Address):
@@ -128,13 +128,13 @@ def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buff
 
 
 class _Homes(Rewriter):
-    """Uses of views become uses of the names at home."""
+    """Rewrite uses of views to uses of their homes."""
 
     def __init__(self, homes: IdMap[Buffer, Buffer]):
         self.homes = homes
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        """The memory by its name at home."""
+        """Allocate the memory under its home."""
         home = self.homes.get(node.buffer)
         return self.children(node) if home is None else rebuilt(node, buffer=home)
 
@@ -147,7 +147,7 @@ class _Homes(Rewriter):
         return inside(view, indices, _read(view, home, indices))
 
     def visit_Address(self, node: Address) -> Expr:
-        """Where the element lies."""
+        """Return the element's address in the home."""
         home = self.homes.get(node.buffer)
         indices = tuple(map(self, node.indices))
         if home is None or home is node.buffer:
@@ -251,26 +251,28 @@ def inside(view: Buffer, indices: Sequence[Expr], value: Expr) -> Expr:
 
 
 def _place(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
-    """Where the first element of the home lies that holds a part of an element, and its part of that, in elements."""
+    """Return the first element of the home that holds a part of a view's element, and the offset of that part."""
     w, h = view.dtype.bits, home.dtype.bits
     if w == h:
         found: list[Expr] = []
         for mine, others in _groups(view, home):
-            found += _unravelled(_ravelled(indices, view.shape, mine), tuple(home.shape[d] for d in others))
+            found += _coordinates(_flat_index(indices, view.shape, mine), tuple(home.shape[d] for d in others))
         return tuple(found), const(0, dt.int32)
-    flat = _ravelled(indices, view.shape, range(view.rank))
+    flat = _flat_index(indices, view.shape, range(view.rank))
     first, part = (flat * (w // h), const(0, dt.int32)) if w > h else (flat // (h // w), flat % (h // w))
-    return tuple(_unravelled(first, home.shape)), simplify(part)
+    return tuple(_coordinates(first, home.shape)), simplify(part)
 
 
-def _ravelled(indices: Sequence[Expr], shape: Sizes, dims: Sequence[int]) -> Expr:
+def _flat_index(indices: Sequence[Expr], shape: Sizes, dims: Sequence[int]) -> Expr:
+    """Return the row-major number of an element, counted over `dims`."""
     total: Expr = const(0, dt.int32)
     for d in dims:
         total = total * shape[d] + indices[d]
     return simplify(total)
 
 
-def _unravelled(index: Expr, shape: Sizes) -> list[Expr]:
+def _coordinates(index: Expr, shape: Sizes) -> list[Expr]:
+    """Return the coordinates of element number `index` of a row-major box."""
     found: list[Expr] = []
     for d in range(len(shape) - 1, -1, -1):
         found.insert(0, simplify(index % shape[d]) if d else simplify(index))

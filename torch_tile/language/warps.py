@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the 32 threads of a warp, its lanes, tell each other: shuffles, votes, sums. For GPUs, as what names threads.
+"""Exchanges between the 32 lanes of a warp: shuffles, votes, sums. For GPUs only, as all names of threads.
 
-Whole warps come here. Each exchange is made where it is written, whatever asks for its result later.
+All lanes of a warp come here. Each exchange is made where it is written, even if its result is used later or never.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FULL = 0xFFFFFFFF  # all lanes
 
 
 def shfl_sync(value: Any, lane: Any, width: int = WARP, mask: Any = FULL) -> Expr:
-    """`value` of lane number `lane` of each `width` neighbouring lanes, which a power of two up to 32 counts."""
+    """Return `value` of lane number `lane` in each group of `width` neighbouring lanes, a power of two up to 32."""
     value, lane, width = _operands("T.shfl_sync", value, lane, width, mask)
     source = lane if width == WARP else get_lane_idx() // width * width + lane % width
     return _made("T.shfl_sync", memory.shuffle(value, source))
 
 
 def shfl_xor(value: Any, lane_mask: Any, width: int = WARP, mask: Any = FULL) -> Expr:
-    """`value` of the lane whose number differs in the bits of `lane_mask`; the own one where that is of other lanes."""
+    """Return `value` of the lane whose number differs in the bits of `lane_mask`, or the own one outside the group."""
     value, bits, width = _operands("T.shfl_xor", value, lane_mask, width, mask)
     got = _made("T.shfl_xor", memory.shuffle_xor(value, bits))
     return got if width == WARP else select(bits < width, got, value)
@@ -88,7 +88,7 @@ def ballot_sync(predicate: Any, mask: Any = FULL) -> Expr:
 
 
 def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
-    """A uint32 with a bit for each lane of the warp, set where `value` has the same bits as in the running thread."""
+    """A uint32 with a bit for each lane of the warp, set where `value` has this thread's bits."""
     own, total = _code("T.match_any_sync", value, mask), cast(0, dt.uint32)
     for lane in range(WARP):
         there = _made("T.match_any_sync", memory.shuffle(own, cast(lane, dt.int32)))

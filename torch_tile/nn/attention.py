@@ -120,7 +120,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2)), None
 
     def extra_repr(self) -> str:
-        """What the children do not say."""
+        """Return the options that the children do not show."""
         return f"head_dim={self.head_dim}, causal={self.causal}, window={self.window}"
 
 
@@ -128,10 +128,10 @@ class Attention(nn.Module):
 
 
 class PagedLatents:
-    """What `MLAAttention` remembers of several sequences, in pages that a table assigns to them.
+    """The latent cache of `MLAAttention` for several sequences, in pages that a table assigns to them.
 
-    Who serves sequences owns the table: before a step it names pages for the positions that the step will write. After
-    the last layer of a step, `advance` counts them.
+    The caller owns the table. Before a step it assigns pages to the positions that the step will write. After the last
+    layer of a step, `advance` counts them.
 
     Args:
         layers: how many layers share the table.
@@ -139,7 +139,7 @@ class PagedLatents:
         page: positions in a page.
         kv_lora_rank: C, size of the latent.
         qk_rope_head_dim: R, size of the rotated key.
-        block_table: `[B, n]` int32, the page of each block of `page` positions; what no position needs may be -1.
+        block_table: `[B, n]` int32, the page of each block of `page` positions; unused entries may be -1.
         **kwargs: `device` and `dtype` of the pools.
 
     Attributes:
@@ -147,7 +147,7 @@ class PagedLatents:
         k_pe: `[layers, pages, page, R]`.
         seq_lens: `[B]` int32, positions of each sequence that are complete.
         is_empty: whether no sequence has any.
-        schedule: what `plan` said about this step, or None.
+        schedule: the schedule of this step by `plan`, or None.
     """
 
     def __init__(
@@ -187,11 +187,7 @@ class PagedLatents:
         return self.kv[layer_idx], self.k_pe[layer_idx]
 
     def plan(self, length: int, num_heads: int) -> None:
-        """Share out the work of the next step, of `length` new positions, by how long each sequence is.
-
-        Pays where sequences differ in length, on a GPU: `tile.mla_decode` would wait for the longest. All layers use
-        the plan, until `advance`.
-        """
+        """Divide the work of the next step, of `length` new positions, by the lengths of the sequences."""
         self.schedule = torch.ops.tile.mla_schedule.default(self.seq_lens + length, length * num_heads, 0)
 
     def advance(self, length: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with everything that models ask of it, and rotary embeddings: what the layers here share."""
+"""Attention with all options of the layers here, and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def attend(
     """
     offset = k.shape[2] - q.shape[2]
     if dropout:
-        _tell("dropout")
+        _warn_once("dropout")
         return _plain(q, k, v, mask, causal, scale, window, dropout, softcap, sinks)
     cap = () if softcap is None else (None, soft_cap(softcap))
     if sinks is None:
         out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, offset, *cap)
         return out
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, sinks)):
-        _tell("sinks in training")  # the log-sum-exp of our kernel has no gradient
+        _warn_once("sinks in training")  # the log-sum-exp of our kernel has no gradient
         return _plain(q, k, v, mask, causal, scale, window, dropout, softcap, sinks)
     out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, offset, *cap)
     # With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
@@ -77,7 +77,7 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
     return past_key_values if cache is None else cache
 
 
-def _tell(what: str) -> None:
+def _warn_once(what: str) -> None:
     """Warn once that a kernel is not used."""
     if not torch.compiler.is_compiling() and what not in _told:
         _told.add(what)

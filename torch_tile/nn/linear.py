@@ -41,7 +41,7 @@ class Linear(nn.Linear):
         return out
 
     def extra_repr(self) -> str:
-        """As nn.Linear's, with the activation."""
+        """Return nn.Linear's text, with the activation."""
         return super().extra_repr() + (f", activation={self.activation!r}" if self.activation != "none" else "")
 
 

@@ -34,6 +34,6 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         self.z_loss = z_loss
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """As `cross_entropy`."""
+        """Compute `cross_entropy` of these arguments."""
         options = self.ignore_index, self.reduction, self.label_smoothing, self.z_loss
         return cross_entropy(input, target, self.weight, *options)

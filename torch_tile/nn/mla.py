@@ -123,9 +123,9 @@ class MLAAttention(nn.Module):
         return self.o_proj(out.flatten(2)), None
 
     def absorbing_pays(self, length: int) -> bool:
-        """Whether `length` queries over the latents cost less than expanding the latents, counted for each key.
+        """Return whether `length` queries on the latents cost less than expanding the latents, per key.
 
-        Per head and key, expanding multiplies C (nope + v) times; a query multiplies nope + R + v times with expanded
+        Per head and key, expanding multiplies C (nope + v) times. A query multiplies nope + R + v times with expanded
         keys and values, and C + R + C times on the latents.
         """
         more = 2 * self.kv_lora_rank - self.qk_nope_head_dim - self.v_head_dim
@@ -173,6 +173,6 @@ class MLAAttention(nn.Module):
         return attend(q, k, v, mask, causal=mask is None, scale=self.scaling).transpose(1, 2)
 
     def extra_repr(self) -> str:
-        """What the children do not say."""
+        """Return the options that the children do not show."""
         dims = f"{self.qk_nope_head_dim}+{self.qk_rope_head_dim}/{self.v_head_dim}"
         return f"num_heads={self.num_heads}, head_dim={dims}, scaling={self.scaling:.4g}"

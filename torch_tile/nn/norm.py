@@ -107,7 +107,7 @@ class RMSNorm(nn.Module):
         return (y if self.gating == "before" else y * factor).to(dtype)
 
     def extra_repr(self) -> str:
-        """Everything that changes what it computes."""
+        """Return all options that change the result."""
         weight = self._parameters["weight"]
         size = "no weight" if weight is None else str(tuple(weight.shape))
         extra = f", activation={self.activation!r}" if self.activation != "none" else ""

@@ -51,8 +51,10 @@ def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
 
 
 def check_auxiliary(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    """What an epilogue reads besides products is strided, of a supported floating dtype or of truth values, which
-    count as 1 and 0, and on another tensor's device.
+    """Check an epilogue's auxiliary operand: strided, of a supported floating dtype or bool, on another tensor's
+    device.
+
+    Truth values count as 1 and 0.
     """
     if tensor.dtype not in (*FLOATING, torch.bool):
         expected = "expected float16, bfloat16, float32, float64 or bool"
@@ -61,7 +63,7 @@ def check_auxiliary(op: str, name: str, tensor: torch.Tensor, other_name: str, o
 
 
 def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    """Check that both tensors are on one device, and that the first is strided."""
+    """Check that both tensors are on one device, and the first is strided."""
     if tensor.device != other.device:
         raise RuntimeError(f"tile.{op}: {name} is on {tensor.device}; expected {other.device}, as {other_name}")
     if tensor.layout != torch.strided:
@@ -116,7 +118,7 @@ def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wa
 
 
 def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size]) -> None:
-    """Check that the tensor broadcasts to `shape`, whose sizes it does not change."""
+    """Check that the tensor broadcasts to exactly `shape`."""
     wanted = lambda: f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}"  # noqa: E731
     require(tensor.dim() <= len(shape), wanted)
     for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An op outside of compiled graphs: its arguments are checked, its results made, and its kernels write into them.
+"""Run an op outside of compiled graphs: check its arguments, make its results, launch its kernels into them.
 
-Arguments of a form that was met before, which is all but what tensors hold and where they lie, are not checked again:
-the results are made as they were then, and of what the kernels' module did only the launches are repeated (on CUDA;
-runtime/replay.py). That takes the time of a launch, not of some hundred Python statements.
+The op remembers forms of arguments: everything but the tensors' contents and addresses. For a known form it checks
+nothing again, makes the results as before, and repeats only the launches (on CUDA; runtime/replay.py). That takes the
+time of a launch, not of some hundred Python statements.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 MOST_FORMS = 1024  # of arguments, that an op remembers
-TENSOR = ...  # stands for a tensor where arguments are told apart, a tuple of it for a list of tensors
+TENSOR = ...  # the mark of a tensor in a form; a tuple of it for a list of tensors
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Result(NamedTuple):
-    """How a result is made."""
+    """The recipe of a result tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -44,11 +44,11 @@ class Eager:
     def __init__(self, name: str, make_results: Callable[..., Any], check_values: Callable[..., None] | None = None):
         self.name, self.make_results, self.check_values = name, make_results, check_values
         self.known: dict[Any, Known | None] = {}  # None: met once; there may be no second time
-        self.sites: dict[Any, Callable[..., object]] = {}  # by what is no tensor
+        self.sites: dict[Any, Callable[..., object]] = {}  # by the arguments that are no tensors
         _ops.append(self)
 
     def __call__(self, *args: Any) -> Any:
-        """What the op returns."""
+        """Run the op and return its results."""
         tensors: list[torch.Tensor] = []
         form = tuple([_form(x, tensors) for x in args])
         known = self.known.get(form)
@@ -87,9 +87,9 @@ class Eager:
         return getattr(launchers, self.name)  # type: ignore[no-any-return]
 
     def site(self, args: Sequence[Any], count: int, results: int) -> Callable[..., object]:
-        """What calls with these arguments are from now on: a function of `count` tensors, the last being results.
+        """Prepare calls with these arguments: return a function of `count` tensors, the last ones being results.
 
-        What is no tensor is a constant of it.
+        Arguments that are no tensors are constants of the function.
         """
         from torch_tile.runtime.replay import replayed
 
@@ -112,7 +112,7 @@ def forget() -> None:
 
 
 def _form(x: Any, tensors: list[torch.Tensor]) -> Any:
-    """All that an op may look at in an argument, which is put with `tensors` if it is one."""
+    """Return all facts of an argument that an op may depend on. If it is a tensor, append it to `tensors`."""
     if type(x) is list:
         return tuple([_form(each, tensors) for each in x])
     if isinstance(x, torch.Tensor):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels under the names and arguments of `torch.ops.tile`, into results that are given: what Inductor's code calls.
+"""Launch kernels under the names and arguments of `torch.ops.tile`, into given results: what Inductor's code calls.
 
-Who calls has checked shapes and dtypes (eager.py; Inductor at compile time), and autograd and autocast are done, so
-nothing is left to do but to choose and launch kernels; a `site` remembers even what was chosen.
+The caller has checked shapes and dtypes (eager.py; Inductor at compile time), and autograd and autocast are done. So
+these functions only choose and launch kernels. A `site` even remembers the choice.
 """
 
 from __future__ import annotations

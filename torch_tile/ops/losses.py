@@ -21,8 +21,7 @@ def cross_entropy_loss(
 ) -> torch.Tensor:
     """`F.cross_entropy` of class indices, and a penalty on the log-sum-exp: see `torch_tile.ops.cross_entropy`.
 
-    The logits are read twice where a gradient is wanted, once where none is, and nothing of their size is stored but
-    the gradient.
+    The logits are read twice if a gradient is wanted, else once. Nothing of their size is stored but the gradient.
 
     Args:
         input: logits `[C]`, `[N, C]` or `[N, C, d1, ...]`; the kernel copies those whose classes are not the last

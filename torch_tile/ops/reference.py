@@ -9,6 +9,6 @@ from torch_tile.ops.registry import OPERATORS
 
 
 def reference(name: str, *args: Any, **kwargs: Any) -> Any:
-    """What an op computes, in plain torch."""
+    """Compute an op in plain torch."""
     operator = OPERATORS[name]
     return operator.reference(operator.args(*args, **kwargs))

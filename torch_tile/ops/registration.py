@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a declared operator gets onto torch's dispatcher: schema, kernels, fake form, gradient, autocast, FLOP count.
+"""Register declared operators with torch's dispatcher: schema, kernels, fake form, gradient, autocast, FLOP count.
 
-After `import torch_tile` every op of the library exists. What runs an op is imported at its first call: registering is
-about a millisecond an op, importing kernels and their compiler is more.
+After `import torch_tile` every op of the library exists. Registering takes about a millisecond an op. The first call of
+an op imports its kernels and their compiler, which takes longer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Library(torch.library.Library):
     """Ops without forward-mode derivatives: torch would drop tangents without a word where no gradient is wanted."""
 
     def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
-        """As torch's; autograd's kernels refuse tangents."""
+        """Register as torch does. Autograd's kernels refuse forward-mode tangents."""
         kernel = _without_tangents(op_name, fn) if dispatch_key == "Autograd" else fn
         super().impl(op_name, kernel, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
@@ -84,6 +84,7 @@ def _register_forward(operator: Operator) -> None:
 
 
 def _register_gradient(operator: Operator) -> None:
+    """Register an operator's gradient with autograd."""
     if operator.in_training is not None:
         in_training = operator.in_training
         kernel = _autograd(operator.overload, lambda *args: in_training(operator.args(*args)))
@@ -104,7 +105,7 @@ def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:
 
 
 def _with_tensors(op: torch._ops.OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `fake` so that it refuses None where the schema wants a tensor, which torch lets pass."""
+    """Wrap `fake` so that it refuses None for a tensor of the schema, since torch does not."""
     wanted = [(i, a.name) for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor"]
 
     @functools.wraps(fake)
@@ -118,7 +119,7 @@ def _with_tensors(op: torch._ops.OpOverload, fake: Callable[..., Any]) -> Callab
 
 
 def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Callable[..., Any]:
-    """Autograd's kernel of an op that another one stands for where a gradient is wanted."""
+    """Make the autograd kernel of an op that another op replaces if a gradient is wanted."""
 
     def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
         given = [x for arg in args for x in (arg if isinstance(arg, list) else (arg,))]

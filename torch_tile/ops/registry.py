@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declarations of all operators.
 
-An operator is declared once, in one file: its arguments, its checks and results, its kernels, its reference in plain
-torch, its gradient, its sharding, its cost and its documentation. Schemas, launchers, DTensor's rules, FLOP counts,
-Inductor's lowerings and the documented Python forms are derived from the declarations.
+One file declares an operator once. The declaration has its arguments, checks, results, kernels, reference in plain
+torch, gradient, sharding, cost and documentation. Schemas, launchers, DTensor's rules, FLOP counts, Inductor's
+lowerings and the documented Python forms are derived from the declarations.
 
-The arguments are a named tuple, generic in what stands for a tensor. One class so types the op's arguments, the nodes
-of a graph that calls the op, the shapes that a cost counts, and the specs that a sharding rule reads.
+The arguments are a named tuple, generic in the type that stands for a tensor. So one class types the op's arguments,
+the graph nodes of a call, the shapes for a cost, and the specs for a sharding rule.
 """
 
 from __future__ import annotations
@@ -185,9 +185,9 @@ def _plain(x: Any) -> Any:
 
 
 def entry(family: str, name: str, *results: str, **fixed: Any) -> Callable[[Any, Any], None]:
-    """A `run` that calls entry function `name` of a family of kernels, which has the op's arguments and `fixed`.
+    """Make a `run` that calls entry function `name` of a family of kernels with the op's arguments and `fixed`.
 
-    `results` are the entry function's parameters for what it makes. The family is imported at the first call.
+    `results` are the entry function's parameters for its outputs. The family is imported at the first call.
     """
 
     def run(args: Iterable[Any], out: Any) -> None:
@@ -198,7 +198,7 @@ def entry(family: str, name: str, *results: str, **fixed: Any) -> Callable[[Any,
 
 
 def in_torch(family: str, name: str = "reference", only_first: bool = False) -> Callable[[Any], Any]:
-    """A `reference` that calls function `name` of a family of kernels with the op's arguments."""
+    """Make a `reference` that calls function `name` of a family of kernels with the op's arguments."""
 
     def reference(args: Iterable[Any]) -> Any:
         result = getattr(kernels(family), name)(*args)
@@ -236,7 +236,7 @@ def as_listed(x: Any) -> Any:
 
 
 def _signature(args: Any, result: Any) -> inspect.Signature:
-    """The parameters that make `args`, with tensors for what stands for one."""
+    """Return the parameters of `args`, with tensors for its generic type."""
     hints = get_type_hints(args)
     found = inspect.signature(args)
     parameters = [p.replace(annotation=_of_tensors(hints[p.name])) for p in found.parameters.values()]

@@ -104,8 +104,8 @@ class _Sharding:
     def _gradients(self, dims: Dims) -> list[Any]:
         """Return placements of the gradient of a tensor with these dimensions.
 
-        Where ranks used the whole tensor for different parts of the result, each has a part of a sum. With a dimension
-        sharded that is summed over, each has the gradient of the whole result, and so of what was added to it.
+        If ranks used the whole tensor for different parts of the result, each rank has a part of a sum. If a summed
+        dimension is sharded, each rank has the gradient of the whole result, and of the operands added to it.
         """
         from torch.distributed.tensor import Partial
 

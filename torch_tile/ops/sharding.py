@@ -32,7 +32,7 @@ def rule_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> Rule:
 
 
 def placements(rule: Rule, num_outputs: int, mesh: Any) -> list[tuple[list[Any], list[Any]]]:
-    """What a rule allows on one dimension of a mesh: (placements of outputs, placements of tensor arguments)."""
+    """List what a rule allows on one dimension of a mesh: (placements of outputs, placements of tensor arguments)."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     outputs = rule.outputs[:num_outputs]
@@ -49,7 +49,7 @@ def placements(rule: Rule, num_outputs: int, mesh: Any) -> list[tuple[list[Any],
 
 
 def _falls_evenly(parts: int, mesh: Any) -> bool:
-    """Return whether every way to shard this many parts over the mesh gives all ranks equal shares, or some rank none.
+    """Return whether sharding this many parts over the mesh gives all ranks equal shares, or some rank none.
 
     The latter torch itself refuses.
     """
@@ -72,6 +72,7 @@ def register_if_imported(operator: Operator) -> None:
 
 
 def _register(operator: Operator) -> None:
+    """Register an operator's sharding rule with DTensor."""
     from torch.distributed.tensor.experimental import register_sharding
 
     op = operator.overload
@@ -86,9 +87,9 @@ def _allowed(op: torch._ops.OpOverload, *args: Any) -> list[tuple[list[Any], lis
 def _hash_every_argument(op: torch._ops.OpOverload) -> None:
     """Let DTensor's cache of sharding decisions see every argument.
 
-    `register_sharding` has it look at tensors and at what follows the first int, but decisions depend on the causal
-    flag and on activations, and dtypes of results on other arguments. There is no public way to say so; every version
-    of torch from 2.11 on keeps this table.
+    `register_sharding` makes the cache look at tensors and at arguments after the first int only. But decisions depend
+    on the causal flag and on activations, and dtypes of results depend on other arguments. There is no public way to
+    say so. Every version of torch from 2.11 on keeps this table.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo

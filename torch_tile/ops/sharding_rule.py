@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sharding rule of an operator, as its declaration states it; sharding.py applies it to DTensors.
 
-A rule names the dimensions of every tensor of a call, as einsum does. Sharding a name of which each index is computed
-by itself shards every tensor that has it and replicates the others. Sharding a summed name gives parts of a sum.
+A rule names the dimensions of every tensor of a call, as einsum does. A free name may be sharded: its indices are
+computed independently. Every tensor with the name is then sharded, the others are replicated. Sharding a summed name
+gives parts of a sum.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ Spec = Any
 
 @dataclass(frozen=True)
 class Rule:
-    """The names of all dimensions of a call, "" for one that broadcasts, and what may be sharded.
+    """Names of all dimensions of a call, "" for one that broadcasts, and the names that may be sharded.
 
     inputs: one for each tensor argument in the schema's order, lists laid out flat, None where there is no tensor.
-    free: names of which each index is computed by itself. summed: names that are summed over in a call that is linear
-    in each operand that has them and adds up the others. even: names that may be sharded only if so many parts fall
-    evenly to the ranks. saved: what the op's backward finds in `ctx.saved_tensors`, if that is not the inputs.
+    free: names whose indices are computed independently. summed: names that are summed over, in a call that is linear
+    in each operand with such a name and adds up the others. even: names that may be sharded only if so many parts fall
+    evenly to the ranks. saved: the backward's `ctx.saved_tensors`, if not the inputs.
     """
 
     outputs: Sequence[Dims]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache built files on disk under the digest of all their inputs.
 
-An entry is complete or absent. It is built under a temporary name in its own folder, renamed, and then sealed by a
-sidecar with its name, size and SHA-256. A missing, truncated, altered or renamed entry is built again. Entries are
-loaded into the process as machine code, so an entry that another user could have written is refused. The file, its
-folder and every folder above must belong to this user or to root, and no other user may write there. Folders with the
-sticky bit are the exception, because only owners can exchange names in them.
+An entry is complete or absent. It is built under a temporary name in its own folder and renamed. A sidecar with its
+name, size and SHA-256 then seals it. A missing, truncated, altered or renamed entry is built again. Entries are loaded
+into the process as machine code, so an entry that another user could have written is refused. The file, its folder and
+every folder above must belong to this user or to root. No other user may write there. Folders with the sticky bit are
+the exception, because only owners can exchange names in them.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def get_or_build(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
-    """Return the cached file of `key` with `suffix` (such as ".so"); call `build(path)` if no sound file exists.
+    """Return the cached file of `key` with `suffix` (".so"); call `build(path)` if no sound file exists.
 
-    Several threads and processes may ask at once: threads wait, processes may each build, and the last rename wins.
-    `build` may itself ask for another suffix of the key; what it raises passes through and leaves nothing behind.
-    Raises CacheError if the folder or the entry could have been written by another user, or the folder is not writable.
+    Several threads and processes may ask at once. Threads wait, processes may each build, and the last rename wins.
+    `build` may itself ask for another suffix of the key. Its exceptions pass through and leave nothing behind. Raises
+    CacheError if another user could have written the folder or the entry, or if the folder is not writable.
     """
     with _locks.setdefault(key + suffix, threading.Lock()):
         folder = _folder(key)
@@ -140,7 +140,7 @@ def is_kept(key: str, suffix: str) -> bool:
 
 
 def on_use(listener: Callable[[Path], None]) -> None:
-    """Call `listener(path)` once for each entry that this process has asked for, and for each that it will."""
+    """Call `listener(path)` once for each entry that this process uses, now or later."""
     _listeners.append(listener)
     for path in list(_used.values()):
         listener(path)

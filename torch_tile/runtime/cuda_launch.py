@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
-# Of the driver, in the order of csrc/launch_driver.h.
+# Functions of the driver, in the order of csrc/launch_driver.h.
 NATIVE_FUNCTIONS = "cuLaunchKernel", "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuTensorMapEncodeTiled"
 # Scalars that csrc/launch.cpp converts itself, by the letters of the struct module.
 LETTERS = {
@@ -135,7 +135,7 @@ class CudaLauncher(BaseLauncher):
             self.binding.refuse_names(named)
         plan, tensors, slots = self.prepared(args)
         pointers = [self.address(p, t) for p, t in zip(self.buffers, tensors, strict=True)]
-        self.check_apart(tensors)
+        self.check_disjoint(tensors)
         values = pointers, slots
         machine, stream = driver(), current_stream(plan.device)
         with machine.current(plan.context):
@@ -181,9 +181,9 @@ class CudaLauncher(BaseLauncher):
             raise LaunchError(f"argument `{param.name}` has no memory, as fake and functional tensors have none")
         return found
 
-    def check_apart(self, tensors: Sequence[Any]) -> None:
-        """Raise LaunchError if a tensor that a kernel reads as constant overlaps one that it writes."""
-        for read, written in self.source.apart:
+    def check_disjoint(self, tensors: Sequence[Any]) -> None:
+        """Raise LaunchError if a tensor that a kernel reads as constant overlaps a written tensor."""
+        for read, written in self.source.disjoint:
             one_is_none = tensors[read] is None or tensors[written] is None
             if not one_is_none and overlap(tensors[read], tensors[written]):
                 one, other = (self.buffers[n].name for n in (read, written))
@@ -277,7 +277,7 @@ class CudaLauncher(BaseLauncher):
         masks = [self.alignments[p] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
         made = launch_function(
             self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter,
-            0, self.source.apart,
+            0, self.source.disjoint,
         )  # fmt: skip
         if made is not None:
             self.go, self.remember = made

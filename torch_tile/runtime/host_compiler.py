@@ -66,9 +66,9 @@ class HostCompiler:
 def compile_shared(source: str) -> Path:
     """Return the shared library of the C++ text `source`, built or from the cache. Any thread may call it.
 
-    Raises NoCompilerError if there is no compiler, CacheError if the cache cannot be used, ForeignTextError where
-    the compiler refuses a text with an author's own in it, and InternalError where it refuses another, which then is a
-    fault of the code generator.
+    Raises NoCompilerError if there is no compiler, and CacheError if the cache cannot be used. Raises ForeignTextError
+    if the compiler refuses a text with an author's own in it. Raises InternalError if it refuses another text: then the
+    code generator is at fault.
     """
     compiler = find_compiler()
     key = key_of(source, headers_digest(), compiler.identity, *compiler.flags, *compiler.link)
@@ -166,7 +166,7 @@ def _openmp_flags() -> tuple[str, ...]:
 
 
 def _openmp_link(clang: bool) -> tuple[str, ...]:
-    """Return the flags that link torch's OpenMP library, before the compiler's own, which --as-needed drops."""
+    """Return the flags that link torch's OpenMP library; --as-needed then drops the compiler's own."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ()

@@ -32,7 +32,7 @@ OF_FORMS = frozenset({"aten::can_cast", "aten::promote_types", "aten::result_typ
 
 
 class Unplanned(Exception):
-    """Raised where a call of torch would read or write memory that the plan's launches have not filled."""
+    """Raised if a call of torch would read or write memory that the plan's launches fill later."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class LaunchPlan:
         self.roots: list[torch.Tensor] = []
         self._low_bits: dict[int, int] = {}  # of the addresses of roots without memory
         self._origins: dict[int, int] = {}  # the number of the root of each tensor
-        self._kept: list[torch.Tensor] = []  # so that no tensor gets the address of one that was
+        self._kept: list[torch.Tensor] = []  # so that no two tensors get the same address
         self.given = 0
         for each in arguments:
             self.add(each)
@@ -86,7 +86,7 @@ class LaunchPlan:
 
     @property
     def torch_calls(self) -> list[TorchCall]:
-        """The torch calls of the plan, without views and empty tensors."""
+        """List the torch calls of the plan, without views and empty tensors."""
         return [step for step in self.steps if isinstance(step, TorchCall)]
 
     def compile(self) -> list[JITKernel]:
@@ -155,6 +155,7 @@ class LaunchPlan:
         return result
 
     def _add_root(self, tensor: torch.Tensor) -> None:
+        """Register a tensor with memory of its own."""
         self._origins[tensor._cdata] = len(self.roots)
         self.roots.append(tensor)
 

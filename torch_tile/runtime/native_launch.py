@@ -82,15 +82,15 @@ def launch_function(
     masks: Sequence[int],
     scalars_matter: bool,
     low_bits: int = 0,
-    apart: Sequence[tuple[int, int]] = (),
+    disjoint: Sequence[tuple[int, int]] = (),
 ) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:
     """Return a function that follows plans, and `remember(arguments, packed plan)`, which adds a form's plan.
 
     The function calls `slow` for a form without a plan, and `failed` with the driver's status of a refused launch.
     driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: for each argument, "t" for a
-    tensor, else the struct module's letter of a number. masks: bits of a tensor's address that must be 0. Numbers are
-    part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair of `apart`
-    may overlap, `slow` decides. Returns None where there is no native launch.
+    tensor, else the struct module's letter of a number. masks: bits of a tensor's address that must be 0. With
+    `scalars_matter`, numbers are part of the form; so are the `low_bits` of addresses. If tensors
+    of a pair of `disjoint` may overlap, `slow` decides. Returns None if there is no native launch.
     """
     import torch
 
@@ -102,7 +102,7 @@ def launch_function(
     packed = struct.pack(f"{len(masks)}Q", *masks)
     made = module.make(
         exchange, held, tuple(driver), negative_test(), kinds.encode(), packed, scalars_matter, low_bits,
-        bytes(n for pair in apart for n in pair),
+        bytes(n for pair in disjoint for n in pair),
     )  # fmt: skip
     return None if made is None else (made[0], functools.partial(module.remember, made[1]))
 
@@ -123,7 +123,7 @@ def _build() -> Path:
     """Build the native module, or find it in the cache; return its file."""
     source, *headers = (csrc_dir() / name for name in SOURCES)
     texts = [each.read_bytes() for each in (source, *headers)]
-    # Nothing in it depends on the compiler, which is not looked for where the module is there.
+    # The key does not depend on the compiler, so a cached module needs no look for one.
     key = key_of(*texts, *FLAGS, sys.platform, platform.machine(), str(sys.implementation.cache_tag))
 
     def build(output: Path) -> None:

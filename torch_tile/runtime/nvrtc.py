@@ -72,10 +72,10 @@ class TooFewRegistersError(RuntimeError):
 def compile_cubin(text: str, target: Target, options: PassOptions | None = None) -> Cubin:
     """Return the cubin of the CUDA C++ `text` for `target`, built or from the cache. Any thread may call it.
 
-    Raises NoNvrtcError if there is no NVRTC or it does not know the chip, CacheError if the cache cannot be used,
-    TooFewRegistersError if tiles ask for more than threads have, ForeignTextError if an author's own text may be at
-    fault, and InternalError if the text is refused for another
-    reason, which then is a fault of the code generator.
+    Raises NoNvrtcError if there is no NVRTC or it does not know the chip, and CacheError if the cache cannot be used.
+    Raises TooFewRegistersError if tiles need more registers than threads have. Raises ForeignTextError if an author's
+    own text may be at fault. Raises InternalError if the text is refused for another reason: then the code generator is
+    at fault.
     """
     library = find_nvrtc()
     flags = (*flags_for(target, options or PassOptions()), *include_paths(text))
@@ -106,7 +106,7 @@ def flags_for(target: Target, options: PassOptions) -> tuple[str, ...]:
 
 
 def include_paths(text: str) -> tuple[str, ...]:
-    """Return the options that name CUDA's own header folders, for authors' texts that include such headers."""
+    """Return the options that name CUDA's header folders, for authors' texts with such headers."""
     if FOREIGN not in text or not re.search(r"^[ \t]*#[ \t]*include[ \t]*<", text, re.MULTILINE):
         return ()
     found = [folder for folder in _include_folders() if (folder / "cuda_fp16.h").is_file()]
@@ -184,7 +184,7 @@ class _Nvrtc:
         found = find_nvrtc()
         self.path = found.path
         try:
-            if found.builtins is not None:  # NVRTC asks for it by name, which finds one that is loaded
+            if found.builtins is not None:  # NVRTC asks for it by name, and finds a loaded one
                 ctypes.CDLL(str(found.builtins), mode=ctypes.RTLD_GLOBAL)
             self.library = ctypes.CDLL(str(found.path))
         except OSError as problem:
@@ -202,7 +202,7 @@ class _Nvrtc:
     ) -> tuple[bytes, str]:  # fmt: skip
         """Compile `text`; return the cubin and the log. Raises the errors of `compile_cubin`."""
         lib, program = self.library, ctypes.c_void_p()
-        if self.version() >= (13, 0):  # where the driver is, NVRTC has a cache of its own, which gives no log
+        if self.version() >= (13, 0):  # NVRTC has a cache of its own beside the driver, which gives no log
             flags = (*flags, "--no-cache")
         self._check(
             lib.nvrtcCreateProgram(
@@ -270,9 +270,8 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-# Where NVRTC lies on this machine: the library that torch's own CUDA wheels bring, else a toolkit's.
-#
-# Looking does not load it, because a kernel that is found in the cache needs no compiler.
+# The place of NVRTC on this machine: the library of torch's own CUDA wheels, else a toolkit's. Looking does not load
+# it, because a kernel from the cache needs no compiler.
 
 MAJORS = (13, 12)  # CUDA versions whose NVRTC we know, best first
 
@@ -282,7 +281,7 @@ class NoNvrtcError(RuntimeError):
 
 
 class NvrtcLibrary(NamedTuple):
-    """The library's file, the library of built-ins that it opens itself, and a text that differs whenever they do."""
+    """NVRTC's file, the library of built-ins that it opens itself, and a text that identifies both."""
 
     path: Path
     builtins: Path | None

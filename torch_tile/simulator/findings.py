@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch_tile.diagnostics.errors import Diagnostic, Span
 
-# Kind of a finding -> what is wrong in general, and what mends it.
+# Kind of a finding -> the general fault, and its fix.
 KINDS = {
     "race": ("threads meet at the same place of shared memory with no barrier between", "place a barrier between"),
     "missing_wait": ("asynchronous work may still be in flight", "wait for it, then place a barrier if others need it"),

@@ -22,11 +22,11 @@ def interpret(
     flat: Program, program: Program, args: Sequence[Any] | Mapping[str, Any], allocated: Sequence[int] = (),
     blocks: Iterable[tuple[int, ...]] | None = None,
 ) -> Findings:  # fmt: skip
-    """Run `flat`, the stage FLAT of `program`, on the arguments of a call; tensors are written in place.
+    """Run `flat`, the stage FLAT of `program`, on the arguments of a call. Tensors are written in place.
 
-    `allocated` are the positions of parameters that the caller leaves out and gets back, with the tensors that the
-    program returns, as `outputs`. `blocks` chooses blocks, x first. Tensors of a GPU are copied there and back. Raises
-    LaunchError for unfit arguments.
+    `allocated` are the positions of parameters that the caller leaves out. The caller gets these back as `outputs`,
+    with the tensors that the program returns. `blocks` chooses blocks, x first. Tensors of a GPU are copied there and
+    back. Raises LaunchError for unfit arguments.
     """
     binding = Binding(program, allocated)
     given = binding.in_order(args)

@@ -3,7 +3,7 @@
 
 Types that torch cannot index everywhere (fp8, wide unsigned) are moved as bits. A buffer allocated inside a nest that
 runs side by side has one copy per lane: its memory starts with the lane dimensions. Fresh memory is poison, NaN or
-bytes of 0x55, so that a kernel which reads what it never wrote gives itself away.
+bytes of 0x55. So a kernel that reads unwritten memory shows it.
 """
 
 from __future__ import annotations

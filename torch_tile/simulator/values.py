@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute arithmetic of one scalar type for the tile interpreter's expressions.
 
-A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
-with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 wraps when cast or stored,
-others after every operation; uint64 is held as its two's complement. Floats have the type of
-their node; fp16, bf16 and fp8 are computed in float32 and rounded after every operation.
-x // 0 and x % 0 are undefined.
+A value shared by all lanes of a loop nest is a Python int or bool, or a 0-d tensor for floats. Any other value is a
+tensor with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 wraps when cast or
+stored, others after every operation. uint64 is held as its two's complement. Floats have the type of their node; fp16,
+bf16 and fp8 are computed in float32 and rounded after every operation. x // 0 and x % 0 are undefined.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
     "/": operator.truediv,
     "//": lambda a, b: torch.from_numpy(floor_divide(np.asarray(a), np.asarray(b))),
     "%": lambda a, b: torch.from_numpy(remainder(np.asarray(a), np.asarray(b))),
-    # As the targets: a NaN on either side gives NaN, and -0.0 is below 0.0.
+    # As on the targets, a NaN on either side gives NaN, and -0.0 is below 0.0.
     "min": lambda a, b: torch.where((a < b) | (a != a) | ((a == b) & torch.signbit(a)), a, b),
     "max": lambda a, b: torch.where((a > b) | (a != a) | ((a == b) & torch.signbit(b)), a, b),
 }  # fmt: skip

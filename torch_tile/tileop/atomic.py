@@ -69,7 +69,7 @@ class Atomic(RegisteredOp):
         return cls(target, source, order)
 
     def check(self) -> list[Diagnostic]:
-        """Check that a region value has the destination's extents, and that bitwise updates are of integers."""
+        """Check that a region value has the destination's extents, and that bitwise updates are integers."""
         dtype = self.dst.buffer.dtype
         if self.kind in BITWISE and dtype.is_float:
             why, fix = f"has dtype {dtype}", "bitwise updates take integers"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 
-# What authors give, in signatures. Any value of Python may come, so each operation checks what it takes.
+# Types of authors' arguments, in signatures. Any value of Python may come, so each operation checks its own.
 Tile: TypeAlias = Any  # a buffer, a region A[a:b, :] or an element A[i, j], from which on the other side's shape counts
 Scalar: TypeAlias = Any  # a number or an expression
 Annotations: TypeAlias = Mapping[str, Any] | None  # TileLang's hints by name, which change no result here
@@ -50,7 +50,7 @@ class RegisteredOp(TileOp):
         raise NotImplementedError
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
-        """Return the regions that the op reads, and the regions that it writes."""
+        """Return the regions that the op reads, and those that it writes."""
         raise NotImplementedError
 
     def lower_cpu(self) -> Stmt:

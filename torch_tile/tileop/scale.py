@@ -71,7 +71,7 @@ class ScaleRows(RegisteredOp):
         return nest
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Demand that factors lie where the rows do."""
+        """Demand factors in the threads of their rows."""
         loop = self.as_loop()
         return parallel_loops.infer(loop, known, ctx) if is_static(loop) else []
 
@@ -79,7 +79,7 @@ class ScaleRows(RegisteredOp):
         """Emit the nest, under a vote of the warp where each thread holds the factors of its own rows."""
         loop = self.as_loop()
         factors = self.factors.buffer
-        if not self._at_hand(loop, ctx):
+        if not self._holds_factors(loop, ctx):
             return loop
         registers = ctx.registers(factors)
         (size,) = registers.static_shape or (0,)
@@ -87,7 +87,7 @@ class ScaleRows(RegisteredOp):
         changed = (binary("!=", Load(registers, (const(r, dt.int32),)), one) for r in range(size))
         return If(vote_any(functools.reduce(lambda a, b: binary("or", a, b), changed)), Block((loop,)), Block(()))
 
-    def _at_hand(self, loop: For, ctx: ThreadContext) -> bool:
+    def _holds_factors(self, loop: For, ctx: ThreadContext) -> bool:
         """Return whether a thread holds all its factors in a few written registers, and the nest moves no data.
 
         The lanes of a warp run the op together then, and the branch has no barrier inside.

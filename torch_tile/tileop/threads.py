@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the context in which a tile op is laid out and lowered for the threads of a block.
 
-`Demand` is what an op asks of a buffer, `Layouts` what has been decided so far, `ThreadContext` the group of threads
+`Demand` is an op's demand on a buffer, `Layouts` holds the decisions so far, `ThreadContext` is the group of threads
 that runs the op.
 """
 
@@ -19,7 +19,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Expr, Var, const
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.stmt import Role
+from torch_tile.ir.stmt import For, Role
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class ThreadContext:
 
     `ranges` is what is known of variables where the op stands, `values` are the integer names bound there.
     `asynchronous` threads are a role beside one that copies: what they multiply comes by bulk copies.
+    `unrolled` are the unrolled loops around.
     """
 
     build: Build
@@ -86,6 +87,7 @@ class ThreadContext:
     values: Mapping[Var, Expr] = field(default_factory=dict)
     _registers: dict[Buffer, Buffer] = field(default_factory=dict)
     asynchronous: bool = False
+    unrolled: tuple[For, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -98,7 +100,9 @@ class ThreadContext:
         if found is None:
             assert fragment.layout is not None, f"`{fragment.name}` has no layout"
             found = self.local(fragment.name, fragment.layout.extent("r"), fragment.dtype)
-            found = replace(found, padded=fragment.layout.shape != fragment.static_shape)
+            shape = fragment.static_shape
+            if shape is not None and shape != fragment.layout.shape:
+                found = replace(found, padding=fragment.layout.padding(shape))
             self._registers[fragment] = found
         return found
 

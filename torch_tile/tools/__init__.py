@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line runs."""
+"""Commands of the command line."""
 
 from __future__ import annotations
 

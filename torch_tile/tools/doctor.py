@@ -46,7 +46,7 @@ def check_python() -> str:
 
 
 def check_torch() -> str:
-    """Version, which must be one that we support."""
+    """Check the version of torch against the supported ones."""
     import torch
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -95,7 +95,7 @@ def check_kernel() -> str:
 
 
 def check_backend() -> str:
-    """Whether torch.compile finds the backend, and whether without an import of torch_tile."""
+    """Return whether torch.compile finds the backend, and whether without an import of torch_tile."""
     names = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
     if "tile" not in names:
         raise RuntimeError(

@@ -61,7 +61,7 @@ _one_at_a_time = threading.Lock()
 
 
 class EmulationError(RuntimeError):
-    """What the printed text does wrong: a deadlock, an access outside of all tensors, a misaligned packet."""
+    """A fault of the printed text: a deadlock, an access outside of all tensors, a misaligned packet."""
 
 
 class _Range(ctypes.Structure):

@@ -24,6 +24,7 @@ from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grou
 from torch_tile.kernels.loss import cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
+from torch_tile.kernels.ssm import conv, ssd, update
 from torch_tile.runtime.launch_plan import Launch, LaunchPlan, planning
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -43,7 +44,7 @@ class Case:
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms()
-    return [*products, *_attentions(), *_attention_backwards(), *_decodings(), *_rows()]
+    return [*products, *_attentions(), *_attention_backwards(), *_decodings(), *_rows(), *_scans()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -59,7 +60,7 @@ def launches(case: Case, target: Target) -> list[Launch]:
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     plan = LaunchPlan(machine=machine_for(target))
-    # What plain torch reads of tensors is refused.
+    # Reads of tensors by plain torch are refused.
     with FakeTensorMode(), planning(plan), suppress(DataDependentOutputException):
         case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     return plan.launches
@@ -103,7 +104,7 @@ def _gemm(
 
 
 def _grouped_gemms() -> Iterator[Case]:
-    """Of 64 matrices, with rows for each as in decoding, in short prompts, and in training."""
+    """Make grouped products of 64 matrices, with rows for each as in decoding, in short prompts, and in training."""
     swiglu, weighted = "g=silu(acc0);y=mul(g,acc1);ret y", "v=mul(acc0,x0);ret v"
     for name, dtype in ALL.items():
         for rows in (4, 30, 512):
@@ -337,3 +338,49 @@ def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Mak
 
 def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
     return softmax.softmax(make((512, n), dtype), dim)
+
+
+def _scans() -> Iterator[Case]:
+    """Layers of Mamba-2: 8 heads of 64 channels and 128 states in 2 groups; and one of odd sizes."""
+    usual, odd = (2, 1024, 8, 64, 2, 128), (1, 77, 3, 23, 1, 41)
+    cases = {"bf16": (torch.bfloat16, usual), "bf16 odd": (torch.bfloat16, odd), "fp32": (torch.float32, usual)}
+    for name, (dtype, sizes) in (cases | {"fp64": (torch.float64, usual)}).items():
+        yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
+        yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
+        yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
+
+
+def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        x, weight, bias = make((batch, length, channels), dtype), make((channels, 4), dtype), make((channels,), dtype)
+        given = weight, bias, make((batch, 3, channels), dtype), "silu"
+        conv.causal_conv1d_update(x[:, 0], make((batch, channels, 4), dtype), weight, bias, "silu")
+        return conv.causal_conv1d(x, *given), conv.causal_conv1d_backward(x, x, *given)
+
+    return call
+
+
+def _scan(
+    dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        x, wide = make((batch, length, heads, head_dim), dtype), torch.promote_types(dtype, torch.float32)
+        keys = make((batch, length, groups, states), dtype)
+        numbers, state = make((heads,), wide), make((batch, heads, head_dim, states), wide)
+        given = x, make((batch, length, heads), dtype), numbers, keys, keys, numbers
+        ssd.ssd_chunk_scan(*given, x, numbers, state, True)
+        return ssd.ssd_chunk_scan_backward(x, state, *given, numbers, state, True)
+
+    return call
+
+
+def _scan_update(
+    dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        x, channel = make((batch, heads, head_dim), dtype), make((heads, head_dim), dtype)
+        state, A = make((batch, heads, head_dim, states), dtype), make((heads, head_dim, states), torch.float32)
+        keys = make((batch, groups, states), dtype)
+        return update.selective_state_update(state, x, x, A, keys, keys, channel, x, channel, True)
+
+    return call

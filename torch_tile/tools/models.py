@@ -43,7 +43,7 @@ class Sample:
 
 
 def has_transformers() -> bool:
-    """Whether transformers can be imported."""
+    """Return whether transformers can be imported."""
     return importlib.util.find_spec("transformers") is not None
 
 
@@ -105,7 +105,7 @@ class PlainNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., N]` to the same."""
+        """Normalise the rows of `[..., N]`."""
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 

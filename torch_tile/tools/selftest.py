@@ -21,7 +21,7 @@ BIAS_GELU, SWIGLU = "v=add(acc0,x0);w=gelu(v);ret w", "g=silu(acc0);y=mul(g,acc1
 
 
 def devices() -> list[str]:
-    """The CPU, and the GPU if there is one."""
+    """Return the CPU, and the GPU if there is one."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
@@ -33,7 +33,7 @@ def checks() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def check_branches(device: str) -> str:
-    """Branches on an index whose arms store one element, which some compilers get wrong, with and without vectors."""
+    """Check branches on an index that store one element, with and without vectors: some compilers get them wrong."""
     from torch_tile.jit import compile
 
     count = 0

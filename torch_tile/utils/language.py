@@ -24,27 +24,29 @@ def buffer_of(value: Any) -> Buffer:
 
 
 def is_global(buffer: Any) -> bool:
-    """Whether it lies in global memory."""
+    """Return whether a buffer lies in global memory."""
     return buffer_of(buffer).scope == "global"
 
 
 def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
-    """Whether it lies in shared memory, all of which is sized at the launch: False without `allow_dynamic`."""
+    """Return whether a buffer lies in shared memory, all of which is sized at the launch: False without
+    `allow_dynamic`.
+    """
     return allow_dynamic and buffer_of(buffer).scope == SPELLINGS["shared"]
 
 
 def is_shared_dynamic(buffer: Any) -> bool:
-    """Whether it lies in shared memory."""
+    """Return whether a buffer lies in shared memory."""
     return is_shared(buffer)
 
 
 def is_fragment(buffer: Any) -> bool:
-    """Whether it is spread over the registers of a block."""
+    """Return whether a buffer is spread over the registers of a block."""
     return buffer_of(buffer).scope == SPELLINGS["local.fragment"]
 
 
 def is_local(buffer: Any) -> bool:
-    """Whether it is an array of each thread."""
+    """Return whether a buffer is an array of each thread."""
     return buffer_of(buffer).scope == SPELLINGS["local"]
 
 
@@ -72,6 +74,6 @@ def retrieve_stride(value: Any) -> list[Any]:
 
 
 def is_full_region(region: Region) -> bool:
-    """Whether a region is its whole buffer."""
+    """Return whether a region is its whole buffer."""
     pairs = zip(region.ranges, region.buffer.shape, strict=True)
     return all(equal(each.start, const(0, dt.int32)) and equal(each.extent, size) for each, size in pairs)

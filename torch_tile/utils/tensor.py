@@ -29,12 +29,12 @@ def get_tensor_supply(supply_type: TensorSupplyType = TensorSupplyType.Integer) 
 
 
 def map_torch_type(dtype: object) -> torch.dtype:
-    """The torch dtype of a name. Raises ValueError for what is none."""
+    """Return the torch dtype of a name. Raises ValueError for any other name."""
     return to_dtype(dtype).as_torch()
 
 
 def is_float8_dtype(dtype: torch.dtype) -> bool:
-    """Whether a torch dtype is a floating type of 8 bits."""
+    """Return whether a torch dtype is a floating type of 8 bits."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 

@@ -31,6 +31,7 @@ from torch_tile.inductor.settings import Settings
 def h200(monkeypatch):
     """Fake tensors of a GPU are an H200's."""
     monkeypatch.setattr(cost_rules, "measured", lambda device: roofline.PEAKS["NVIDIA H200"])
+    monkeypatch.setattr(hardware, "_capability_of", lambda index: 90)
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         yield
 

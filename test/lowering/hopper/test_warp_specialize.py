@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from expecttest import assert_expected_inline
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target, equal_share
@@ -399,3 +401,35 @@ def test_tensors_that_the_kernel_reads_are_stored_by_threads(reads: bool) -> Non
     reading, copying = roles(program)
     assert sum(isinstance(n, ArriveLast) for n in walk(reading)) == 1
     assert not any(isinstance(n, ArriveLast) for n in walk(copying))
+
+
+def test_branches_of_a_producer_fill_a_tile_that_consumers_change() -> None:
+    """The compiler's mbarriers order these copies among each other: no barrier is missing."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 128, 192), H), B: T.Tensor((64, 192), H), C: T.Tensor((128, 64), F), turns: T.int32):
+        with T.Kernel(1, threads=128):
+            total = T.alloc_fragment((128, 64), F)
+            T.clear(total)
+            a, b = T.alloc_shared((128, 64), H), T.alloc_shared((64, 64), H)
+            for _ in T.serial(turns):
+                for k in T.Pipelined(3, num_stages=2):
+                    T.copy(B[0, k * 64], b)
+                    if k % 2 == 0:
+                        T.copy(A[0, 0, k * 64], a)
+                    else:
+                        T.copy(A[1, 0, k * 64], a)
+                    for i, j in T.Parallel(128, 64):
+                        a[i, j] = T.max(a[i, j], T.cast(0, H))
+                    T.gemm(a, b, total, transpose_B=True)
+            T.copy(total, C)
+
+    compiled = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert "tma_load" in compiled.get_kernel_source()
+    a, b, c = torch.randn(2, 128, 192).half(), torch.randn(64, 192).half(), torch.full((128, 64), float("nan"))
+    findings = compiled.interpret(a, b, c, 2)
+    assert not findings, findings.report()
+    parts = [
+        a[k % 2, :, k * 64 : k * 64 + 64].relu().double() @ b[:, k * 64 : k * 64 + 64].double().T for k in range(3)
+    ]
+    torch.testing.assert_close(c.double(), 2 * sum(parts), rtol=1e-4, atol=1e-4)

@@ -11,8 +11,10 @@ from torch_tile.hardware import Target
 from torch_tile.ir.expr import Load, Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, For, LoopKind, Store
+from torch_tile.lowering.threads.bind_loop import is_overwritten
 from torch_tile.lowering.threads.bind_threads import bind_threads
 from torch_tile.lowering.threads.infer_layouts import infer_layouts
+from torch_tile.tileop.parallel.nest import nest_of
 
 TARGET = "cuda:sm_90a"
 
@@ -265,3 +267,54 @@ def test_products_of_a_role_go_by_wgmma_where_it_is_a_warpgroup(first, implement
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
     (note,) = (n for n in tilelang.compile(kernel, target=TARGET).schedule.remarks if n.op == "T.gemm")
     assert note.became.startswith(implementation)
+
+
+def test_a_tile_that_is_overwritten_through_memory_is_not_moved_there_first():
+    """Threads of the second product hold whole rows of `q`, those of the first one elements of `p`."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 16), "float32"), B: T.Tensor((32, 16), "float32"), C: T.Tensor((32, 16), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((32, 16), "float32"), T.alloc_shared((32, 16), "float32")
+            p, q = T.alloc_fragment((32, 32), "float32"), T.alloc_fragment((32, 32), "float32")
+            out = T.alloc_fragment((32, 16), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, p, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(32, 32):
+                q[i, j] = p[i, j] + 1.0
+                p[i, j] = 0.0
+            T.gemm(q, b, out, clear_accum=True)
+            T.copy(out, C)
+
+    program, build = bound(kernel)
+    assert "q moved through shared memory" in str(build.schedule(program.name))
+    stores = [n for n in walk(program) if isinstance(n, Store) and n.buffer.name == "q" and n.buffer.scope == "shared"]
+    assert [isinstance(n.value, Load) for n in stores] == [False]  # the product has it in registers
+    a, b, c = random(32, 16), random(32, 16), empty(32, 16)
+    run(kernel, a, b, c)
+    torch.testing.assert_close(c, (a @ b.T + 1) @ b)
+
+
+@pytest.mark.parametrize("nest", ["whole", "part", "branch", "moved", "crossed", "reads", "ends early"])
+def test_which_nests_overwrite_a_tile(nest):
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 8), "float32"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            q = T.alloc_fragment((8, 8), "float32")
+            for i, j in T.Parallel(8, 7 if nest == "part" else 8):
+                if nest == "ends early" and A[i, j] > 0:
+                    continue
+                if nest == "branch":
+                    if n > 0:
+                        q[i, j] = A[i, j]
+                elif nest == "moved":
+                    q[i, (j + 1) % 8] = A[i, j]
+                elif nest == "crossed":
+                    q[j, i] = A[i, j]
+                else:
+                    q[i, j] = A[i, j] + (q[i, j] if nest == "reads" else 0.0)
+
+    loop = next(n for n in walk(kernel.program) if isinstance(n, For))
+    (fragment,) = {n.buffer for n in walk(loop) if isinstance(n, Store)}
+    assert is_overwritten(fragment, nest_of(loop, {})) == (nest == "whole")

@@ -10,7 +10,7 @@ tirx = tir  # the same under its newer name
 
 
 class _Made(type):
-    """A class whose objects are dtypes of the language, and whose calls give them."""
+    """A class whose instances are dtypes of the language, made by calls."""
 
     def __call__(cls, dtype: object) -> DType:
         return to_dtype(dtype)

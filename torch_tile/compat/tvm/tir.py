@@ -24,7 +24,7 @@ def IntImm(dtype: object, value: int) -> expr.Expr:
 
 
 def FloatImm(dtype: object, value: float) -> expr.Expr:
-    """A constant of a floating type."""
+    """Make a constant of a floating type."""
     return const(float(value), dtype)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tile kernels in `torch.compiler.save_cache_artifacts()`, beside Inductor's graphs.
+"""Save and load tile kernels in `torch.compiler.save_cache_artifacts()`, beside Inductor's graphs.
 
-What a process with `backend="tile"` took from the cache or put into it (libraries, cubins, CUDA texts, results of the
-autotuner) goes along; loading puts it into the cache of the machine, under its key and with its seal. Keys are digests
-of what an entry was made from, the compiler and the chip included, so what fits another machine only is not found here.
-Like Inductor's own, artifacts are machine code: load only those that you trust.
+Artifacts hold all cache entries that this process used or made with `backend="tile"`: libraries, cubins, CUDA texts and
+results of the autotuner. Loading puts them into the machine's cache, under the same key and seal. A key is a digest of
+all inputs of the entry, also of the compiler and the chip. So entries of another machine are never found here.
+Artifacts are machine code, like Inductor's own: load only those that you trust.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _write(path: Path, content: bytes) -> None:
 
 @functools.cache
 def record_kernels() -> None:
-    """From now on, what this process uses of the cache is part of its artifacts, and what it has used so far."""
+    """Add to the artifacts every cache entry that this process has used or will use."""
     cache.on_use(_record)
 
 
 def _record(path: Path) -> None:
-    if _NAME.fullmatch(path.name):  # not the sources, which lie there to be read
+    if _NAME.fullmatch(path.name):  # without CUDA texts, which lie there only to be read
         CacheArtifactManager.record_artifact(TYPE, path.name, cache.sealed(path))

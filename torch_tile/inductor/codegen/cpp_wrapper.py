@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tile op in a C++ wrapper (cpp_wrapper, AOTInductor): a function of the wrapper's own, machine code included.
+"""A tile op in a C++ wrapper (cpp_wrapper, AOTInductor): a function in the wrapper's text, machine code included.
 
-What the op launches is recorded as it is lowered, when the layouts of its inputs are settled. Where that cannot be
-written down, the op is Inductor's again (`lower_reference`): a package never needs our Python.
+The lowering records the op's launches, when the layouts of its inputs are settled. If launches cannot be recorded,
+Inductor lowers the op's reference instead (`lower_reference`): a package never needs our Python.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torch_tile.runtime.launch_plan import tensors_in
 
 Unflatten = Callable[[list[Any], list[Any]], Any]
 
-# How the wrapper's handles become what the functions take.
+# Conversions from the wrapper's handles to the function's arguments.
 GLUE = """
 namespace tile {
 template <class... Handles> std::array<uint64_t, sizeof...(Handles)> addresses(const Handles&... handles) {
@@ -75,7 +75,7 @@ inline void* current_stream() {
 def recorded_call(
     name: str, tensors: Sequence[Form], outs: Sequence[Form], constants: Sequence[Any], unflatten: Unflatten, env: Any
 ) -> Embedded:
-    """The C++ of `direct.<name>` on tensors of these forms. Raises NotEmbedded where there is none.
+    """Write a call of `launchers.<name>` on tensors of these forms as C++. Raises NotEmbedded if that is not possible.
 
     unflatten: tensors and constants to (args, kwargs). env: where the symbols in constants and forms come from.
     """
@@ -104,7 +104,7 @@ def with_copies(made: Callable[[], Embedded], count: int, copy: Callable[[int], 
 
 
 def why_not(node: Node) -> str:
-    """Why the call of a tile op that a node of a graph makes cannot be in a C++ wrapper; empty if it can."""
+    """Say why a C++ wrapper cannot hold the tile op called by a graph node; empty if it can."""
     name = node.target._schema.name.removeprefix("tile::")  # type: ignore[union-attr]
     leaves, spec = tree_flatten((node.args, dict(node.kwargs)))
     values = [val(each) if isinstance(each, Node) else each for each in leaves]
@@ -132,7 +132,7 @@ def why_not(node: Node) -> str:
 
 
 def lower_reference(op: Any, args: Any, kwargs: Any, why: str) -> Any:
-    """What Inductor makes of an op that cannot be embedded: its reference in plain torch, lowered in its place."""
+    """Lower the op's reference in plain torch instead of an op that cannot be embedded."""
     from torch._inductor.virtualized import V
 
     report.log.warning("%s is compiled by Inductor, as it cannot be called from C++: %s", op, why)
@@ -169,9 +169,8 @@ def cpp_call(wrapper: Any, name: str, made: Embedded, tensors: Sequence[str]) ->
     return f"{function}(tile::addresses({', '.join(tensors)}).data(), {numbers}, {stream});"
 
 
-# A recorded call as C++ that makes it: the launches with their numbers, and the machine code as bytes.
-#
-# The text needs csrc/embedded.h, and neither Python nor files: what it is compiled into can be moved.
+# A recorded call as C++ that repeats it: the launches with their numbers, and the machine code as bytes. The text needs
+# csrc/embedded.h, and neither Python nor files, so its binary can be moved.
 
 PLACE = 256  # a place in a plan: the number of a tensor, and so many times the bytes from its beginning
 _LINE = 2000  # bytes of machine code on a line
@@ -200,17 +199,17 @@ class Embedded(NamedTuple):
     is_gpu: bool
 
     def function(self, name: str) -> str:
-        """The definition."""
+        """Return the definition as C++ text."""
         return f"static void {name}(const uint64_t* pointers, const int64_t* numbers, void* stream) {{\n{self.body}}}\n"
 
 
 def embedded(recorded: Recorded) -> Embedded:
-    """The C++ of what was recorded. Raises NotEmbedded where a kernel would refuse its arguments."""
+    """Write recorded launches as C++. Raises NotEmbedded if a kernel would refuse its arguments."""
     return _Text(recorded).run()
 
 
 def headers() -> str:
-    """What the text needs, as one piece of C++."""
+    """Return the headers of the text as one piece of C++."""
     own = re.compile(r'^#include "(\w+\.h)"\n', re.M)
 
     def inlined(name: str) -> str:
@@ -249,20 +248,20 @@ class _Text:
             checks.append(f'tile::require({self.printed(condition)}, "sizes with {shown}");')
         body = "".join(f"  {line}\n" for line in [*checks, *self.lines])
         made = tuple(
-            Workspace(_theirs(x.shape, theirs), _theirs(x.stride(), theirs), x.dtype, x.device) for x in self.made
+            Workspace(_renamed(x.shape, theirs), _renamed(x.stride(), theirs), x.dtype, x.device) for x in self.made
         )
         is_gpu = any(isinstance(launch.kernel.launcher, CudaLauncher) for launch in self.plan.launches)
         return Embedded(body, self.code, made, tuple(theirs.values()), is_gpu)
 
     # -- one kernel ----------------------------------------------------------------------------------------------------
     def pointer(self, tensor: torch.Tensor) -> int:
-        """The number of the pointer to a tensor's root."""
+        """Return the number of the pointer to a tensor's root."""
         root = self.plan.root(tensor)
-        assert root is not None  # as was checked when it was recorded
+        assert root is not None  # the recorder has checked this
         return self.roots[root]
 
     def cpu(self, launch: launch_plan.Launch) -> None:
-        """A call of a shared library's entry."""
+        """Write a call of a shared library's entry."""
         launcher, (tensors, sizes, scalars) = launch.kernel.launcher, _bound(launch)
         assert isinstance(launcher, Launcher) and launcher.library is not None
         name = self.define(launcher.library.read_bytes(), _LIBRARY)
@@ -279,7 +278,7 @@ class _Text:
         ]
 
     def cuda(self, launch: launch_plan.Launch) -> None:
-        """A plan of the launches of a cubin's entries."""
+        """Write a plan of the launches of a cubin's entries."""
         launcher, (tensors, sizes, scalars) = launch.kernel.launcher, _bound(launch)
         assert isinstance(launcher, CudaLauncher)
         self.require_alignments(launcher, tensors)
@@ -310,7 +309,7 @@ class _Text:
         ]
 
     def require_alignments(self, launcher: CudaLauncher, tensors: Sequence[torch.Tensor]) -> None:
-        """What addresses must be multiples of, as far as it is not known of the tensor."""
+        """Require alignments of addresses, where those of the tensor are not known."""
         for param, tensor in zip(launcher.buffers, tensors, strict=True):
             wanted = launcher.alignments[param]
             if self.plan.offset(tensor) % wanted != 0 or self.plan.low_bits_of(tensor) % wanted != 0:
@@ -320,7 +319,7 @@ class _Text:
 
     # -- text ----------------------------------------------------------------------------------------------------------
     def define(self, code: bytes, form: str) -> str:
-        """The name under which machine code is called."""
+        """Return the name of a piece of machine code."""
         digest = hashlib.sha256(code).hexdigest()[:16]
         name = f"tile_code_{digest}"
         if name not in self.code:
@@ -357,7 +356,7 @@ class _AtPlace(NamedTuple):
 
 
 def _bound(launch: launch_plan.Launch) -> tuple[list[torch.Tensor], dict[Var, Any], dict[Var, Any]]:
-    """The tensors, sizes and scalars of a launch."""
+    """Return the tensors, sizes and scalars of a launch."""
     launcher = launch.kernel.launcher
     binding = launcher.binding
     args = binding.in_order(launch.args)
@@ -367,8 +366,8 @@ def _bound(launch: launch_plan.Launch) -> tuple[list[torch.Tensor], dict[Var, An
     return [a for p, a in zip(binding.given, args, strict=True) if isinstance(p, Buffer)], sizes, scalars
 
 
-def _theirs(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
-    """Numbers in Inductor's symbols."""
+def _renamed(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
+    """Return numbers in Inductor's symbols."""
     return tuple(n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in numbers)
 
 

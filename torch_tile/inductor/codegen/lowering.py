@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Inductor calls a tile op: straight from the generated code, in Python (launchers.py) or C++ (cpp_wrapper.py)."""
+"""Lower tile ops in Inductor: generated code calls them directly, in Python (launchers.py) or C++ (cpp_wrapper.py)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tile op in Inductor's IR: a call that writes into buffers of Inductor's own memory plan.
 
-In a module of generated Python each different call becomes one object, made of literals as the module is loaded (so
-that a module from a cache makes it too), and is called with buffers and run-time sizes only; views of the buffers are
-part of the object, which makes them once. In C++ each different call is one function: cpp_wrapper.py. Private to torch,
-like compat.py.
+In generated Python each different call becomes one object. Its text is made of literals, so a module from a cache makes
+it too, when it is loaded. Its arguments are buffers and run-time sizes only; it makes views of the buffers once. In C++
+each different call is one function: cpp_wrapper.py. This module uses torch's private parts, like compat.py.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ IMPORT = f"import torch_tile.ops.launchers as {PREFIX}"
 
 
 def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
-    """Lower `op` to a call of `direct.<name>`, or of what that launches where the wrapper is in C++."""
+    """Lower `op` to a call of `launchers.<name>`, or to its launches if the wrapper is in C++."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
@@ -69,7 +68,7 @@ def form_of(x: Any) -> Form:
 
 
 def processed(found: Any) -> tuple[Any, Any, Any, Any]:
-    """What `process_kernel` gives: a tuple up to torch 2.14, an object with names since."""
+    """Return the result of `process_kernel`: a tuple up to torch 2.14, an object with names since."""
     if isinstance(found, tuple):
         return found[0], found[1], found[2], found[3]
     return found.example_output, found.tensor_args, found.non_tensor_args, found.unflatten_args
@@ -77,7 +76,7 @@ def processed(found: Any) -> tuple[Any, Any, Any, Any]:
 
 @functools.cache
 def node_class() -> type:
-    """The class of the nodes; it is made late, since Inductor takes long to import."""
+    """Return the class of the nodes. It is made late, since importing Inductor takes long."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 
@@ -113,9 +112,9 @@ def node_class() -> type:
             ]  # fmt: skip
 
         def codegen(self, wrapper: Any) -> None:
-            """Write the call, and what it calls if that is not written yet."""
+            """Write the call, and before its first use the called object or function."""
             self.codegen_comment(wrapper)
-            is_unused = self.get_name() in V.graph.removed_buffers  # but others are used
+            is_unused = self.get_name() in V.graph.removed_buffers  # but other outputs are used
             if is_unused:
                 wrapper.writeline(wrapper.make_buffer_allocation(self))
             wrapper.writeline(self.in_cpp(wrapper) if V.graph.cpp_wrapper else self.in_python(wrapper))
@@ -123,7 +122,7 @@ def node_class() -> type:
                 wrapper.writeline(wrapper.make_buffer_free(self))
 
         def in_python(self, wrapper: Any) -> str:
-            """The call of an object that is made as the module is loaded."""
+            """Write the call of an object that the module makes when it is loaded."""
             count = len(self.inputs) - len(self.others)
             text = CallText(wrapper)
             tensors = [text.tensor(x) for x in self.inputs[:count]]
@@ -138,7 +137,7 @@ def node_class() -> type:
             return f"{name}({', '.join(text.given())})"
 
         def in_cpp(self, wrapper: Any) -> str:
-            """The call of a function that makes the launches."""
+            """Write the call of a function that makes the launches."""
             count = len(self.inputs) - len(self.others)
             bases = [(strided_view(x) or (x,))[0] for x in self.inputs[:count]]
             tensors = [x.codegen_reference() for x in (*bases, self, *self.others)]
@@ -155,7 +154,7 @@ class Verbatim(str):
 
 
 class CallText:
-    """The text of a function of tensors, outputs and numbers that makes a call, and what it is called with."""
+    """Build the text of one call: a function of tensors, outputs and numbers, and its arguments."""
 
     def __init__(self, wrapper: Any):
         self.wrapper = wrapper
@@ -163,12 +162,12 @@ class CallText:
         self.number_kinds = ""
 
     def parameter(self, letter: str, given: str) -> Verbatim:
-        """The parameter that `given` is passed as."""
+        """Return the parameter for the argument `given`."""
         named = self.parameters[letter]
         return Verbatim(named.setdefault(given, f"{letter}{len(named)}"))
 
     def tensor(self, x: Any) -> Verbatim:
-        """A tensor: a parameter, or a view of one."""
+        """Return the text of a tensor: a parameter, or a view of one."""
         found = strided_view(x)
         if found is None:
             return self.parameter("x", x.codegen_reference())
@@ -178,13 +177,13 @@ class CallText:
         return Verbatim(f"{PREFIX}.view({whole}, {size}, {stride}, {self.number(layout.offset)})")
 
     def constant(self, value: Any) -> Any:
-        """A number, which may be known at run time only, or anything else whose repr makes it."""
+        """Return the text of a constant: a number, possibly symbolic, or anything else by its repr."""
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return self.number(value.node.expr)
         return Verbatim(f"float('{value}')") if isinstance(value, float) and value - value != 0 else value
 
     def number(self, expr: Any) -> Any:
-        """A number of Inductor's."""
+        """Return the text of a number of Inductor's."""
         if getattr(expr, "is_number", True):
             return Verbatim(expr)
         count = len(self.parameters["n"])
@@ -194,7 +193,7 @@ class CallText:
         return name
 
     def site(self, name: str, args: Any, kwargs: Any, outs: list[Verbatim]) -> str:
-        """What makes the object."""
+        """Return the text that makes the object."""
         parts = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
         parts.append(f"out={outs[0] if len(outs) == 1 else tuple(outs)!r}")
         names = [n for each in self.parameters.values() for n in each.values()]
@@ -202,12 +201,12 @@ class CallText:
         return f"{PREFIX}.site({kinds!r}, lambda {', '.join(names)}: {PREFIX}.{name}({', '.join(parts)}))"
 
     def given(self) -> list[str]:
-        """What the object is called with."""
+        """Return the arguments of the object's call."""
         return [given for each in self.parameters.values() for given in each]
 
 
 def strided_view(x: Any) -> Any:
-    """The buffer and the layout of a view of it that differs in sizes, strides and the offset only; else None."""
+    """Return the buffer and layout of a view that changes only sizes, strides and offset; None for other views."""
     from torch._inductor import ir
 
     if not isinstance(x, ir.ReinterpretView):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans what a call of a tile op launches where sizes may be symbols: kernels are compiled, nothing is run.
+"""Plan the launches of a tile op's call when sizes may be symbols. Kernels are compiled, nothing runs.
 
-The entry functions of `kernels/` are called on fake tensors of which dtype, device, sizes, strides and the low bits of
-the address are known, and nothing else (runtime/launch_plan.py). Private to torch, like compat.py.
+The entry functions of `kernels/` get fake tensors. These have dtype, device, sizes, strides and the low bits of the
+address, and nothing else (runtime/launch_plan.py). This module uses torch's private parts, like compat.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST = 2**31 - 2**16  # of a symbol: kernels take sizes as 32 bits
 
 
 class NotEmbedded(Exception):
-    """Why a call cannot be written down as launches. `copies`: the argument, by its number, that it makes a copy of."""
+    """A call that cannot be recorded as launches. `copies` is the number of the argument that it copies, if any."""
 
     def __init__(self, why: str, copies: int | None = None):
         super().__init__(why)
@@ -28,18 +28,18 @@ class NotEmbedded(Exception):
 
 
 class Symbols:
-    """Symbols of Inductor's, in an environment of their own, where what is asked of them is written down."""
+    """Stand-ins for Inductor's symbols, in an environment of their own that records every guard."""
 
     def __init__(self, real: Any):
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.real = real  # the environment that they come from
         self.env = ShapeEnv()
-        self.here: dict[sympy.Symbol, sympy.Symbol] = {}  # theirs to ours
-        self.hints: dict[sympy.Symbol, int] = {}  # typical values of ours
+        self.here: dict[sympy.Symbol, sympy.Symbol] = {}  # Inductor's symbols to ours
+        self.hints: dict[sympy.Symbol, int] = {}  # typical values of our symbols
 
     def number(self, expr: Any) -> Any:
-        """A size of Inductor's as an int or a SymInt."""
+        """Return a size of Inductor's as an int or a SymInt."""
         if isinstance(expr, torch.SymInt):
             expr = expr.node.expr
         if not isinstance(expr, sympy.Expr):
@@ -53,7 +53,7 @@ class Symbols:
         return self.env.create_symintnode(expr, hint=int(expr.subs(self.hints)))
 
     def settled(self, expr: Any) -> Any:
-        """`expr` with the argument in place of a Min or Max that it is within the bounds of its symbols."""
+        """Replace each Min or Max in `expr` by one argument, if the bounds of its symbols decide."""
         from torch.utils._sympy.functions import Max, Min
 
         for each in expr.atoms(Min, Max):
@@ -65,7 +65,7 @@ class Symbols:
         return expr
 
     def symbol(self, theirs: Any) -> Any:
-        """Ours for one of theirs: as large, typically and at most."""
+        """Return our symbol for one of Inductor's, with the same typical value and maximum."""
         if theirs not in self.here:
             from torch._dynamo.source import ConstantSource
             from torch.fx.experimental.symbolic_shapes import DimDynamic
@@ -84,7 +84,7 @@ class Symbols:
         return self.here[theirs]
 
     def asked(self) -> list[Any]:
-        """What has been found true of them and does not follow from their bounds."""
+        """Return the recorded guards that do not follow from the symbols' bounds."""
         return [guard.expr for guard in self.env.guards]
 
 
@@ -103,17 +103,17 @@ class Form(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What a call comes to: a plan of launches on fake tensors, and the environment of the symbols in their sizes."""
+    """The record of a call: a plan of launches on fake tensors, and the environment of the symbols in their sizes."""
 
     plan: LaunchPlan
     symbols: Symbols
 
 
 def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], symbols: Symbols) -> Recorded:
-    """Plan `call` on fake tensors of `forms`, and compile what it launches.
+    """Plan `call` on fake tensors of `forms`, and compile its kernels.
 
-    Raises NotEmbedded where it does anything but to make views, empty tensors and launches, or where what it does
-    depends on sizes that are known at run time only.
+    Raises NotEmbedded if the call does more than make views, empty tensors and launches. Raises it, too, if its
+    launches depend on sizes known only at run time.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -130,7 +130,7 @@ def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], 
     except NotEmbedded:
         raise
     except Exception as problem:
-        refuse_torch(plan)  # what fails may depend on what torch computes
+        refuse_torch(plan)  # the failure may depend on values that torch computes
         raise NotEmbedded(f"{type(problem).__name__}: {problem}") from problem
     for launcher in (launch.kernel.launcher for launch in plan.launches):
         if launcher.out_idx or launcher.program.outputs or launcher.program.workspaces:
@@ -159,7 +159,7 @@ def refuse_torch(plan: LaunchPlan) -> None:
 
 
 def fake(form: Form, number: Callable[[Any], Any]) -> torch.Tensor:
-    """A fake tensor of a form, in the fake mode that is on."""
+    """Make a fake tensor of a form, in the active fake mode."""
     size, stride = (tuple(map(number, each)) for each in (form.size, form.stride))
     made = torch.empty_strided(size, stride, dtype=form.dtype, device=form.device)
     if form.view is None:

@@ -238,6 +238,7 @@ class Descendants:
         self.known = dict.fromkeys(nodes, True)
 
     def __contains__(self, node: Node) -> bool:
+        """Return whether `node` is one of the nodes or depends on one."""
         if node not in self.known:
             self.known[node] = self._comes_from_one(node)
         return self.known[node]
@@ -276,10 +277,9 @@ def _needed(
     return list(found)
 
 
-# Remove the views at the edges of both parts: parts that differ only in these views are one contest.
-#
-# A model may use the same norm in front of a product, which reads its rows as a matrix, and in front of another reader.
-# A view may also stand in front of the norm. Views of dense tensors take no time on either side.
+# Remove the views at the edges of both parts: parts that differ only in these views are one contest. A model may use
+# one norm in front of a product, which reads its rows as a matrix, and in front of another reader. A view may also
+# stand in front of the norm. Views of dense tensors take no time on either side.
 
 
 def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, GraphModule]:

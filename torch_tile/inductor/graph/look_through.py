@@ -22,13 +22,12 @@ from torch_tile.inductor.graph.nodes import (
     LAYOUT,
     Rewrite,
     aten,
-    binary_with_scalar,
-    constant,
     dtype,
     is_call,
     known,
     only_user,
     shape,
+    times_number,
     val,
 )
 
@@ -73,7 +72,7 @@ def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, 
     A factor is removed only if nothing else reads the scaled tensor: else that tensor has to be computed anyway.
     """
     scale = 1.0
-    while (found := _times_number(root)) is not None and _is_read_once(root):
+    while (found := times_number(root)) and found[1] and dtype(found[0]) == dtype(root) and _is_read_once(root):
         root, groups = (trace_unrounded if casts else trace)(found[0], groups)
         scale *= found[1]
     return root, groups, scale
@@ -114,16 +113,6 @@ def _is_copied(node: Any, root: Any) -> bool:
             return True
         node = node.args[0]
     return False
-
-
-def _times_number(node: Any) -> tuple[Node, float] | None:
-    """Return `(x, c)` if a node is `x * c`, or `x / (1 / c)`, for a number c that is not 0, in x's dtype."""
-    pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)
-    if pair is None or pair[1] == 0 or dtype(pair[0]) != dtype(node):
-        return None
-    if not is_call(node, aten.div.Tensor):
-        return pair
-    return (pair[0], 1 / pair[1]) if constant(node.args[0]) is None else None
 
 
 def _is_read_once(node: Node) -> bool:

@@ -11,7 +11,7 @@ import linecache
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -48,6 +48,8 @@ TIMES = "tile_times"
 """Key of a node's meta: the outcome of the contest that it won before the graph was partitioned."""
 TOLD = "tile_told"
 """Key of a node's meta: the subgraph that contains the node is already reported."""
+PARTITIONING = ("recompute", "ac_graph_id", "partitioner_tag")
+"""Keys of a node's meta by which AOTAutograd partitions the graph."""
 
 
 class Miss(Exception):
@@ -89,12 +91,12 @@ def dtype(node: Any) -> torch.dtype:
 
 
 def is_tensor(node: Any) -> TypeGuard[Node]:
-    """Whether `node` is a graph node holding one tensor."""
+    """Return whether `node` is a graph node holding one tensor."""
     return isinstance(val(node), torch.Tensor)
 
 
 def is_call(node: Any, *targets: Any) -> TypeGuard[Node]:
-    """Whether `node` calls one of `targets`."""
+    """Return whether `node` calls one of `targets`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
@@ -115,7 +117,7 @@ def named_args(node: Node, op: Any) -> dict[str, Any]:
 
 
 def has_arg(node: Node, name: str) -> bool:
-    """Whether the operation that a node calls has an argument `name`."""
+    """Return whether the operation that a node calls has an argument `name`."""
     return any(argument.name == name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
 
 
@@ -139,7 +141,7 @@ def bind(node: Node, to: Callable[..., Any] | None = None) -> Any:
 
 
 def known(condition: Any) -> bool:
-    """Whether a (possibly symbolic) condition holds for every size, without adding a guard."""
+    """Return whether a (possibly symbolic) condition holds for every size, without adding a guard."""
     return bool(statically_known_true(condition))
 
 
@@ -149,7 +151,7 @@ def can_be_guarded(symbol: torch.SymFloat | torch.SymInt) -> bool:
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes are equal for every value of their symbols."""
+    """Return whether two shapes are equal for every value of their symbols."""
     return len(a) == len(b) and all(known(x == y) for x, y in zip(a, b, strict=True))
 
 
@@ -159,7 +161,7 @@ def product(sizes: Iterable[Any]) -> Any:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an FX argument is a plain Python number."""
+    """Return whether an FX argument is a plain Python number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -192,7 +194,7 @@ def look_through(
 
 
 def is_floating_cast(node: Any) -> TypeGuard[Node]:
-    """Whether a node converts between floating dtypes."""
+    """Return whether a node converts between floating dtypes."""
     return is_call(node, *CASTS) and dtype(node).is_floating_point and dtype(node.args[0]).is_floating_point
 
 
@@ -237,9 +239,18 @@ def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
     return None
 
 
-def only_user(node: Node) -> Node | None:
-    """Return the single user of a node, or None if it has none or several."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def times_number(node: Any) -> tuple[Any, float] | None:
+    """Return `(x, c)` if `node` is `x * c`, or `x / (1 / c)`, for a tensor x and a number c; else None."""
+    pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar)
+    if pair is None and (pair := binary_with_scalar(node, aten.div.Tensor)) is not None:
+        return (pair[0], 1 / pair[1]) if pair[0] is node.args[0] and pair[1] else None
+    return pair
+
+
+def only_user(node: Node, but: Collection[Node] = ()) -> Node | None:
+    """Return the single user of a node, without those in `but`; None if it has none or several."""
+    users = [u for u in node.users if u not in but] if but else node.users
+    return next(iter(users)) if len(users) == 1 else None
 
 
 _PURE = ("aten", "prims")
@@ -289,6 +300,20 @@ def ordered(graph: Graph) -> dict[Node, int]:
     return {node: index for index, node in enumerate(graph.nodes)}
 
 
+def backward_of(graph: Graph) -> set[Node]:
+    """Return the nodes of the backward: those that depend on gradients of outputs, and nodes that only these read."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        tangent = node.op == "placeholder" and node.name.startswith("tangents")
+        if tangent or (node.op != "output" and any(x in found for x in node.all_input_nodes)):
+            found.add(node)
+    if found:
+        for node in reversed(graph.nodes):
+            if node.op == "call_function" and node.users and all(u in found for u in node.users):
+                found.add(node)
+    return found
+
+
 class Rewrite:
     """Nodes inserted before `anchor` as a proposal; `discard` removes them again.
 
@@ -308,7 +333,7 @@ class Rewrite:
         with self.graph.inserting_before(self.anchor):
             node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = evaluate(target, args, kwargs)
-        for key in ("nn_module_stack", "stack_trace", "custom", "original_aten", TOLD):
+        for key in ("nn_module_stack", "stack_trace", "custom", "original_aten", TOLD, *PARTITIONING):
             if key in self.anchor.meta:
                 node.meta[key] = self.anchor.meta[key]
         self.nodes.append(node)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explain what `backend="tile"` finds in a model, what it replaces, and why not more: `torch_tile.explain(model,
-*args)`.
-"""
+"""Explain what `backend="tile"` finds in a model, what it replaces, and why not more: `torch_tile.explain`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def tile_wins(self) -> bool:
-        """Whether our kernel is faster at the traced sizes (ties go to Inductor) and slower at no other size."""
+        """Return whether our kernel is faster at the traced sizes (ties go to Inductor) and slower at no other size."""
         return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
 
     def __str__(self) -> str:

@@ -24,20 +24,11 @@ from torch_tile.inductor.select.roofline import Peak, flops_of, peak_of, sizes_o
 from torch_tile.inductor.settings import Settings
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import empty_beside
+from torch_tile.kernels.measured_rules import verdict
 
 EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
 LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
-LEAST_SIDE, UNIT = 1024, 64  # of products that are known to be as fast as ATen's, in rows and columns; and their steps
-# Least share of the products' time that must be saved. Our products are within 3 % of ATen's. Attention is compared
-# with two matrix products, which may run at 1.5 times its rate.
-OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
-# Most elements of a row, a power of two, that Inductor holds in registers. It reads other rows twice, or with waste.
-HELD = 2048
-MOST_BYTES = 1 << 25  # of a tensor beside which the second-level cache has room for another
 ALIGNED = VECTOR_BYTES // 2  # elements of 2 bytes
-# Of torch's fused encoder layer: below this share of all products attention's kernel does not matter, and the other
-# kernels are ATen's on both sides. On an H200 ours took 0.97 to 1.02 of its time at 0.08, and compiling 3 s.
-OF_LAYER = 0.1
 HALVES = (torch.float16, torch.bfloat16)
 
 gemm = torch.ops.tile.gemm.default
@@ -45,9 +36,17 @@ ATTENTION = torch.ops.tile.attention.default, torch.ops.tile.attention_lse.defau
 
 
 def measured(device: torch.device) -> Peak | None:
-    """Return the peak of a Hopper GPU, on which these rules were checked; None for other devices."""
+    """Return the peak of a GPU that rules were measured on; None for other devices."""
     peak = peak_of(device)
     return peak if peak is not None and Target.of_device(device).has_wgmma else None
+
+
+def rule(choice: str, node: Node, default: Any = None, **quantities: float) -> Any:
+    """Return the measured verdict for the device of a node; `default` for devices that were not measured."""
+    device = val(node).device
+    if measured(device) is None:
+        return default
+    return verdict(choice, Target.of_device(device), default, **quantities)
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
@@ -60,10 +59,11 @@ def with_epilogue(nodes: Sequence[Node]) -> str:
         return ""
     a, bs = cast("tuple[Node, list[Node]]", op.args[:2])
     rows, columns, inner = math.prod(sizes_of(op)[:-1]), sizes_of(op)[-1], sizes_of(a)[-1]
-    if min(rows, columns) < LEAST_SIDE or columns % UNIT or inner % UNIT or not all(map(_is_even, (a, *bs))):
+    share = rule("gemm.saved", op, rows=rows, columns=columns, inner=inner)
+    if share is None or not all(map(_is_even, (a, *bs))):
         return ""
     stored = len(bs) * rows * columns
-    return _verdict(op, 2 * stored, OF_PRODUCT, "what the product gives is never stored")
+    return _verdict(op, 2 * stored, share, "what the product gives is never stored")
 
 
 def of_scores(nodes: Sequence[Node]) -> str:
@@ -76,7 +76,7 @@ def of_scores(nodes: Sequence[Node]) -> str:
         return ""
     q, k = (sizes_of(x) for x in op.args[:2])
     stored = math.prod(q[:3]) * k[2]  # by the first product and by the softmax; each is loaded by what follows
-    return _verdict(op, 4 * stored, OF_ATTENTION, "scores are never stored")
+    return _verdict(op, 4 * stored, rule("attention.saved", op), "scores are never stored")
 
 
 def of_latents(nodes: Sequence[Node]) -> str:
@@ -89,22 +89,22 @@ def of_latents(nodes: Sequence[Node]) -> str:
         return ""
     operands = cast("tuple[Node, ...]", op.args[:4])
     q, _, kv, _ = operands
-    if not all(map(_is_even, operands)) or not _has_large_tiles(op):
+    share = rule("mla_decode.saved", op, latent=sizes_of(kv)[-1])
+    if share is None or not all(map(_is_even, operands)) or not _has_large_tiles(op):
         return ""
     scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]
     # Two products store scores and the softmax loads both; it stores weights, which the third loads, and latents again.
     moved = 6 * scores + math.prod(sizes_of(kv))
-    return _verdict(op, moved, OF_ATTENTION, "scores are never stored, and latents are loaded once")
+    return _verdict(op, moved, share, "scores are never stored, and latents are loaded once")
 
 
 def _has_large_tiles(op: Node) -> bool:
     """Return whether decoding launches a kernel with the best tiles for Hopper.
 
-    The widest latents leave room for small tiles only. Latents of 640 columns have large tiles and still lose; no model
-    has a width that is no power of two.
+    The widest latents leave room for small tiles only.
     """
     from torch_tile.inductor.compile_ahead.kernels import plan_of  # not before: they bring the compiler along
-    from torch_tile.kernels.common import Machine, power_of_two
+    from torch_tile.kernels.common import Machine
     from torch_tile.kernels.mla.spec import HOPPER, SHORT
 
     machine = Machine(Target("cuda", 90), 1)  # with one SM positions are not split
@@ -112,19 +112,13 @@ def _has_large_tiles(op: Node) -> bool:
     if not launches:
         return False
     config, spec = launches[0].choice
-    return spec.on_hopper(machine) and config in (SHORT[0], *HOPPER) and power_of_two(spec.latent) == spec.latent
+    return spec.on_hopper(machine) and config in (SHORT[0], *HOPPER)
 
 
 def in_registers(norm: Node) -> str:
-    """Return the reason why Inductor keeps a norm of rows; empty if only a contest can tell.
-
-    Measured on an H200: of 21 contests over rows of 128 to 2048 elements, in tensors of 2 to 34 MB, our kernel won two.
-    In the others it reached 0.8 to 1.0 of Inductor's speed.
-    """
-    rows, width = math.prod(sizes_of(norm)[:-1]), sizes_of(norm)[-1]
-    if measured(val(norm).device) is None or width & (width - 1) or width > HELD:
-        return ""
-    if rows * width * val(norm).itemsize > MOST_BYTES:
+    """Return the reason why Inductor keeps a norm of rows; empty if only a contest can tell."""
+    width = sizes_of(norm)[-1]
+    if not rule("norm.kept", norm, width=width, bytes=math.prod(sizes_of(norm)) * val(norm).itemsize):
         return ""
     return f"Inductor holds rows of {width} elements in registers, too, and reads them once"
 
@@ -136,11 +130,12 @@ def in_fused_layer(layer: Node) -> str:
     """
     given = named_args(layer, aten._transformer_encoder_layer_fwd.default)
     x, weight1, mask = val(given["src"]), val(given["ffn_weight_1"]), given["mask"]
-    if measured(x.device) is None or mask is not None:
+    least = rule("encoder_layer.written_out", given["src"])
+    if least is None or mask is not None:
         return ""
     length, width, hidden = x.shape[1], x.shape[2], weight1.shape[0]
     scores, products = 4 * length * width, 8 * width * width + 4 * width * hidden  # operations for each row
-    if not known(scores < OF_LAYER * (scores + products)):
+    if not known(scores < least * (scores + products)):
         return ""
     share = f"{round(100 * compat.size_hint(scores) / compat.size_hint(scores + products))} %"
     return f"torch's fused layer is as fast where attention is {share} of its products; max-autotune looks into it"
@@ -162,14 +157,14 @@ def _is_even(operand: Node) -> bool:
     return bool(dense) and all(known(s % ALIGNED == 0) for s in (*others, val(operand).storage_offset()))
 
 
-def _verdict(op: Node, moved: int, share: float, why: str) -> str:
+def _verdict(op: Node, moved: int, share: float | None, why: str) -> str:
     """Return `why`, with times, if moving `moved` elements takes at least this share of the products' time.
 
     Else return an empty text.
     """
     tensor: torch.Tensor = next(val(x) for x in op.all_input_nodes)
     peak = measured(tensor.device)
-    if peak is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
+    if peak is None or share is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
         return ""
     moving = moved * tensor.itemsize / peak.bandwidth
     computing = flops_of(op) / (EFFICIENCY * peak.flops[tensor.dtype])

@@ -151,6 +151,7 @@ def _machine() -> str:
 
 
 def _file(key: str) -> pathlib.Path:
+    """Return the path of a stored outcome."""
     return cache_dir() / "select" / f"{key}.json"
 
 

@@ -46,6 +46,7 @@ def placed_beside(values: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _exceeds(a: Any, b: Any) -> bool:
+    """Return whether `a > b` is known; False for undecided symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return a > b
     from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -53,7 +54,7 @@ def _exceeds(a: Any, b: Any) -> bool:
     return bool(guard_or_false(a > b))
 
 
-# Offsets and windows between positions, such that what kernels add up of them fits in 32 bits.
+# Limits of offsets and windows between positions, so that kernels' sums of them fit in 32 bits.
 
 FAR = 2**29
 """No query's offset is larger, nor a length."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of scaled dot-product attention in q, k and v (FlashAttention-2, arXiv:2307.08691, section 3.1.2).
 
-Probabilities are computed again from the forward's log-sum-exp, tile by tile. Two kernels: blocks of queries loop over
-keys and sum up dq, blocks of keys loop over queries and sum up dk and dv, which for the widest heads are a kernel each.
-Every sum is kept in registers by one block in one order, so that results are the same from run to run; one kernel for
-all would save two products of seven, and have blocks add to dq in memory in any order.
+Probabilities are computed again from the forward's log-sum-exp, tile by tile. There are two kernels. Blocks of queries
+loop over keys and sum up dq. Blocks of keys loop over queries and sum up dk and dv, which have a kernel each for the
+widest heads. One block keeps every sum in registers in one order, so that results are the same from run to run. One
+kernel for all gradients would save two products of seven, but its blocks would add to dq in memory in any order.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.measured_rules import verdict
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -145,7 +146,7 @@ def attention_backward(
     queries, keys, values, grads, outs = dense
     tensors = grouped(queries), keys, values, *operands
     dq, dk, dv, all_kept = results
-    # Of scores that nobody may see, no block stores gradients.
+    # No block stores gradients of scores that are never visible.
     kept = [grouped(x.zero_() if causal or window else x) for x in all_kept]
     machine.kernel(query_gradients)(tilings.dq, spec)(
         *tensors, *kept, grouped(grads), grouped(outs), lse.contiguous().view(shape), grouped(dq), statistics, *options
@@ -163,7 +164,7 @@ def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor])
     return results
 
 
-# Which queries see a block of keys, and how the backward of attention is cut into blocks on the CPU and on GPUs.
+# Queries that see a block of keys, and tilings of attention's backward on the CPU and on GPUs.
 
 PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end
 
@@ -172,8 +173,8 @@ PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads stat
 class Tilings:
     """Tilings of the kernel of dq, whose blocks hold queries, and of the kernel of dk and dv, whose blocks hold keys.
 
-    Where `dk` is given, that is a kernel of its own and `dkv` makes dv only: the scores are computed once more, but
-    wide heads leave room for twice the keys.
+    With `dk`, that is a kernel of its own and `dkv` makes dv only. The scores are computed once more, but wide heads
+    leave room for twice the keys.
     """
 
     dq: Config
@@ -259,7 +260,8 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
     dq, dkv = chosen(kind.dq, ("dq",)), chosen(kind.dkv, ("dk", "dv"))
     if dq is None or dkv is None:
         return None
-    if kind is HOPPER and max(spec.tile_d, spec.tile_dv) <= 64 and not (spec.operands or spec.score):
+    sharing = verdict("attention_backward.shared_sm", machine.target, False, width=max(spec.tile_d, spec.tile_dv))
+    if kind is HOPPER and sharing and not (spec.operands or spec.score):
         dkv = _finished(SHARING, spec, machine, ("dk", "dv"), problem.heads)
     elif dkv.block_kv < WIDE_KEYS and (dv := chosen(kind.dv, ("dv",))) and (dk := chosen(kind.dk, ("dk",))):
         return Tilings(dq, dv, dk)
@@ -305,7 +307,7 @@ HOPPER = _Kind(
     dk=(Config(32, 128, 256, 2), Config(32, 128, 256, 1), Config(16, 128, 256, 1)),
 )
 WIDE_KEYS = 128  # keys of a block below which dk and dv are better made apart: those of two warpgroups of wgmma
-# Two blocks of keys on a multiprocessor, for narrow heads: 0 to 7 % less time on an H200, most where a mask is causal.
+# Two blocks of keys on a multiprocessor, for narrow heads.
 SHARING = Config(64, 64, 128, 2, blocks=2)
 HALVES = _Kind(
     (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
@@ -377,7 +379,7 @@ def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[st
     operand tiles leave room and one kernel makes dk and dv.
     """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
-    # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
+    # Numbers of 4 bytes that are read across rows take registers. Only products by wgmma leave room for them.
     narrow = "dq" in outputs or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in spec.operands)
     tiled = narrow and any(x.tiled for x in spec.operands)
     whole = footprint(replace(config, staged=True, tiled=True), spec, outputs, _is_bulk(spec, machine))
@@ -402,11 +404,11 @@ def store_scaled(config: Config, acc: Any, factor: Any, target: Any, place: tupl
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def query_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel that computes dq of a block of queries. It also stores two numbers of each query for
-    `key_gradients`, in rows of whole blocks, and the kept gradient of each visible score.
+    """Build the kernel that computes dq of a block of queries.
 
-    The first number is what `probability` takes, infinite for a query that sees no key; the second is the sum of
-    grad * out, which is what all probabilities' gradients of a query have in common.
+    It also stores the gradient of each visible score if asked, and two numbers of each query for `key_gradients`, in
+    rows of whole blocks. The first number is the argument of `probability`, infinite for a query that sees no key. The
+    second is the sum of grad * out, a common term of all gradients of a query's probabilities.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(spec.dtype)
@@ -505,8 +507,9 @@ def query_gradients(config: Config, spec: Spec) -> Any:
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", "dv")) -> Any:
-    """Build the kernel that computes dk, dv or both of a block of keys, over all heads that share the keys. Tiles of
-    scores have a row for each key, so that they are left operands in registers of both sums.
+    """Build the kernel that computes dk, dv or both of a block of keys, over all heads that share the keys.
+
+    Tiles of scores have a row for each key, so that they are left operands in registers of both sums.
     """
     queries, rows = config.block_q, config.block_kv
     accum = compute_dtype(spec.dtype)

@@ -37,7 +37,7 @@ from torch_tile.kernels.split_k import combine_parts
 
 
 def visible(args: AttentionArgs[torch.Tensor]) -> torch.Tensor | None:
-    """Return a bool tensor `[Sq, Skv]` that says whether query `i` sees key `j`, or None if all queries see all keys.
+    """Return a bool tensor `[Sq, Skv]`: whether query `i` sees key `j`. Return None if all queries see all keys.
 
     Causal: `j <= i + q_offset`. Window `w > 0`: `j > i + q_offset - w`.
     """
@@ -137,9 +137,9 @@ def flash_attention(config: Config, spec: Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, in powers of two (FlashAttention-2,
     arXiv:2307.08691).
 
-    With `config.packed` the query heads that share a key head are one matrix of `length` rows, head by head, so that
-    short queries fill tiles: row r is query `r % q_len` of head `r // q_len`. Else each head is a matrix of its own.
-    With `config.split` a block takes one of `splits` splits of the keys, and `combine` joins the splits.
+    With `config.packed` the query heads that share a key head are one matrix of `length` rows, head by head. So short
+    queries fill tiles: row r is query `r % q_len` of head `r // q_len`. Else each head is a matrix of its own. With
+    `config.split` a block takes one of `splits` splits of the keys, and `combine` joins the splits.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(spec.dtype)
@@ -321,7 +321,5 @@ def run(
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
-    """Return whether the rows of the `groups` heads that share a key head are evenly spaced, so that they pack as a
-    view.
-    """
+    """Return whether the rows of `groups` heads with one key head are evenly spaced, so that they pack as a view."""
     return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

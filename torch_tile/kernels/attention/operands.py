@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of attention scores besides queries and keys: masks, and tensors that a text (score_mod.py) reads.
+"""Operands of attention scores besides queries and keys: masks, and tensors of a score function (score_mod.py).
 
-A block of rows loads what depends on the row once, and what depends on the key by tiles where memory allows it.
+A block of rows loads values that depend on the row once. It loads values that depend on the key by tiles, where memory
+allows it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ DIMS = "bhqk"
 
 @dataclass(frozen=True)
 class Operand:
-    """Facts about an operand that a kernel is compiled for: its dimensions of `DIMS`, its dtype, whether its last
-    dimension is dense, and whether its rows begin at multiples of 16 bytes.
+    """Facts about an operand that a kernel is compiled for.
+
+    Its dimensions of `DIMS`, its dtype, whether its last dimension is dense, and whether its rows begin at multiples of
+    16 bytes.
     """
 
     dims: str
@@ -40,7 +43,7 @@ class Operand:
 
     @property
     def tiled(self) -> bool:
-        """Whether copies by tiles of queries, keys or both can load the operand."""
+        """Return whether copies by tiles of queries, keys or both can load the operand."""
         return self.aligned and self.dims[-1:] in ("q", "k")
 
     def tile(self, queries: int, keys: int) -> tuple[int, ...]:
@@ -64,7 +67,7 @@ class Operand:
 
 
 def operand(x: torch.Tensor, kv_heads: int, on_gpu: bool) -> tuple[Operand, torch.Tensor]:
-    """Describe an operand that broadcasts to `[B, H, Sq, Skv]`, and drop the dimensions along which it repeats."""
+    """Describe an operand that broadcasts to `[B, H, Sq, Skv]`, without the dimensions along which it repeats."""
     x = x[(None,) * (len(DIMS) - x.dim())]
     dims = ""
     for d, name in reversed(list(enumerate(DIMS))):

@@ -28,8 +28,9 @@ def power_above(x: Any) -> Any:
 def factor_of(row_max: Any, scale_log2: Any) -> Any:
     """Return the factor of a row's scores: `scale_log2`, or a power of two above it for large maxima.
 
-    The product of a large maximum is rounded by more than 2 ** 7, which as a power of two is infinite or nothing. There
-    a factor that is a power of two makes it exact. It is no smaller, so that other scores lose what weight they had.
+    The product of a large maximum would be rounded by more than 2 ** 7, which as a power of two is infinite or nothing.
+    A factor that is a power of two makes it exact. It is not smaller, so the weights of other scores only vanish
+    faster.
     """
     return T.if_then_else(T.abs(row_max * scale_log2) >= LARGE, power_above(scale_log2), scale_log2)
 
@@ -106,7 +107,7 @@ def begin_rows(row_max: Any, base: Any) -> None:
     T.fill(base, T.min_value(base.dtype))
 
 
-# Probabilities of attention, computed again from log-sum-exps where gradients are, and what scores change them by.
+# Probabilities of attention, computed again from log-sum-exps for gradients, and derivatives of the scores.
 
 
 def probability(spec: Spec, score: Any, unit: Any, row_lse: Any, *mask: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attention kernel is compiled for: its tiling and its spec."""
+"""Compile-time facts of an attention kernel: its tiling and its spec."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Spec:
 
     @property
     def masks_padding(self) -> bool:
-        """Whether the backward masks rows past the last query: their scores or slopes may be infinite.
+        """Return whether the backward masks rows past the last query: their scores or slopes may be infinite.
 
         Such rows have a probability of 0, and 0 times infinity is not a number.
         """
@@ -146,14 +146,14 @@ class Spec:
 
     @property
     def finite_min_masks(self) -> bool:
-        """Whether scores may hold the lowest finite numbers in place of -inf."""
+        """Return whether scores may hold the lowest finite numbers in place of -inf."""
         return (self.mask is not None and self.mask.dtype.is_floating_point) or may_have_finite_min_masks(
             self.score, self.aux
         )
 
     @property
     def subtracts(self) -> bool:
-        """Whether the maxima are subtracted from all scores before the scores are scaled."""
+        """Return whether the maxima are subtracted from all scores before the scores are scaled."""
         return self.finite_min_masks or not self.fuses
 
     def unit(self, scale: Any) -> Any:

@@ -13,6 +13,7 @@ from torch_tile.hardware import RESERVED
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.measured_rules import verdict
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ WIDE = (
     *LONG[-3:],
 )  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
-# Less for what scores are computed from besides, and for addresses of what is read element by element.
+# Fewer registers for operands of scores, and for addresses of elements that are read one by one.
 SCORE_REGISTERS, LOOSE_REGISTERS = 30, 42
 
 
@@ -91,8 +92,7 @@ HOPPER = tuple(
     )
 )  # fmt: skip
 HOPPER_REGISTERS = {128: 168, 256: 168, 384: 128}  # for scores, weights and sums, by threads
-HOPPER_RATES = {192: 1.15}  # of rows by the rows of a block, measured on an H200; the others' is 1
-SHORT_KEYS = 512  # so few that what happens before the first product counts
+SHORT_KEYS = 512  # so few that the work before the first product counts
 # Blocks that share an SM, by the widest heads they suit: while one loads its first tiles or stores, others multiply.
 SHARING = {
     64: Config(64, 96, 128, 2, partial_sums=8, blocks=3),
@@ -116,8 +116,8 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
         fitting = [c for c in fitting if c.block_kv == 64]
 
     def duration(config: Config) -> float:
-        waves = -(-_blocks(config, problem) // machine.num_sms)
-        return waves * config.block_q / HOPPER_RATES.get(config.block_q, 1.0)
+        rate: float = verdict("attention.rate", machine.target, 1.0, rows=config.block_q)
+        return -(-_blocks(config, problem) // machine.num_sms) * config.block_q / rate
 
     return min(fitting, key=duration, default=None)
 
@@ -130,16 +130,13 @@ def _is_loose(config: Config, spec: Spec, problem: Problem) -> bool:
 
 
 def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
-    """Choose a tiling of short-lived blocks, several of which share an SM. Return None where larger blocks are faster.
-
-    Measured on an H200. Larger blocks read keys and values half as often, which counts for wide heads and many keys.
-    """
+    """Choose a tiling of short-lived blocks, several of which share an SM; None where larger blocks are faster."""
     tilings = SHARING_MASKED if spec.operands else SHARING
     width = max(spec.tile_d, spec.tile_dv)
     widest = next((n for n in tilings if width <= n), 0)
     if not widest or spec.score or spec.windowed or not (spec.folded or spec.mask):
         return None
-    # Packed rows ask of each tile whether a causal mask cuts it, for which three blocks on an SM have no registers.
+    # Packed rows test for each tile if a causal mask cuts it. Three blocks on an SM leave no registers for that.
     config = tilings[128 if spec.causal and _packed(tilings[widest], spec, problem) else widest]
     needed = footprint(replace(config, staged=True, tiled=True), spec, bulk=True).bytes
     room = (machine.target.shared_limit + RESERVED) // (needed + RESERVED)
@@ -147,10 +144,9 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     blocks = _blocks(config, problem)
     if config.blocks < 2 or (problem.rows <= config.block_q and blocks <= machine.num_sms):
         return None
-    few = 4096 if widest == 64 else 512 if spec.causal else 384
-    if width == 128 and blocks <= config.blocks * machine.num_sms:
-        few = 512  # all blocks run at once
-    return config if problem.keys <= few else None
+    waves = blocks / (config.blocks * machine.num_sms)
+    most = verdict("attention.shared_sm_keys", machine.target, 0, width=width, waves=waves, causal=spec.causal)
+    return config if problem.keys <= most else None
 
 
 def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:

@@ -142,8 +142,8 @@ class _Value:
     """A derivative as `number * name`, or only the number. So constants along a chain of derivatives meet, and many are
     1.
 
-    With a `mask`, the name of a truth: this where it is 1, and 0 elsewhere. It is chosen behind all products, since 0
-    times an infinite derivative of the branch that is not taken would be NaN.
+    With a `mask`, the name of a truth value, the derivative is 0 where the mask is 0. The choice comes after all
+    products, since 0 times an infinite derivative of the branch that is not taken would be NaN.
     """
 
     tape: _Tape
@@ -222,7 +222,7 @@ class _Value:
         return self.tape.call("add", self.operand(), other.operand())
 
     def chosen(self, truth: _Value) -> _Value:
-        """Return the value where `truth` (0 or 1) is 1, and 0 elsewhere, even where the value is not finite."""
+        """Return the value where `truth` (0 or 1) is 1, and 0 elsewhere, even for infinite values."""
         assert truth.name is not None
         return replace(self.settled() if self.mask not in (None, truth.name) else self, mask=truth.name)
 

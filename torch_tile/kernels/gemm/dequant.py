@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products whose right operands are stored in few bits: `epilogue(a @ w0^T, a @ w1^T, ..., aux)`.
 
-The weights are widened in registers, between memory and the product, so that memory sees them once and as they are
-stored. The product is made transposed, `w @ a^T`: what was widened is its left operand, which tensor cores take from
-registers, and few rows of a are few columns. Assumes that `ops` checked shapes and dtypes.
+The weights are widened in registers, between memory and the product. So memory is read once and in few bits. The
+product is made transposed, `w @ a^T`. The widened weights are its left operand, which tensor cores take from registers,
+and few rows of a are few columns. Assumes that `ops` checked shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
+from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
 
@@ -264,9 +265,7 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel for few tiles and a long K in which the blocks of a cluster share a tile's sum. Each block adds
-    up a part of the tile.
-    """
+    """Build the kernel for few tiles and a long K: the blocks of a cluster each sum up a part of K of one tile."""
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     m, n, k, a_type, types = spec.types()
     own = -(-bn // count)  # rows of the weights
@@ -372,7 +371,7 @@ def run(
         machine.kernel(cluster_dequant_matmul)(config, spec)(a, *operands, *scales, *zeros, *views, out)
         return
     parts = out.new_empty((config.splits, len(bs), m, n), dtype=compute_dtype(a.dtype))
-    # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.
+    # The number of blocks that share a sum is a run-time value, so that one kernel serves all numbers.
     machine.kernel(split_dequant_matmul)(replace(config, splits=2), spec)(
         a, *operands, *scales, *zeros, *views, parts, out
     )
@@ -466,11 +465,11 @@ class Storage:
         return bs, scales, zeros
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
-        """Extract the field of a row's column from its word, as a float32 with an excess that must be subtracted. Both
-        are exact.
+        """Extract the field of a row's column from its word, as a float32 with an excess to be subtracted. Both are
+        exact.
 
-        Fields are put into the mantissa of a power of two, which converts them by a mask alone (GPUs have few units
-        that convert integers); two in neighbouring columns of an int32 together, where they are widened to 16 bits.
+        A mask puts the field into the mantissa of a power of two, since GPUs have few units that convert integers. Two
+        fields in neighbouring columns of an int32 are extracted together if they are widened to 16 bits.
         """
         sign = 1 << (self.bits - 1) if self.signed else 0  # turned over, it counts from 0 on
         if self.fields == 1 and (not self.aligned or self.words.is_floating_point):
@@ -510,8 +509,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for, besides its `Config`: the product's form, its right operands' storage, and the
-    dtype that both operands are multiplied in.
+    """Facts that a kernel is compiled for, besides its `Config`.
+
+    The product's form, its right operands' storage, and the dtype that both operands are multiplied in.
     """
 
     product: gemm_spec.Spec
@@ -519,14 +519,16 @@ class Spec:
     operand: torch.dtype
 
     def scales_late(self, config: Config) -> bool:
-        """Whether group sums are scaled instead of weights, where registers have room for a step's sums."""
+        """Return whether group sums are scaled instead of weights, where registers have room for a step's sums."""
         sums = config.block_m * config.block_n // config.threads * len(self.storage.transposed)
         few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
         return bool(self.storage.words == torch.int32 and self.storage.group and self.storage.scale and few)
 
     def pieces(self, config: Config) -> list[Piece]:
-        """How a step is widened: group by group if scales come late; by quarters, each while the product of the one
-        before is in flight, where products take long; else at once.
+        """Return the pieces in which a step is widened.
+
+        These are groups if scales come late. They are quarters, each beside the previous quarter's product, if products
+        take long. Else the step is one piece.
         """
         block_k = config.block_k
         width = span = block_k // self.storage.groups(block_k)
@@ -542,7 +544,7 @@ class Spec:
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
     def alternates(self, config: Config) -> bool:
-        """Whether widening and products take turns."""
+        """Return whether widening and products take turns."""
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
 
     def types(self) -> tuple[Any, Any, Any, Any, list[Any]]:
@@ -565,7 +567,7 @@ class Spec:
 
 
 def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
-    """Widen one weight of a piece from its word and the scales and zeros of its run (None if there are none)."""
+    """Widen one weight of a piece from its word and the scale and zero of its run (None without)."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
@@ -586,17 +588,16 @@ def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: A
     return T.fma(number, scale, -(surplus * scale)) if spec.operand.itemsize <= 2 else (number - surplus) * scale
 
 
-# How a product with weights of few bits is cut into blocks. The result never depends on it, only the speed.
+# Tilings of a product with weights of few bits. They change the speed, never the result.
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
 ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by rows of a; for more rows MANY_COLUMNS
 MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
 MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its own
 LEAST_COLUMNS = 64  # of a step, whatever groups are
-LEAST_SHARE, LONGEST_SHARE = 512, 4096  # columns that a block of a cluster sums up
-LONG_K = 8192  # columns, from which long steps pay where no sums are shared
+LEAST_SHARE, LONG_SHARE, LONGEST_SHARE = 512, 2048, 4096  # columns that a block of a cluster sums up
 MOST_SUMS_ON_GPUS = 128  # of a thread
-MOST_PRODUCTS = 4  # of more than few rows, for which weights that are widened take registers, too
+MOST_PRODUCTS = 4  # of many rows, where widened weights take registers, too
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
@@ -667,7 +668,11 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
         return found
     block_n, resident = (128, 1) if fills or clusters or block_m > 8 else (64, 2)
     columns = ROW_BYTES.get(block_m, 128) * 8 // problem.bits
-    long = block_m == 8 and fills and problem.group > 0 and problem.bits >= 4 and problem.k >= LONG_K
+    tiles = -(-problem.n // 128) / machine.num_sms
+    long = verdict(
+        "dequant.long_steps", machine.target, False,
+        rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, k=problem.k,
+    )  # fmt: skip
     columns = MOST_COLUMNS if long else min(columns, MANY_COLUMNS if block_m > 16 else 256)
     columns //= max(1, power_of_two(problem.products) // 2)  # words of all products are in registers
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
@@ -682,10 +687,9 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
 
 
 def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | None:
-    """Choose a tiling in which the blocks of a cluster share the sums over K of 64 rows of the weights. Return None
-    where their shares would be too long.
+    """Choose a tiling whose clusters share the sums over K of 64 rows of the weights. None if the parts would be long.
 
-    Two blocks on each SM where shares stay long enough, else one. Measured on an H200.
+    It has two blocks on each SM if parts stay long enough, else one.
     """
     if block_m > 16 or problem.products > 1 or not problem.aligned:
         return None
@@ -697,7 +701,7 @@ def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | N
     share, alone = problem.k // splits, splits * count <= machine.num_sms
     if share > LONGEST_SHARE:
         return None
-    long = alone and problem.group > 0 and share >= LONG_K // 4
+    long = alone and problem.group > 0 and share >= LONG_SHARE
     columns = MOST_COLUMNS * 4 // problem.bits if long and problem.bits >= 4 else 256
     config = Config(block_m, 64, _columns(columns, problem), 128, splits=splits, cluster=splits > 1)
     stages = 4 if alone or block_m * problem.bits > 64 else 2

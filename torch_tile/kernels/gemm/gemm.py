@@ -126,8 +126,9 @@ def matmul(config: Config, spec: Spec) -> Any:
 
 @T.macro
 def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
-    """Which batch, row and column of `rows x columns` tiles comes at this place: bands of `panel` rows, along the
-    columns in each.
+    """Return the batch, row and column of the tile at this place of `rows x columns` tiles.
+
+    Tiles come in bands of `panel` rows, along the columns in each.
     """
     matrix = T.min(rows * columns, MOST_TILES)
     bz, inside = number // matrix, number % matrix
@@ -326,7 +327,7 @@ def run(
         machine.kernel(cluster_matmul)(config, spec)(a, *operands, *aux, out)
         return
     parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))
-    # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.
+    # The number of blocks that share a sum is a run-time value, so that one kernel serves all numbers.
     machine.kernel(split_matmul)(replace(config, splits=2), spec)(a, *operands, *aux, parts, out)
 
 

@@ -142,7 +142,7 @@ def persistent_k_grouped_matmul(config: Config, spec: Spec) -> Any:
 
 
 def tiling_for(problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tiling of a batch of products with the groups' average number of rows, and room for the last rows."""
+    """Choose the tiling for a batch of products with the groups' average rows, and room for the last rows."""
     config = config_for(problem, machine)
     if config is None:
         return None

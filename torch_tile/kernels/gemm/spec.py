@@ -42,8 +42,9 @@ class Aux:
 
 
 def parameters(aux: Sequence[torch.Tensor], kinds: str, pieces: bool) -> tuple[list[torch.Tensor], tuple[Aux, ...]]:
-    """The auxiliary operands, of which `t` and `c` may have one batch dimension or none, as views of the shapes that
-    kernels take, and what each is; see `Aux.of`.
+    """Return the auxiliary operands as views of the shapes that kernels take, with the kind of each; see `Aux.of`.
+
+    Kinds `t` and `c` may have one batch dimension or none.
     """
     views = [_as_taken(x, kind) for x, kind in zip(aux, kinds, strict=True)]
     return views, tuple(Aux.of(x, kind, pieces) for x, kind in zip(views, kinds, strict=True))

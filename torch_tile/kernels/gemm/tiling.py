@@ -14,16 +14,17 @@ import torch
 
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, compute_dtype, power_of_two, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
+from torch_tile.kernels.measured_rules import verdict
 
-# A tiling of a matrix product into blocks, the problem that it is for, and what it takes of a GPU.
+# A tiling of a matrix product into blocks, its problem, and its footprint on a GPU.
 
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
+    """The tiling of a product: one block makes `block_m x block_n` of the result, in steps of `block_k`.
 
-    With `splits > 1` so many blocks share the sum over K; a second kernel adds up their parts, or they do it themselves
-    as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result; `staged` sends it
+    With `splits > 1` so many blocks share the sum over K. A second kernel adds up their parts, or they do it themselves
+    as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result. `staged` sends it
     through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
     other, else there is one for each. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
     columns.
@@ -44,8 +45,10 @@ class Config:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: sizes, how many bs share a, whether it is a row times matrices stored `[N, K]`, and whether rows in
-    memory are runs of whole 16 bytes. If `ragged`, m is how many rows each of the batch has on average.
+    """One product: its sizes, the number of bs for one a, and two facts about memory.
+
+    The facts are whether it is a row times matrices stored `[N, K]`, and whether rows in memory are runs of whole 16
+    bytes. If `ragged`, m is the average number of rows in a batch.
     """
 
     dtype: torch.dtype
@@ -61,7 +64,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cut:
-    """A tiling, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
+    """A tiling, its blocks on an SM at once, and the rate of a full SM relative to the best tiling's."""
 
     config: Config
     resident: int
@@ -133,8 +136,8 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
     return _gpu_config(problem, machine)
 
 
-# Of a tile on the CPU: rows and columns that the micro-kernel takes without a rest, what its sums and operands may take
-# of a second-level cache, and what a tile costs besides its products, in rows or columns more.
+# Limits of a tile on the CPU. Rows and columns are multiples of the micro-kernel's. Sums and operands fit into a part
+# of a second-level cache. Each tile costs so many rows or columns besides its products.
 CPU_ROWS = tuple(range(64, 257, 16))
 CPU_COLUMNS = tuple(range(64, 257, 32))
 CPU_BYTES = 512 << 10
@@ -172,6 +175,7 @@ def _cpu_bytes(config: Config, problem: Problem) -> int:
 
 
 def _cpu_work(config: Config, problem: Problem, threads: int) -> float:
+    """Estimate the work of the busiest thread: its tiles, each with a cost for its edges."""
     m, n = config.block_m, config.block_n
     return -(-count_of(config, problem) // threads) * (m + CPU_EDGE) * (n + CPU_EDGE)
 
@@ -283,7 +287,7 @@ def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:
     return waves * config.block_m * config.block_n / tile.rate
 
 
-# How matrix products of few rows are cut on GPUs, where all time is that of reading the bs. Measured on an H200.
+# Tilings of products of few rows on GPUs: all time is that of reading the bs.
 
 # By mma.sync: the least that hold the rows.
 FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
@@ -293,35 +297,29 @@ MOST_JOINED = 8  # blocks of a cluster
 TURNED_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 TURNED_COLUMNS = ((64, 128), (128, 256), (256, 256))
 TURNED_SUMS = 128  # of a thread
-SHORTEST_K = 1024  # that was measured
-LONG_K = 8192  # what is read for it takes long beside joining sums of more rows than `CHEAP_ROWS`
-CHEAP_ROWS = 32
 
 
 def transposed_config(problem: Problem, machine: Machine) -> Config | None:
-    """The product as its transpose, on Hopper: bulk copies that read past the end of a are slow, and its tiles have 64
-    rows otherwise. None where that was not faster.
+    """Choose a tiling for the product as its transpose, on Hopper. None if that was not faster.
 
-    A block that streams has about a fiftieth of the memory's rate, so two fifths of the SMs are enough for few rows.
+    Bulk copies that read past the end of a are slow, and its tiles have 64 rows otherwise.
     """
     if not machine.target.has_wgmma or not problem.aligned or problem.dtype.itemsize != 2:
         return None
     rows = next((r for r in TURNED_ROWS if problem.m <= r), 0)
-    config = _transposed_tile(rows, problem, machine) if rows and problem.k >= SHORTEST_K else None
+    config = _transposed_tile(rows, problem, machine) if rows else None
     if config is None:
         return None
-    count, num_sms = count_of(replace(config, block_n=64), problem), machine.num_sms
-    if rows <= 16 and 4 * count >= 3 * num_sms:  # tiles of 16 rows by mma.sync read as fast
-        return None
-    if rows == 48 and problem.k < LONG_K // 4:  # most of 64 rows, and soon over
-        return None
-    if rows % 64 == 0 and (problem.k < LONG_K or 5 * count >= 2 * num_sms):  # the other tiles have so many rows, too
+    tiles = count_of(replace(config, block_n=64), problem) / machine.num_sms
+    if not verdict("gemm.transposed", machine.target, False, rows=rows, k=problem.k, tiles_per_sm=tiles):
         return None
     count, splits = count_of(config, problem), 1
-    wanted = (2 if rows <= CHEAP_ROWS else 3) * num_sms if rows <= CHEAP_ROWS or problem.k >= LONG_K else 0
-    while 5 * count * splits < wanted and splits < MOST_JOINED and problem.k >= 6 * splits * config.block_k:
+    wanted = verdict("gemm.transposed_blocks", machine.target, 0, rows=rows, k=problem.k)
+    while (
+        count * splits / machine.num_sms < wanted and splits < MOST_JOINED and problem.k >= 6 * splits * config.block_k
+    ):
         splits *= 2
-    if 5 * count * splits < 2 * num_sms:
+    if count * splits / machine.num_sms < verdict("gemm.least_blocks", machine.target, 0):
         return None
     if splits == 1:
         return config
@@ -329,9 +327,7 @@ def transposed_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | None:
-    """Return the narrowest tile of the given rows for which all tiles are in flight at once, else one of
-    128 columns.
-    """
+    """Return the narrowest tile of the given rows whose tiles are all in flight at once, else 128 columns."""
     found = None
     for columns, threads in TURNED_COLUMNS:
         long = Config(rows, columns, 128, threads, 8, panel=8, staged=True, transposed=True)
@@ -348,13 +344,14 @@ def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | 
 
 
 def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
-    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`, where that was faster on an H200.
+    """Return whether the few-row kernels take a row times a matrix stored `[N, K]`.
 
-    For short rows of the matrix, and for such a distance of them that memory is slow to give several at a time.
+    They take short rows of the matrix, and rows at distances that make memory slow for several at a time.
     """
-    if not machine.target.has_wgmma or problem.products > 1 or not problem.aligned:
+    if problem.products > 1 or not problem.aligned:
         return False
-    return problem.k <= 8192 or problem.k * problem.dtype.itemsize % 32768 == 0
+    row_bytes = problem.k * problem.dtype.itemsize
+    return bool(verdict("gemm.row_by_tensor_cores", machine.target, False, k=problem.k, row_bytes=row_bytes))
 
 
 def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
@@ -374,21 +371,19 @@ def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tiling for few rows on GPUs with clusters. Blocks share sums where tiles are few. Measured on an H200.
+    """Choose the tiling for few rows on GPUs with clusters. Blocks share sums where tiles are few.
 
     None where clusters would leave most SMs without work.
     """
-    count, num_sms = count_of(config, problem), machine.num_sms
-    if problem.m == 1 and not problem.row and problem.products == 1:  # long pieces of rows, and all tiles at a time
-        if 5 * count >= 8 * num_sms:
-            block_k = 128 if count <= 2 * num_sms else 32
-            return with_room(replace(config, block_n=128, block_k=block_k), problem, machine)
-        if count >= num_sms and problem.k >= 4 * problem.n:
-            return with_room(replace(config, block_n=128, block_k=64, stages=8), problem, machine)
-    if 4 * count >= 3 * num_sms:
+    tiles = count_of(config, problem) / machine.num_sms
+    if problem.m == 1 and not problem.row and problem.products == 1:
+        changes = verdict("gemm.one_row", machine.target, None, tiles_per_sm=tiles, k_by_n=problem.k / problem.n)
+        if changes is not None:
+            return with_room(replace(config, **changes), problem, machine)
+    if verdict("gemm.few_rows_apart", machine.target, False, tiles_per_sm=tiles):
         return with_room(config, problem, machine)
     narrow = replace(config, block_n=32, stages=6)
-    if config.block_m == 32 and 2 * count_of(narrow, problem) >= num_sms:
+    if config.block_m == 32 and 2 * count_of(narrow, problem) >= machine.num_sms:
         return with_room(narrow, problem, machine)
     few = replace(config if config.block_m == 16 else narrow, block_k=64, stages=6 if config.block_m == 16 else 4)
     return joined(few, problem, machine, MOST_JOINED)
@@ -400,6 +395,6 @@ def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Con
     wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
     splits = max(1, min(wanted, most, longest))
-    if not machine.target.has_clusters or 5 * count * splits < 2 * machine.num_sms:
+    if count * splits / machine.num_sms < verdict("gemm.least_blocks", machine.target, math.inf):
         return None
     return replace(with_room(config, problem, machine), splits=splits, cluster=splits > 1)

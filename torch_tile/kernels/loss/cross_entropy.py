@@ -32,7 +32,7 @@ from torch_tile.kernels.common import (
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel of the family is compiled for.
+    """Facts that a kernel of the family is compiled for.
 
     weight: the dtype of the classes' weights, None without. smoothed: label smoothing is not 0.
     """
@@ -75,7 +75,7 @@ class Config:
 
     @property
     def layout(self) -> Layout:
-        """Where the elements of a tile `[rows, lanes, pieces * vector]` lie: those of a lane in one thread."""
+        """Return the layout of a tile `[rows, lanes, pieces * vector]`: the elements of a lane lie in one thread."""
         per_lane = self.pieces * self.vector
         return Layout(((Digit(self.rows, self.lanes, "t"),), (Digit(self.lanes, 1, "t"),), (Digit(per_lane, 1, "r"),)))
 
@@ -154,7 +154,7 @@ def logit_slopes(
 
 
 def _classes(target: torch.Tensor, ignore_index: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Targets as indices inside the row, which rows count, and which targets name a class."""
+    """Return targets as indices inside the row, the rows that count, and the targets that name a class."""
     return target.clamp(0, n - 1).long(), target != ignore_index, (target >= 0) & (target < n)
 
 

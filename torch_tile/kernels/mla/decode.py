@@ -114,9 +114,9 @@ def flash_mla(config: Config, spec: Spec) -> Any:
     """Build the decoding kernel: online softmax over blocks of positions, as in `attention`.
 
     Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
-    With `config.split` a block takes one of `splits` splits of the positions, and `combine` joins the splits; with
-    `config.scheduled` it takes a unit of a schedule, piece after piece, and `combine_pieces` joins those that are not
-    whole sequences.
+    With `config.split` a block takes one of `splits` splits of the positions, and `combine` joins the splits. With
+    `config.scheduled` it takes a unit of a schedule, piece after piece. `combine_pieces` then joins the pieces of
+    divided sequences.
     """
     rows, keys = config.block_h, config.block_kv
     latent, width = spec.latent, spec.latent + spec.rotary

@@ -55,7 +55,7 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
 
 
 def blocks_of(length: Any) -> Any:
-    """Return the number of blocks of a sequence of any length, whose sum with BLOCK may not fit in 32 bits."""
+    """Return the number of blocks of a sequence of any length; its length plus BLOCK may not fit in 32 bits."""
     return (T.max(length, 0) - 1) // BLOCK + 1
 
 
@@ -154,7 +154,7 @@ class WorkItems:
         return self.schedule.shape[0] - self.batch
 
     def pieces(self, unit: Any) -> Any:
-        """Return the number of sequences that a unit works on."""
+        """Return the number of sequences, whole or in part, that a unit works on."""
         return T.clamp(self.schedule[unit, LAST] - self.schedule[unit, FIRST] + 1, 0, self.batch)
 
     def sequence(self, unit: Any, piece: Any) -> Any:

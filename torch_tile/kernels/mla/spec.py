@@ -17,13 +17,14 @@ from torch_tile.kernels.footprint import Footprint, Tile
 
 @dataclass(frozen=True)
 class Config:
-    """How decoding is cut: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions.
+    """The tiling of decoding: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions.
 
-    With `split`, blocks take splits of the positions; with `scheduled`, units of a schedule. For Hopper: the `parts`
-    of a tile's positions whose scores other warpgroups compute, in how many `partial_sums` the sum of a row is kept (8
-    for each part is what leaves each thread of an accumulator with its own), whether the result is `staged` in shared
-    memory, and how many columns of the queries are `held` in registers: warpgroups that make scores of few positions
-    each are slowed down by reading queries. `ping_pong`: by the kernel whose warpgroups take turns (`mla_hopper`).
+    With `split`, blocks take splits of the positions; with `scheduled`, units of a schedule.
+
+    For Hopper: different warpgroups compute the scores of `parts` of a tile's positions. The sum of a row is kept in
+    `partial_sums`; with 8 for each part, each thread of an accumulator has its own. `staged` sends the result through
+    shared memory. `held` is the number of columns of the queries in registers: reading queries slows down warpgroups
+    that make scores of few positions each. `ping_pong` chooses the kernel whose warpgroups take turns (`mla_hopper`).
     """
 
     block_h: int = 16
@@ -60,14 +61,12 @@ class Spec:
     fuses: bool = True
 
     def on_hopper(self, machine: Machine) -> bool:
-        """Whether wgmma multiplies tiles that bulk copies load."""
+        """Return whether wgmma multiplies tiles that bulk copies load."""
         wide = self.latent % 128 == 0 and self.rotary % 64 == 0 and self.vector > 1 and self.dtype.itemsize == 2
         return machine.target.has_wgmma and wide and not self.gathered
 
     def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
-        """Return the first two sizes of the cache, the table's type if paged, and the number of positions that it
-        covers.
-        """
+        """Return the first two sizes of the cache, the table's type if paged, and the number of positions."""
         pages, page, table_len = T.dynamic("pages, page, table_len")
         if self.paged:
             return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page

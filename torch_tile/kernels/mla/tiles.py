@@ -19,7 +19,7 @@ def load_cache(
 ) -> None:
     """Load the positions of tile `number` of a sequence into a tile, latent and rotary part side by side.
 
-    What lies past the sequence's end, where memory may hold NaN, is made 0 here only if pages are smaller than tiles.
+    Memory past the sequence's end may hold NaN. It is made 0 here only if pages are smaller than tiles.
     """
     keys = tile.shape[0]
     page_size = caches[0].shape[1]

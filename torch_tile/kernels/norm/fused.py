@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A norm with fused prologue and epilogue: `epilogue(normalise(prologue(x)))`, both in the language of gemm's
+"""A norm with fused prologue and epilogue: `epilogue(normalise(prologue(x)))`, texts in the language of gemm's
 epilogues.
 
-Gates and residuals in front, modulation by scales and shifts of a whole sequence (adaptive norms) and activations
-behind are operands and texts here, as biases and residuals are of a product. Assumes that `ops` checked shapes and
-dtypes; takes tensors of any stride.
+Prologues are gates and residuals. Epilogues are modulation by scales and shifts of a whole sequence (adaptive norms),
+and activations. They are operands and texts here, as biases and residuals are of a product. Assumes that `ops` checked
+shapes and dtypes; takes tensors of any stride.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLAIN = "ret acc0"
 
 
 def groups_of(aux: Sequence[torch.Tensor], kinds: str) -> int:
-    """Return the number of runs of rows into which the operands of kind `g` cut x, or 1 without such operands."""
+    """Return the number of runs of rows with different operands of kind `g`, or 1 without such operands."""
     return next((math.prod(x.shape[:-1]) for x, kind in zip(aux, kinds, strict=True) if kind == "g"), 1)
 
 
@@ -139,7 +139,7 @@ class FusedSpec:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether rows come in runs."""
+        """Return whether rows come in runs."""
         return any(x.kind == "g" for x in self.aux)
 
 

@@ -230,7 +230,8 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
                     T.copy(x[bx * rows, step * width], tile)
                 for i, j in T.Parallel(rows, width):
                     far = tile[i, j] - centre[i]
-                    # The condition stands in the expression, so that the CPU's loop is split where it turns false.
+                    # The condition stands in the expression, so that the CPU's loop is split at the point where it
+                    # turns false.
                     distance = far if config.exact else T.if_then_else(step * width + j < n, far, 0.0)
                     squares[i, j] = distance * distance
                 T.reduce_sum(squares, total, dim=1, clear=False)

@@ -27,8 +27,9 @@ from torch_tile.kernels.norm.tiling import Config, config_for
 
 
 def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Compute the softmax of x (any shape) over `dim` in float32 (float64 if x or `dtype` is), rounded once to `dtype`
-    or x's.
+    """Compute the softmax of x (any shape) over `dim`, rounded once to `dtype` or x's dtype.
+
+    Sums are in float32 (float64 if x or `dtype` is).
     """
     dtype = x.dtype if dtype is None else dtype
     compute = compute_dtype(torch.promote_types(x.dtype, dtype))

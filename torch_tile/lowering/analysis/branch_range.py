@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the iterations of a loop in which a branch is taken, if they are known before the loop, as for masks."""
+"""Compute the iterations of a loop that take a branch, if they are known before the loop, as for masks."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ class Instance(Rewriter):
         if not self.fresh:
             return self.children(node)
         old = node.buffer
-        new = Buffer(old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout, padded=old.padded)
+        new = Buffer(
+            old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout, padding=old.padding
+        )
         self.buffers[old] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 
@@ -103,7 +105,7 @@ def versions_of(tile: Buffer, count: int) -> Buffer:
     return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)
 
 
-# Statements that a pass makes take the place in the author's file (span) of the statement that they replace.
+# Statements that a pass makes take the place in the author's file (span) of the statement they replace.
 
 
 def place_at(op: Stmt, new: Stmt) -> Stmt:

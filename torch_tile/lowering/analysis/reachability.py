@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find index values that a kernel certainly reaches, by trying numbers in the loops, names and branches around.
 
-The search claims nothing where a value depends on memory, a run-time size, an intrinsic, or a statement that leaves a
-loop. Of a loop or grid that ends at a run-time size it tries the first iteration only, as if the size allowed one.
+The search claims nothing if a value depends on memory, a run-time size, an intrinsic, or a statement that leaves a
+loop. If a loop or grid ends at a run-time size, it tries the first iteration only, as if the size allowed one.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class _Search:
     def _numbers(self, step: Turns, start: int, stop: int) -> Iterator[int]:
         """Yield the values of a variable to try.
 
-        These are all values, or the ends of its range, as given by the loop and as conditions around narrow it.
+        These are all values, or the ends of its range. The loop gives the range, and conditions around narrow it.
         """
         iterations = range(start, stop, step.step)
         if not iterations or step.var in self.idle:

@@ -80,7 +80,7 @@ def _operators() -> dict[str, Any]:
 class Divergence:
     """Find the names and variables of a kernel whose values differ between threads (`mixed`).
 
-    With `arrays`, also find the arrays of threads in which such a value, or a value at such an index, is stored.
+    With `arrays`, also find the arrays of threads with such a value, or with a value at such an index.
     """
 
     def __init__(self, kernel: Kernel, arrays: bool = False):

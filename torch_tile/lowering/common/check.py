@@ -139,10 +139,10 @@ class _Check(Rewriter):
         """Return whether threads may see different values."""
         return self.divergence is not None and self.divergence.is_divergent(value)
 
-    def _tells_apart(self, condition: Expr) -> bool:
+    def _differs_between_threads(self, condition: Expr) -> bool:
         """Return whether some part of a condition may hold for some threads only."""
         if isinstance(condition, Binary) and condition.op in ("and", "or"):
-            return self._tells_apart(condition.a) or self._tells_apart(condition.b)
+            return self._differs_between_threads(condition.a) or self._differs_between_threads(condition.b)
         known = self.ranges
         return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
 
@@ -176,13 +176,13 @@ class _Check(Rewriter):
 
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        parted = node.condition if self._tells_apart(node.condition) else None
+        parted = node.condition if self._differs_between_threads(node.condition) else None
         self._under(node.condition, True, node.then, parted)
         self._under(node.condition, False, node.otherwise, parted)
         return node
 
     def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
-        """Check a branch or a value that runs only where a condition holds, or only where it does not."""
+        """Check a branch or a value that runs only if a condition holds, or only if it does not."""
         known, wanted = self.ranges, condition if holds else unary("not", condition)
         path = self.path if known.prove(wanted) else self.path.under(condition, holds)
         self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
@@ -268,7 +268,7 @@ class _Check(Rewriter):
                     self._inside(buffer, dim, (index,), index < size, node)
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
-        """Report an index, or the first and the end of several in a row, that does not fit a tile's dimension."""
+        """Report an index that does not fit a tile's dimension, or the first and last of several in a row."""
         known, low = self.ranges, index[0] >= 0
         if not self.runs or (known.prove(low) and known.prove(fits)):
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage copies whose two sides may overlap in a fragment, so that every element is read before any write.
+"""Stage copies with overlapping sides in a fragment, so that every element is read before any write.
 
 Afterwards the order in which a copy moves its elements does not matter.
 """

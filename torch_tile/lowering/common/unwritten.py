@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find reads of tiles that no statement can have written before, and results of T.empty that are never used.
+"""Find reads of tiles that no earlier statement can have written, and results of T.empty that are never used.
 
 The check reports certain faults only: a write of any part of a tile, on any path, counts for the whole tile. The
 simulator finds reads that depend on a path or on an element.

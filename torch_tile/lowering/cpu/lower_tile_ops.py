@@ -135,10 +135,9 @@ def is_straight(body: Block) -> bool:
     return not updates and not contains(body, For, While, Break, Continue, Do, Print, Assert)
 
 
-# Right operands that T.gemm packs anyway are packed from global memory, not from a tile that stages them.
-#
-# If a tile is only copied from global memory and multiplied by, the CPU's product reads the source instead. That needs
-# the block's part of the source to be within its bounds. Otherwise the copy fills the tile, with zeros beyond them.
+# Right operands that T.gemm packs are packed from global memory, not from a tile that stages them. If a tile is only
+# copied from global memory and multiplied by, the CPU's product reads the source instead. That needs the block's part
+# of the source to be within its bounds. Otherwise the copy fills the tile, with zeros beyond them.
 
 NOTHING = Block(())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split elementwise loops with a guard `a * i + r < n` where it turns false, so that the main part has none.
+"""Split elementwise loops with a guard `a * i + r < n` at its limit, so that the main part has no guard.
 
 Both parts are plain code that vectorises: a loop up to the limit with the guard known true, and a loop from there with
 the guard known false.
@@ -113,6 +113,7 @@ class _Decide(Rewriter):
         self.guard, self.truth = guard, truth
 
     def visit_Binary(self, node: Binary) -> Expr:
+        """Replace the guard by its truth; fold operators of the result."""
         if equal(node, self.guard):
             return Const(self.truth, dt.bool_)
         a, b = self(node.a), self(node.b)
@@ -156,7 +157,7 @@ def _is_elementwise(loop: For) -> bool:
 
 
 def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
-    """Yield conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
+    """Yield conditions of the body that hold exactly below a limit of the loop variable, with the limit."""
     bound = {v for n in walk(loop.body) for v in _binds(n)}
     in_full = Expand({n.var: n.value for n in find(loop.body, Let)})
     for node in walk(loop.body):

@@ -2,13 +2,13 @@
 """Keep WGMMAs in flight across other work by delaying their waits.
 
 A loop that only multiplies waits for the products of the previous iteration, not for those of the current one. It
-releases the stages that they read one iteration later.
+releases the stages of those products one iteration later.
 
 A loop of products, arithmetic on their results, and products again (attention) is shifted by half an iteration. The
 first products of the next iteration and the second products of this one then run beside the arithmetic of this one.
-Arithmetic that touches operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608,
-section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). If the first few iterations take a
-branch that no later iteration takes, they run before such a loop, one by one.
+Arithmetic on operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608, section
+3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). The first few iterations may take a branch
+that later iterations skip. They then run before such a loop, one by one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Async(Rewriter):
         """Keep the products of one iteration in flight; return None if the loop does anything but multiply."""
         stmts = loop.body.stmts
         products = [s for s in stmts if s in self.products]
-        waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
+        waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _is_release(s)]
         names = [s for s in stmts if isinstance(s, Let)]
         if len(products) + len(waits) + len(arrivals) + len(names) != len(stmts) or len(products) > MOST_PENDING:
             return None
@@ -136,7 +136,7 @@ class _Async(Rewriter):
         body: list[Stmt] = []
         row: list[Stmt] = []
         for one in loop.body.stmts:
-            goes_on = calls(one, "mbarrier_wait") or _lets_go(one) or self._is_apart(one, row)
+            goes_on = calls(one, "mbarrier_wait") or _is_release(one) or self._is_independent(one, row)
             if one in self.products or (row and goes_on):
                 row.append(one)
             else:
@@ -145,7 +145,7 @@ class _Async(Rewriter):
         body += self._row(row)
         return replace(loop, body=Block(tuple(body))) if len(body) != len(loop.body.stmts) else None
 
-    def _is_apart(self, one: Stmt, row: Sequence[Stmt]) -> bool:
+    def _is_independent(self, one: Stmt, row: Sequence[Stmt]) -> bool:
         """Return whether a statement neither touches results of the products in `row` nor changes their operands."""
         if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or contains(one, st.Do):
             return False
@@ -158,7 +158,7 @@ class _Async(Rewriter):
     def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
         """Start consecutive products together, and release each tile once the products that read it are done."""
         left = sum(one in self.products for one in row)
-        started, arrivals = _apart(row)
+        started, arrivals = _split_releases(row)
         after = [sum(s in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
         if left < 2 or max(after, default=0) > MOST_PENDING:
             return row
@@ -242,7 +242,7 @@ class _Async(Rewriter):
         places = [n for n, s in enumerate(stmts) if s in self.products]
         if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
             return None
-        quiet = [calls(s, "mbarrier_wait") or _lets_go(s) for s in stmts]
+        quiet = [calls(s, "mbarrier_wait") or _is_release(s) for s in stmts]
         busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
         if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
             return None
@@ -253,15 +253,15 @@ class _Async(Rewriter):
         finish = busy[-1] + 1
         middle = [n for n in places if begin <= n < finish]
         last = places[-1] + 1
-        first, early = _apart(stmts[:start])
-        second, late = _apart(stmts[finish:last])
+        first, early = _split_releases(stmts[:start])
+        second, late = _split_releases(stmts[finish:last])
         parts = _Parts(
             allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
         )
         calm = all(quiet[last:]) and _own(parts.between, came=True) == _own(parts.between, came=False)
         names = IdSet(s.var for s in stmts if isinstance(s, Let))
         later = (*parts.second, *parts.last)
-        named = any(contains(s, Let) or names.meets(s) for s in later)
+        named = any(contains(s, Let) or names.any_in(s) for s in later)
         return parts if calm and not middle and not named and _keeps(parts) else None
 
 
@@ -311,9 +311,9 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
     return [Let(name, bounded, span=loop.span), first], name, IdSet(ends)
 
 
-def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+def _split_releases(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
     """Separate products from the statements between them that release tiles."""
-    return tuple(s for s in stmts if not _lets_go(s)), tuple(s for s in stmts if _lets_go(s))
+    return tuple(s for s in stmts if not _is_release(s)), tuple(s for s in stmts if _is_release(s))
 
 
 def _keeps(parts: _Parts) -> bool:
@@ -343,11 +343,11 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 
 def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
-    """Return the tiles (by identity) that the arithmetic waits for (`came`) or releases, by what its barriers guard.
+    """Return the tiles (by identity) that the arithmetic waits for (`came`) or releases, found by its barriers.
 
     A tile may not be waited for here and released behind the second products: the wait would come before the release.
     """
-    found = (s for s in between if (calls(s, "mbarrier_wait") if came else _lets_go(s)))
+    found = (s for s in between if (calls(s, "mbarrier_wait") if came else _is_release(s)))
     return IdSet(b.guards for s in found for b in _barriers(s))
 
 
@@ -367,8 +367,8 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
         reads, writes = uses(one)
         mine = IdSet(writes)
         read = IdSet(r.buffer for r in reads)
-        late = bool((read & written) or (mine & (touched | written)) or names.meets(one))
-        late = late or bool(bound and _lets_go(one))
+        late = bool((read & written) or (mine & (touched | written)) or names.any_in(one))
+        late = late or bool(bound and _is_release(one))
         (bound if late else free).append(one)
         if late:
             touched |= read
@@ -408,7 +408,7 @@ def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stm
     return [instance(s) for s in stmts]
 
 
-def _lets_go(one: Stmt) -> bool:
+def _is_release(one: Stmt) -> bool:
     """Return whether a statement is the arrival of warps at an mbarrier."""
     if isinstance(one, If):
         return len(one.then.stmts) == 1 and not one.otherwise.stmts and calls(one.then.stmts[0], "mbarrier_arrive")
@@ -463,7 +463,7 @@ def _ping_pong(program: Program) -> Iterator[tuple[list[Do], bool]]:
             calls.append(node)
             inside = found.name == "turn_take"
         elif inside:
-            conflicts |= found is not None and found.meets
+            conflicts |= found is not None and found.is_barrier
         if found is not None and found.name == "turn_close":
             yield calls, conflicts
             calls, conflicts = [], False

@@ -2,9 +2,9 @@
 """Decide which bulk loads the blocks of a cluster share: each block loads a part of the tile and sends it to all.
 
 Blocks share a load along an axis of the cluster if the load does not depend on the block's place along that axis. This
-covers where it reads, whether it is made, and how often. The blocks then make the load in the same iterations. The
-decision comes before specialize_warps takes loads apart. There each load is still one statement below all that decides
-on it, and the number of arrivals that release a stage follows. Each block makes its other loads itself, and the
+covers its source, its conditions and its count. The blocks then make the load in the same iterations. The decision
+comes before specialize_warps takes loads apart. There each load is still one statement below all statements that decide
+on it. The number of arrivals that release a stage follows from it. Each block makes its other loads itself, and the
 schedule report says why.
 """
 
@@ -33,7 +33,7 @@ ONE = const(1, int32)
 
 @dataclass(frozen=True)
 class Sharers:
-    """The blocks that receive what one of them loads.
+    """The blocks that receive one block's load.
 
     Each set of axes spans a part of the cluster around a block. The sharers are the blocks of all parts: `count` of
     them, with `blocks` as their bits, by rank.
@@ -120,7 +120,9 @@ def multicast_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) 
 
 
 def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) -> str:
-    """Say what of a copy depends on a block's place along an axis of its cluster; return "" if nothing does."""
+    """Name the property of a copy that depends on the block's place along an axis of its cluster; return "" if none
+    does.
+    """
     block, size, extent = kernel.blocks[axis], kernel.cluster[axis], kernel.grid[axis]
     if isinstance(extent, Const) and int(extent.value) % size:
         return f"{extent.value} blocks are no clusters of {size}"
@@ -129,14 +131,14 @@ def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) 
     place = Substitute({block: cluster * size + rank})
     for expr, what in decisive(copy, body):
         if not what and expr.dtype.is_integer:
-            continue  # the value of a name, which stands where it is used
+            continue  # the value of a name, at its use
         if mentions(simplify(place(survey.values(expr)), ranges), rank):
             return f"{what or 'what it reads'} depends on `{block.name}`"
     return ""
 
 
 def _largest(copy: Copy, free: Sequence[int], kernel: Kernel) -> tuple[Sharers | None, str]:
-    """Choose the axes with the most blocks that can each load a part of the tile, and say why not more."""
+    """Choose the axes with the most blocks that can each load a part of the tile. Say why not more."""
     why = ""
     for axes in _subsets(free, kernel):
         among = Sharers(kernel, frozenset((axes,)))

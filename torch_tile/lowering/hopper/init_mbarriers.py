@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let one thread initialise a kernel's mbarriers before any thread uses them, and prefetch its tensor maps.
+"""Let one thread initialise a kernel's mbarriers before any other use, and prefetch its tensor maps.
 
 The pass runs once buffers have their addresses. A barrier of the block after the initialisation orders it before all
-that follows. It is the barrier of the cluster where blocks reach each other's mbarriers. The maps come from memory
+later statements. It is the barrier of the cluster if blocks reach each other's mbarriers. The maps come from memory
 while the thread initialises the mbarriers, so that the first bulk copies need not wait for them.
 """
 

@@ -59,7 +59,7 @@ class Body:
 
     @property
     def repeats(self) -> bool:
-        """Whether the body may run more than once."""
+        """Return whether the body may run more than once."""
         return self.loop is not None
 
     @property
@@ -265,13 +265,13 @@ def _touched(stmt: Stmt) -> Iterator[Buffer]:
 
 
 def _needed(copy: Copy, body: Body) -> Iterator[Node]:
-    """Yield all nodes that decide whether, how often and from where a copy reads."""
+    """Yield all nodes that decide if, how often and from where a copy reads."""
     for expr, _ in decisive(copy, body):
         yield from walk(expr)
 
 
 def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
-    """Yield the expressions that decide on a copy, each with what it decides.
+    """Yield the expressions that decide on a copy, each with the decision.
 
     That is "where it reads", "whether it is made" or "how often it is made", and "" for values of names in them.
     """
@@ -306,7 +306,7 @@ def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
 
 
 def _users(body: Body, tile: Buffer) -> list[int]:
-    """Return the statements of a body that read a tile, or that write it other than by a copy into it."""
+    """Return the statements of a body that read a tile, or write it by anything but a copy."""
     found = []
     for n, one in enumerate(body.block.stmts):
         if not mentions(one, tile):

@@ -2,10 +2,10 @@
 """Move the wait for a bulk store from its start to the next write of its tile.
 
 In straight code, and around a loop, the pass knows the next statement that touches a store's tile. As many groups may
-be in flight there as are committed between the two. Stored values, and when a tile is free, do not change: the wait
-names the tile, so that insert_barriers puts a barrier between the wait and the writers. By T.arrive_last a block tells
-other blocks that its results are there. In kernels with T.arrive_last, a store to a tensor that the kernel also touches
-elsewhere is waited for at once and completely.
+be in flight there as are committed between the two. Stored values, and the time when a tile is free, do not change. The
+wait names the tile, so that insert_barriers puts a barrier between the wait and the writers. T.arrive_last tells other
+blocks that a block's results are there. In kernels with it, a store to a tensor that the kernel also touches elsewhere
+is waited for at once and completely.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Complete(Rewriter):
 
 @dataclass
 class _Started:
-    """Stores that begin at statement `place` of a block, in the threads for which `condition` holds.
+    """Stores that begin at statement `place` of a block, in the threads with `condition`.
 
     The threads store `tiles`, and wait for these stores.
     """
@@ -166,7 +166,7 @@ def _ends(node: object, how: Sync) -> bool:
 
 def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
     """Return whether a statement touches one of the tiles."""
-    return IdSet(tiles).meets(one)
+    return IdSet(tiles).any_in(one)
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:

@@ -4,9 +4,11 @@
 The kernel gets more warps and two roles. In each iteration a producer warp waits until a stage of a group of tiles is
 empty, and starts the copies that fill it. The consumers wait until the stage is full, read it and release it. Groups
 have producer warps of their own, so that no group waits for the stages of another. Iterations are counted in closed
-form, from the loop's variable; a loop that runs again goes on counting. Blocks of a cluster may share loads
-(multicast_loads). A stage is then empty when the readers of all these blocks release it, and no block ends before the
-other blocks. Afterwards no pipelined loop of such a kernel is left; other kernels stay as they are.
+form, from the loop's variable; a loop that runs again goes on counting.
+
+Blocks of a cluster may share loads (multicast_loads). A stage is then empty when the readers of all these blocks
+release it. No block ends before the other blocks. Afterwards no pipelined loop of such a kernel is left; other kernels
+stay as they are.
 """
 
 from __future__ import annotations
@@ -228,7 +230,7 @@ class _Roles:
         return body
 
     def _counted(self) -> list[Body]:
-        """Return the bodies of loops that run again, whose earlier iterations a variable has to count."""
+        """Return the bodies of loops that run again; a variable has to count their earlier iterations."""
         bodies = IdMap((g.body, g.body) for g in self.groups)
         return [b for b in bodies.values() if len(b.loops) > 1]
 
@@ -286,7 +288,7 @@ class _Roles:
         where = self.barrier(self.empty, group)
         tiles = IdSet(group.tiles)
         products = IdSet(self.survey.products)
-        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles.meets(n) and tiles & reads_of(n)]
+        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles.any_in(n) and tiles & reads_of(n)]
         only_products = all(n in products or n in self.copies for n in readers)
         sharers = self.sharers.get(group)
         if not only_products:

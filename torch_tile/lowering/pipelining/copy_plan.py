@@ -61,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Filling:
-    """What a statement that loads a tile does: the region that it fills, and the buffers that it reads."""
+    """The effect of a statement that loads a tile: the region that it fills, and the buffers that it reads."""
 
     region: Region
     sources: tuple[Buffer, ...]
@@ -139,7 +139,7 @@ def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
 
 
 def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
-    """Return the regions that `node` reads (an element as a region without ranges), and the buffers that it writes."""
+    """Return the regions that `node` reads, and the buffers that it writes. An element is a region without ranges."""
     reads: list[Region] = []
     writes: list[Buffer] = []
     for n in find(node, RegisteredOp, Load, Store, Call, Region):
@@ -215,7 +215,7 @@ class Facts:
         return tuple(reversed(kept))
 
     def move(self, leaf: Leaf) -> Move:
-        """Return a statement that may run ahead, with the names and conditions that it needs."""
+        """Return a statement that may run ahead, with its names and conditions."""
         assert isinstance(leaf.node, Stmt)
         return Move(leaf.node, self.needed(leaf))
 
@@ -238,7 +238,7 @@ def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
         if (how := filling(leaf.node)) is not None and how.region.buffer is tile:
             if not all(leaf.excludes(other) for other in earlier):
                 return f"`{tile.name}` is filled again after it was used"
-            if any(not leaf.excludes(other) and not _apart(how.region, box) for other, box in fills):
+            if any(not leaf.excludes(other) and not _are_disjoint(how.region, box) for other, box in fills):
                 return f"`{tile.name}` is filled twice"
             fills.append((leaf, how.region))
         elif touched:
@@ -279,7 +279,7 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
     shape, volume, seen = tile.static_shape, 0, list[Region]()
     for box in boxes:
         sides = [side for side in _sides(box) if side is not None]
-        if len(sides) != tile.rank or not all(_apart(box, other) for other in seen):
+        if len(sides) != tile.rank or not all(_are_disjoint(box, other) for other in seen):
             return False
         seen.append(box)
         size = 1
@@ -292,7 +292,7 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
     return bool(boxes) and volume == total
 
 
-def _apart(a: Region, b: Region) -> bool:
+def _are_disjoint(a: Region, b: Region) -> bool:
     """Return whether two boxes of a tile certainly have no element in common."""
     sides = zip(_sides(a), _sides(b), strict=True)
     return any(x is not None and y is not None and (x[1] <= y[0] or y[1] <= x[0]) for x, y in sides)

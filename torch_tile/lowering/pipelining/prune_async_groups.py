@@ -151,7 +151,7 @@ class _Drop(Rewriter):
         self.found, self.agree = found, found.agree()
 
     def visit_Do(self, node: Do) -> Stmt:
-        """Remove a commit or wait that is not needed, and adjust the count of a wait that stays."""
+        """Remove an unneeded commit or wait, and adjust the count of any other wait."""
         call = node.call
         if not isinstance(call, Call) or _counted(call) is None:
             return node

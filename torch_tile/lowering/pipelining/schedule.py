@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which part of a pipelined loop runs how many iterations ahead, and in which order within a step.
+"""Decide how many iterations ahead each part of a pipelined loop runs, and its place within a step.
 
 The usual schedule has all copies `num_stages - 1` iterations ahead. With one stage there is one version of each tile:
 its next copy starts as soon as the last reader of the current content is done. With `stage` given, a statement of stage
@@ -82,7 +82,7 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
 
 
 def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
-    """Return the schedule that `order` and `stage` of a loop give, or the reason that it is not possible."""
+    """Return the schedule by `order` and `stage` of a loop, or the reason against it."""
     stmts = [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
     if contains(loop.body, ArriveLast):
         return "T.arrive_last orders all that other blocks read and write"
@@ -153,7 +153,7 @@ def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
 
 
 def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: IdMap[Buffer, int]) -> str:
-    """Say which access the schedule would make in the wrong order; return "" if there is none.
+    """Name the access that the schedule would make in the wrong order; return "" if there is none.
 
     Iteration m of a statement that runs `ahead` at place p of a step runs at time (m - ahead, p). Take two accesses to
     one buffer, one of them a write. The later one must stay later, within an iteration and across iterations.

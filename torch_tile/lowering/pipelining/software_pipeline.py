@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make T.Pipelined explicit: copies run `num_stages - 1` iterations ahead, into versions of their tiles.
 
-A loop over k with S stages keeps S versions of each tile that it loads; iteration k uses version k % S. The copies for
-the first S - 1 iterations start before the loop. Those for iteration k + S - 1 start in iteration k, right after the
-wait for its own data. The content of that version was last read in iteration k - 1, so the barrier that makes the data
-visible also frees the version. One stage keeps one version, filled again after its last reader. Every step commits
-every group, even an empty one, so that waits count groups known here. No PIPELINED loop is left.
+A loop over k with S stages keeps S versions of each loaded tile; iteration k uses version k % S. The copies for the
+first S - 1 iterations start before the loop. Those for iteration k + S - 1 start in iteration k, right after the wait
+for its own data. Iteration k - 1 was the last to read that version. So the barrier that makes the data visible also
+frees the version. One stage keeps one version, filled again after its last reader. Every step commits every group, even
+an empty one, so that waits count groups known here. No PIPELINED loop is left.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Pipeline(Rewriter):
         self.replaced: IdSet[Buffer] = IdSet()
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
-        """Rewrite a kernel, and drop tiles that versions replaced and that nothing uses."""
+        """Rewrite a kernel, and drop tiles that versions have replaced."""
         new = self.children(kernel)
         if new is kernel:
             return kernel
@@ -140,6 +140,7 @@ class _Pipeline(Rewriter):
         return False
 
     def visit_For(self, loop: For) -> Stmt:
+        """Make a pipelined loop explicit, after the loops inside it."""
         self.later.insert(0, loop.body.stmts)  # the next iteration
         body = self(loop.body)
         self.later.pop(0)
@@ -241,7 +242,7 @@ class _Stages:
         # Names of plain arithmetic are replaced by their values, so that an address shows its alignment.
         kept: IdSet[Var] = IdSet()
         for let in IdMap((let, let) for m in item.moves for let in m.path if isinstance(let, Let)).values():
-            if contains(let.value, Load, Call) or kept.meets(let.value):
+            if contains(let.value, Load, Call) or kept.any_in(let.value):
                 kept.add(let.var)
             else:
                 instance.values[let.var] = simplify(instance(let.value))
@@ -268,12 +269,12 @@ class _Stages:
                     yield from self._numbers(leaf.node, item.ahead)
 
     def _numbers(self, node: Node, ahead: int) -> list[int]:
-        """Return the numbers of the groups that bring the tiles that `node` reads when it runs `ahead`."""
+        """Return the numbers of the groups with the tiles that `node` reads when it runs `ahead`."""
         groups = {self.group_of[t] for t in reads_of(node) if t in self.group_of}
         return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
 
     def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
-        """Return `stmt` with waits before statements that read groups which may not have arrived."""
+        """Return `stmt` with waits before statements that read groups still in flight."""
         if not isinstance(stmt, If):
             return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
         before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))

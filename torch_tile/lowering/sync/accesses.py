@@ -53,7 +53,7 @@ class Access:
 
     @property
     def writes(self) -> bool:
-        """Whether the access changes memory."""
+        """Return whether the access changes memory."""
         return "w" in self.kind
 
     @cached_property
@@ -150,7 +150,7 @@ class Hazards:
         self.simplify = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
-        """Return whether a thread's `b` may touch what another thread's `a` touched, where one of the two writes."""
+        """Return whether a thread's `b` may touch an address of another thread's `a`, one of them a write."""
         pair = a, b
         found = self.pairs.get(pair)
         if found is None:
@@ -165,10 +165,10 @@ class Hazards:
             return overlap(a.buffer, b.buffer)
         key = a.key, b.key
         if key not in self.known:
-            self.known[key] = self._meet(a, b)
+            self.known[key] = self._may_conflict(a, b)
         return self.known[key]
 
-    def _meet(self, a: Access, b: Access) -> bool:
+    def _may_conflict(self, a: Access, b: Access) -> bool:
         """Return whether two accesses to one buffer may touch the same element in different threads."""
         x, y = self._table(a), self._table(b)
         if x is None or y is None:
@@ -248,7 +248,7 @@ class _Side:
 
     @cached_property
     def step(self) -> int:
-        """The greatest common divisor of the values."""
+        """Return the greatest common divisor of the values."""
         import numpy as np
 
         return int(np.gcd.reduce(self.values)) if self.values.size else 0
@@ -365,7 +365,7 @@ def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
 
 
 def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
-    """Split `e` into a sum of a part that all threads share and a part that NumPy can compute for each thread.
+    """Split `e` into a sum of two parts: one that all threads share, and one that NumPy computes for each thread.
 
     Return None if there is no such sum.
     """

@@ -22,7 +22,7 @@ from torch_tile.lowering.sync.accesses import Access, Collector, overlap
 
 def is_ordered(intrinsic: Intrinsic) -> bool:
     """Return whether an intrinsic orders all earlier accesses of a block, or work that threads count in groups."""
-    return intrinsic.meets or intrinsic.is_grouped
+    return intrinsic.is_barrier or intrinsic.is_grouped
 
 
 def by_engine(node: object) -> bool:
@@ -80,7 +80,7 @@ def _is_numbered(call: Call) -> bool:
 
 
 class BarrierGroups:
-    """Assign numbers to the barriers at which the warps of a role wait for each other, one for each set of warps."""
+    """Assign numbers to the barriers of the warps of a role, one number for each set of warps."""
 
     def __init__(self, kernel: st.Kernel):
         self.kernel = kernel
@@ -115,7 +115,7 @@ class Facts(Divergence):
         relevant -= handed_over
         calls = [n for n in find(kernel, Call) if by_engine(n) and lookup(n.name).starts and not _fills(n)]
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
-        # Memory that wgmma and bulk copies read, outside the proxy through which threads write.
+        # Memory that wgmma and bulk copies read by another proxy than threads write.
         self.read_by_engines = {a.buffer for a in addresses if a.buffer.scope == "shared"}
         self.refilled = frozenset[Buffer]()  # memory that bulk copies fill again, if fences hand it over
         self.lets = list(find(kernel, Let))

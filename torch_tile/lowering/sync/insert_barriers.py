@@ -30,7 +30,7 @@ from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
-from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is_ordered, refilled
+from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, is_ordered, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
@@ -71,12 +71,13 @@ class Walk:
         self.kernel, self.threads = kernel, threads
         self.filled = handed_over(kernel) if filled is None else filled
         self.facts = Facts(kernel, self.filled)
+        self.fills_in_turn = False  # mbarriers of the compiler order the bulk copies that fill a tile again
         self.hazards = Hazards(threads, first)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
         self.own: dict[Role, Do] = {}
         self.shown: set[Place] = set()
-        self.hands_over = False  # whether authors order the threads, so that their arrivals hand tiles over
+        self.publishes = False  # whether authors order the threads, so that their arrivals hand tiles over
         self.arriving = False  # the statement before arrives at the cluster's barrier
         self.barrier_groups = BarrierGroups(kernel)
         self.after_roles = False
@@ -101,8 +102,8 @@ class Walk:
 
         The calls at which they arrive or meet hand over memory that engines read or fill again.
         """
-        self.facts.refilled, self.hands_over = refilled, True
-        self.facts.ordered = lambda found: is_ordered(found) or found.hands_over
+        self.facts.refilled, self.publishes = refilled, True
+        self.facts.ordered = lambda found: is_ordered(found) or found.publishes
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Return the places of a block's barriers with their cost, and update `state` to hold after the block.
@@ -142,7 +143,7 @@ class Walk:
             self._clear(place, state)
         elif syncs(call, Sync.WAIT, Scope.CLUSTER) and self.arriving and not state.is_hidden:
             self._clear(place, state)  # the barrier of the cluster
-        elif call is not None and self.hands_over and lookup(call.name).hands_over:
+        elif call is not None and self.publishes and lookup(call.name).publishes:
             self._show(place, state)
         elif syncs(call, Sync.PROXY_FENCE):
             state.used = state.wrote = False
@@ -202,6 +203,7 @@ class Walk:
         inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
+        inner.fills_in_turn = not role.by_hand
         end = State(most_pending(role.body))
         found = inner.block(role.body, end)
         state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # the next barrier needs a fence
@@ -217,8 +219,12 @@ class Walk:
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         """Return the first new access that conflicts with an earlier one; None if there is none."""
-        found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
-        return next(found, None)
+        for access in new:
+            filled = self.fills_in_turn and by_engine(access.origin)
+            for old in state.since.values():
+                if self.hazards.between(old, access) and not (filled and by_engine(old.origin)):
+                    return access
+        return None
 
     def _accesses(self, one: Stmt) -> list[Access]:
         """Return the accesses of a statement, from the cache if they are known."""
@@ -248,7 +254,7 @@ class Walk:
             state.add(access)
         outer = self.divergent, self.conditions, self.showing
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
-        if self.divergent and self.hands_over and any(lookup(n.name).hands_over for n in find(one, Call)):
+        if self.divergent and self.publishes and any(lookup(n.name).publishes for n in find(one, Call)):
             self._show(place, state)  # a fence of all threads, although only some arrive
             self.showing = True
         condition = self.facts.collector.expand(one.condition)
@@ -322,7 +328,7 @@ class Walk:
         self.trying = True
         for one in loop.body.stmts:
             if isinstance(one, If) and not self.facts.is_divergent(one.condition):
-                yield from (_end_of(b) for b in (one.then, one.otherwise) if self._hands_over(b))
+                yield from (_end_of(b) for b in (one.then, one.otherwise) if self._publishes(b))
         # If the body has a barrier already, placing from there is optimal anyway.
         if len(self.last) > 1 and not any(map(is_barrier, loop.body.stmts)):
             yield from ((loop.body, n) for n in self._between(loop)[:STARTS])
@@ -339,7 +345,7 @@ class Walk:
         ranges = [[n for n in busy if first < n <= last] for first, last in itertools.pairwise(here)]
         return min([*ranges, busy], key=len)
 
-    def _hands_over(self, branch: Block) -> bool:
+    def _publishes(self, branch: Block) -> bool:
         """Return whether a branch writes shared memory for later statements."""
         found = [a for one in branch.stmts for a in self._accesses(one)]
         return any(a.writes and not a.asynchronous and a.buffer.scope == "shared" for a in found)
@@ -432,7 +438,8 @@ def _end_of(block: Block) -> Place:
 def _is_for_all(call: Call, threads: int) -> bool:
     """Return whether a call is a barrier for at least all threads of the role."""
     found = lookup(call.name)
-    return found.meets and (found.scope is Scope.BLOCK or (found.scope is Scope.GROUP and option(call, 1) >= threads))
+    is_wide = found.scope is Scope.BLOCK or (found.scope is Scope.GROUP and option(call, 1) >= threads)
+    return found.is_barrier and is_wide
 
 
 # Insertion of barriers and fences at the places that `Walk` found.
@@ -452,12 +459,12 @@ class Found(Protocol):
 def is_barrier(one: Node) -> bool:
     """Return whether a statement is a barrier of the block."""
     found = intrinsic_of(one)
-    return found is not None and found.meets and found.scope is Scope.BLOCK
+    return found is not None and found.is_barrier and found.scope is Scope.BLOCK
 
 
 def _is_any_barrier(one: Stmt) -> bool:
     found = intrinsic_of(one)
-    return found is not None and found.meets
+    return found is not None and found.is_barrier
 
 
 class Insert(Rewriter):

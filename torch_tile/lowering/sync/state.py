@@ -18,7 +18,7 @@ from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, Stmt, While
 from torch_tile.lowering.sync.accesses import Access
 
-# A write of a copy or read of a product, with the possible numbers of later committed groups of its kind.
+# A write of a copy or read of a product, with the possible numbers of its kind's later committed groups.
 Flight = tuple[Access, frozenset[int]]
 
 
@@ -28,8 +28,8 @@ class State:
 
     `used` says that threads used memory that copy engines fill again, with no fence after it. `wrote` says that they
     wrote memory that engines read, with no fence after it. Each flight has the numbers of groups that may have been
-    committed after its own, -1 if its own is still open. It has several numbers if several flights are alike. Numbers
-    from `most` on are not told apart: any wait completes them.
+    committed after its own. The number is -1 if its own group is still open. It has several numbers if several flights
+    are alike. Numbers from `most` on are not told apart: any wait completes them.
     """
 
     most: int = 0  # most groups that a wait of the kernel leaves in flight
@@ -40,7 +40,7 @@ class State:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether a fence has yet to show engines what threads did."""
+        """Return whether a fence has yet to show engines what threads did."""
         return self.used or self.wrote
 
     def copy(self) -> State:
@@ -52,7 +52,7 @@ class State:
         self.since, self.flying, self.used, self.wrote = other.since, other.flying, other.used, other.wrote
 
     def join(self, other: State) -> State:
-        """Return the state that holds where either of two states may hold."""
+        """Return the state that holds if either of two states may hold."""
         used, wrote = self.used or other.used, self.wrote or other.wrote
         joined = State(self.most, self.since | other.since, dict(self.flying), used, wrote)
         for key in self.since.keys() & other.since.keys():
@@ -170,7 +170,7 @@ def _is_forgotten(base: Expr) -> bool:
 
 
 def _base(index: Expr, size: Expr) -> Expr | None:
-    """Return the operand that `index` takes modulo `size`, or the literal that `index` is; None for other indices."""
+    """Return the operand that `index` takes modulo `size`, or a literal `index`; None for other indices."""
     if isinstance(index, Const):
         return index
     return index.a if isinstance(index, Binary) and index.op == "%" and equal(index.b, size) else None

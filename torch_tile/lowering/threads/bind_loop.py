@@ -8,8 +8,9 @@ needs elements of it that other threads hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError, error
 from torch_tile.ir import dtype as dt
@@ -48,33 +49,65 @@ UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """Return the statements of one thread for a static nest; fragments that do not fit are staged around it."""
-    nest = nest_of(loop, ctx.values)
+    nest = nest_of(loop, ctx.values, ctx.unrolled)
     layout = layout_of(nest, ctx)
-    told_apart = _told_apart(nest, layout, ctx)
-    staged = misplaced(nest, layout, Layouts()) or told_apart
+    updated = [e.buffer for e in find(loop.body, Address) if e.buffer.scope == "fragment"]
+    elsewhere = [*misplaced(nest, layout, Layouts()), *updated]
+    staged = elsewhere or _of_single_threads(nest, layout, ctx)
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
-    before, after = [], []
+    staged = list(IdMap((fragment, fragment) for fragment in staged).values())
+    why = "the threads that need its elements do not hold them"
+    if updated:
+        why = "its elements are updated atomically"
+    elif not elsewhere:
+        why = "threads with copies of an element would meet in memory"
+    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
+    written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
+    kept = [f for f in staged if f in updated or not is_overwritten(f, nest)]
+    return through_shared(replace(loop, layout=layout), staged, kept, written, ctx, lambda moved: bind_loop(moved, ctx))
+
+
+def through_shared(
+    node: Stmt,
+    fragments: Sequence[Buffer],
+    kept: Sequence[Buffer],
+    written: Sequence[Buffer],
+    ctx: ThreadContext,
+    bind: Callable[[Any], Stmt],
+) -> Stmt:
+    """Bind a statement that uses copies of fragments in shared memory.
+
+    Copy the values of the `kept` ones there before, and of the `written` ones back afterwards.
+    """
+    before: list[Stmt] = []
+    after: list[Stmt] = []
     tiles: dict[Buffer, Buffer] = {}
-    for fragment in staged:
+    for fragment in fragments:
         shape = fragment.static_shape
         assert shape is not None
         tile = tiles[fragment] = ctx.shared(fragment.name, shape, fragment.dtype)
-        before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
-        if any(use.stored for use in nest.fragments if use.buffer is fragment):
+        before.append(Alloc(tile))
+        if fragment in kept:
+            before.append(bind_loop(_move(fragment, tile, fragment), ctx))
+        if fragment in written:
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
-    why = (
-        "threads with copies of an element would meet in memory"
-        if staged is told_apart
-        else "the threads that need its elements do not hold them"
+    return Block((*before, bind(_Swap(tiles)(node)), *after), span=node.span)
+
+
+def is_overwritten(fragment: Buffer, nest: Nest) -> bool:
+    """Return whether the nest stores every element of a fragment and loads none, so that no old value matters."""
+    body = nest.loop.body
+    if any(use.buffer is fragment and not use.stored for use in nest.fragments) or contains(body, Break, Continue):
+        return False
+    own = (one.indices for one in body.stmts if isinstance(one, Store) and one.buffer is fragment)
+    return fragment.static_shape == nest.extents and any(
+        all(index is var for index, var in zip(indices, nest.loop.vars, strict=True)) for indices in own
     )
-    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
-    moved: For = _Swap(tiles)(replace(loop, layout=layout))
-    return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
 
 
-def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
+def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
     """Return the fragments to stage because threads that hold copies of an element would conflict in memory.
 
     All these threads run the iteration for its fragments, but one thread makes its stores and updates. The other
@@ -126,7 +159,7 @@ class _Step:
 
 
 class _Binder:
-    """Bind one nest whose fragment elements are all held by the threads that use them."""
+    """Bind one nest whose fragment elements are all held by their users."""
 
     def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
         self.nest, self.layout, self.ctx = nest, layout.canonical, ctx
@@ -312,6 +345,7 @@ class _Body(Rewriter):
         return self._owned(self.children(store), store.buffer.scope in ("local", "var") and not _updates(store.value))
 
     def visit_Do(self, node: Do) -> Stmt:
+        """Rewrite a call for its effect."""
         return self._owned(self.children(node), False)
 
     def visit_Print(self, node: Print) -> Stmt:
@@ -361,7 +395,7 @@ def _indexes_arrays(loop: For) -> bool:
     """Return whether the variables of a nest index an array of the thread, which may end before the padding."""
     own = IdSet(loop.vars)
     arrays = (n for n in find(loop.body, Load, Store) if n.buffer.scope == "local")
-    return any(own.meets(i) for n in arrays for i in n.indices)
+    return any(own.any_in(i) for n in arrays for i in n.indices)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:

@@ -27,6 +27,7 @@ from torch_tile.ir.stmt import (
     For,
     If,
     Kernel,
+    Let,
     LoopKind,
     Print,
     Program,
@@ -38,6 +39,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.clone import Instance, place_at
 from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.lowering.analysis.thread_values import Divergence
+from torch_tile.lowering.threads.bind_elements import bind_elements, is_everywhere, needs_holder
 from torch_tile.lowering.threads.bind_loop import bind_loop, load_of
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import serial, spread, squeezed
@@ -67,13 +69,15 @@ class _Bind(Known):
         super().__init__()
         assert kernel.thread is not None
         self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
-        # Whether the code says which thread runs it: in a lowered op, or under a branch of some threads.
+        # True if the code itself says which thread runs it: in a lowered op, or under a branch of some threads.
         self.of_thread = False
+        self.parted = False  # whether threads differ in whether they come here
         self.divergence = Divergence(kernel, arrays=True)
+        self.unrolled: tuple[For, ...] = ()  # loops around
 
     def here(self) -> ThreadContext:
         """Return the threads and facts of the current statement."""
-        return self.ctx.at(self.ranges, dict(self.names))
+        return replace(self.ctx.at(self.ranges, dict(self.names)), unrolled=self.unrolled)
 
     def visit_Role(self, role: Role) -> Stmt:
         """Bind the body of a role to the threads of the role."""
@@ -99,7 +103,12 @@ class _Bind(Known):
     def visit_For(self, loop: For) -> Stmt:
         """Bind a parallel nest after lowering the ops in it; keep other loops."""
         if loop.kind is not LoopKind.PARALLEL:
-            return self._apart(self.divergence.parts(loop), super().visit_For, loop)
+            outer = self.unrolled
+            if loop.kind is LoopKind.UNROLLED:
+                self.unrolled = *outer, loop
+            new = self._rewrite_per_thread(self.divergence.parts(loop), super().visit_For, loop)
+            self.unrolled = outer
+            return new
         lowered: For = _LowerInside(self.here())(loop)
         if is_static(lowered):
             return bind_loop(lowered, self.here())
@@ -107,16 +116,20 @@ class _Bind(Known):
 
     def visit_If(self, node: If) -> Stmt:
         """Rewrite a branch; if only some threads take it, each of them runs all of its statements."""
-        return self._apart(self.divergence.is_divergent(node.condition), super().visit_If, node)
+        return self._rewrite_per_thread(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
     def visit_While(self, loop: While) -> Stmt:
-        return self._apart(self.divergence.parts(loop), self.children, loop)
+        return self._rewrite_per_thread(self.divergence.parts(loop), self.children, loop)
 
-    def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
+    def _rewrite_per_thread(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
         """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
-        outer, self.of_thread = self.of_thread, self.of_thread or divergent
+        outer, self.of_thread, self.parted = (
+            (self.of_thread, self.parted),
+            self.of_thread or divergent,
+            self.parted or divergent,
+        )
         new = rewrite(node)
-        self.of_thread = outer
+        self.of_thread, self.parted = outer
         return new
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
@@ -130,8 +143,16 @@ class _Bind(Known):
         new: Load = self.children(load)
         return load_of(new, self.ctx, self.register(new)) if load.buffer.scope == "fragment" else new
 
+    def visit_Let(self, let: Let) -> Stmt:
+        """Name a value; an element of a fragment comes from the thread that holds it."""
+        if not self.parted and needs_holder(let):
+            return bind_elements(let, self.here(), self)
+        return self.children(let)
+
     def visit_Store(self, store: Store) -> Stmt:
         """Store a fragment's element in each thread's copy, and an element in memory by one thread."""
+        if not self.parted and needs_holder(store):
+            return bind_elements(store, self.here(), self)
         new: Store = self.children(store)
         if store.buffer.scope == "fragment":
             return Store(self.ctx.registers(store.buffer), (self.register(new),), new.value, span=store.span)
@@ -151,6 +172,8 @@ class _Bind(Known):
 
     def visit_Do(self, node: Do) -> Stmt:
         """Let one thread make an update of memory."""
+        if not self.parted and needs_holder(node):
+            return bind_elements(node, self.here(), self)
         new: Do = self.children(node)
         atomic = isinstance(new.call, Call) and new.call.name == "atomic"
         return self.by_one(new, new.call.args) if atomic and isinstance(new.call, Call) else new
@@ -185,7 +208,7 @@ class _Bind(Known):
         """Return the register in which every thread holds an element; the fragment must be replicated."""
         layout = node.buffer.layout
         assert layout is not None
-        if any(d.axis == "t" and d.size > 1 for dim in layout.dims for d in dim):
+        if not is_everywhere(layout):
             notes = [(node.span, f"{layout}   (no thread holds all of it)")]
             raise error("layout_conflict", node.span, notes, buffer=node.buffer.name)
         return layout.offset("r", node.indices, self.ranges)

@@ -272,7 +272,7 @@ def _is_tile(buffer: Buffer) -> bool:
 
 
 def private_vars(kernel: Kernel) -> Kernel:
-    """Give nests variables of their own where that changes no value."""
+    """Give nests variables of their own, unless that changes a value."""
     stored = {
         n.buffer: None
         for loop in find(kernel, For)

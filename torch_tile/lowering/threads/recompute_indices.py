@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make loops that are short of registers compute their addresses anew in each iteration.
 
-The C++ compiler moves all index arithmetic that does not change out of a loop, and each result keeps a register. Beside
-large accumulators it then has to spill. In such loops the thread's index becomes a value known only inside the
-iteration. So do addresses of operands that many products by wgmma walk in the same way in each iteration: as values of
-the iteration they stay in uniform registers. Runs last, on stage FLAT; values do not change.
+The C++ compiler hoists all constant index arithmetic out of a loop, and each result keeps a register. Beside large
+accumulators it then has to spill. In such loops the thread's index becomes a value known only inside the iteration. So
+do addresses of operands that many products by wgmma walk in the same way in each iteration: as values of the iteration
+they stay in uniform registers. Runs last, on stage FLAT; values do not change.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class _Loads(Rewriter):
         self.loop, self.protected = loop, False
 
     def visit_Load(self, load: Load) -> Expr:
-        """Replace a load that is wide and that no condition protects on chip."""
+        """Replace a wide load that no condition protects on chip."""
         new = self.children(load)
         scope = load.buffer.scope
         if new is not load or scope in ON_CHIP or (self.protected and scope != "global"):
@@ -303,6 +303,7 @@ def _without_index_names(body: Block, var: Var) -> Block:
 
 
 def _loads(expr: Expr) -> bool:
+    """Return whether an expression reads memory."""
     return contains(expr, Load)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tile.attention`, `tile.attention_lse` and `tile.attention_backward`: scaled dot-product attention.
 
-Where a gradient is wanted, the first one is the second one, which keeps its result and the log-sum-exp; the third one
-computes the probabilities again from these, and keeps what it finds for each score where a mask or an operand of a text
-wants its own gradient. Gradients of gradients are plain torch.
+If a gradient is wanted, `attention` runs `attention_lse`, which also keeps the log-sum-exp. `attention_backward`
+computes the probabilities again from both. It stores the gradient of each score if a mask or an operand of a score
+function needs its own gradient. Gradients of gradients are plain torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _check(args: AttentionArgs[Tensor]) -> None:
     )
     window, offset = args.window, args.q_offset
     require_value(window >= 0, lambda: f"tile.attention: window is {window}; expected 0 (none) or a positive length")
-    if isinstance(offset, int):  # a symbol is the difference of lengths, and no bound of it has to be guarded
+    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
         require_value(abs(offset) <= FAR, lambda: f"tile.attention: q_offset is {offset}; expected {-FAR} to {FAR}")
     if mask is not None:
         _check_operand("mask", mask, "(True: visible)", args)
@@ -78,7 +78,7 @@ def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _in_training(args: AttentionArgs[Tensor]) -> Tensor:
-    """The op that keeps what the backward needs."""
+    """Run the op that keeps the log-sum-exp for the backward."""
     out: Tensor = torch.ops.tile.attention_lse.default(*args)[0]
     return out
 
@@ -236,7 +236,7 @@ def _least_backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
 
 
 def _products(args: AttentionArgs[Shape], pairs: int, over_d: int, over_v: int) -> int:
-    """Count the operations of the given number of products over each head dimension, for pairs of a query and a key."""
+    """Count the operations of so many products over each head dimension, for pairs of a query and a key."""
     return 2 * math.prod(args.q[:2]) * pairs * (over_d * args.q[3] + over_v * args.v[3])
 
 

@@ -101,7 +101,7 @@ def _check_factors(
 
 
 def supported_group(size: int) -> bool:
-    """Whether there are kernels for scales of so many columns, fewer than all."""
+    """Return whether kernels exist for scales of groups of so many columns, fewer than all."""
     return size in (16, 32) or (size > 0 and size % 64 == 0)
 
 

@@ -188,6 +188,7 @@ def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
 
 
 def _gemm_flops(args: GemmArgs[Shape]) -> int:
+    """Count the operations of `gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
@@ -274,6 +275,7 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _linear_sharding(args: LinearArgs[Spec]) -> Rule:
+    """Name the dimensions of `linear` for sharding."""
     rows = row_names(args.x)
     saved = [(*rows, "k"), ("n", "k"), if_given(args.bias, ("n",))]
     return Rule(
@@ -286,6 +288,7 @@ def _linear_sharding(args: LinearArgs[Spec]) -> Rule:
 
 
 def _linear_flops(args: LinearArgs[Shape]) -> int:
+    """Count the operations of `linear`."""
     return 2 * math.prod(args.x) * args.weight[0]
 
 
@@ -355,6 +358,7 @@ def _save_swiglu(ctx: Any, args: SwigluArgs[Tensor], output: Tensor) -> None:
 
 
 def _swiglu_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `swiglu` by those of its epilogue."""
     x, gate_weight, up_weight = ctx.saved_tensors
     weights = [gate_weight.mT, up_weight.mT]
     text = swiglu_text(ctx.activation)

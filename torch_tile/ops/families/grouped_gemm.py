@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.grouped_gemm`, a product of each group of rows with a matrix of its own, and `tile.k_grouped_gemm`, which gives
-these matrices their gradients. Each makes the other's derivatives.
+"""`tile.grouped_gemm`, a product of each group of rows with its own matrix, and `tile.k_grouped_gemm`, the matrices'
+gradients.
+
+Each makes the other's derivatives.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
-    # Where groups end counts rows of the whole, and is no term of a sum.
+    # Ends of groups count rows of the whole tensor, so a shard's are no part of a sum.
     matrices = [("group", "k", "n")] * len(args.bs)
     inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))

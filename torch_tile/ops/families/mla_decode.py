@@ -91,9 +91,7 @@ def _check_table(name: str, table: Tensor, dims: int, meaning: str, q: Tensor) -
 
 
 def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
-    """Check that the lengths fit the cache and that their pages exist. Only the CPU checks, since a GPU would have to
-    wait.
-    """
+    """Check that lengths fit the cache and that their pages exist. Only on the CPU, since a GPU would have to wait."""
     kv, block_table, seq_lens, schedule = args.kv, args.block_table, args.seq_lens, args.schedule
     if kv.device.type != "cpu":
         return
@@ -268,7 +266,7 @@ register(
 )
 
 
-# `tile.mla_schedule`: who decodes what, for `tile.mla_decode` over sequences of different lengths.
+# `tile.mla_schedule`: divides the work of `tile.mla_decode` over sequences of different lengths among blocks.
 
 MOST_UNITS = GRID_LIMITS[1]  # blocks in the second dimension of a launch
 

@@ -326,10 +326,8 @@ register(
 )
 
 
-# `tile.fused_norm`: a norm over the last dimension between two texts in the language of gemm's epilogues.
-#
-# What the backend makes of norms and what stands around them; the forward runs the kernel, the backward is plain
-# torch.
+# `tile.fused_norm`: a norm over the last dimension between two texts in the language of gemm's epilogues. The backend
+# makes it of norms and their neighbours. The forward runs the kernel, the backward is plain torch.
 
 AUX_KINDS = {"t": "as x", "g": "[*leading of x, 1, ..., N]", "r": "[N]", "c": "[..., 1]", "s": "one element"}
 

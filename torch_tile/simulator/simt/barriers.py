@@ -119,8 +119,8 @@ class Barriers(Memory):
     def wait(self, barrier: Phases, ids: Array, parity: int, span: Span | None) -> None:
         """Let the threads `ids` wait until the phase of this parity has completed.
 
-        A thread that knows of `n` phases learns of the next phase, or of nothing if the last phase had this parity.
-        This holds in any order of events, however far the barrier has come.
+        A thread that knows of `n` phases learns of the next one, or of nothing if the last one had this parity. This
+        holds in any order of events, however far the barrier has come.
         """
         order = self.calls.order
         self.calls.tasks.until(
@@ -170,7 +170,7 @@ class Made:
 
 
 def by_value(value: Value, ids: Array) -> Iterator[tuple[int, Array]]:
-    """Yield each value that the threads `ids` hold, with the threads that hold it."""
+    """Yield each value with the threads among `ids` that hold it."""
     if not isinstance(value, np.ndarray):
         if len(ids):
             yield int(value), ids
@@ -198,6 +198,7 @@ def _init(p: Place) -> Run:
 
 
 def _fence_init(p: Place) -> Run:
+    """Compile fence_barrier_init: publish the running threads' new barriers."""
     return lambda: p.calls.state(Made).fence(p.threads.active())
 
 
@@ -333,7 +334,7 @@ class Meetings:
             self.calls.order.acquire(ids, meeting.released[generation])
 
 
-def _meets(waits: bool) -> Handler:
+def _barrier(waits: bool) -> Handler:
     """Return the handler of a block barrier or named barrier; without `waits` its threads only arrive."""
 
     def compile(p: Place) -> Run:
@@ -369,11 +370,12 @@ def _in_ping_pong(p: Place) -> Run:
 
 
 def _fence_async(p: Place) -> Run:
+    """Compile fence_proxy_async: order the running threads' accesses before those of engines."""
     return lambda: p.calls.order.fence(p.threads.active())
 
 
 MEETINGS: dict[str, Handler] = {
-    "barrier": _meets(True), "named_barrier": _meets(True), "named_barrier_arrive": _meets(False),
+    "barrier": _barrier(True), "named_barrier": _barrier(True), "named_barrier_arrive": _barrier(False),
     "fence_proxy_async": _fence_async,
     **{f"turn_{what}": _in_ping_pong for what in ("open", "take", "pass", "close")},
 }  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate the tensor memory accelerator, which copies boxes between global and shared memory.
 
-A load reads when it is started. Its bytes are there at once for the phase of its mbarrier, which is the earliest that
-can be, and in order for those only who waited for that phase. A store reads until its thread waits for its group.
+A load reads when it is started. Its bytes count at once for the phase of its mbarrier, the earliest possible time. Only
+threads that waited for that phase may use them. A store reads until its thread waits for its group.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ def _rounds(index: Array) -> list[Array]:
     return [order[rank == r] for r in range(int(rank.max(initial=-1)) + 1)]
 
 
-# Where blocks have nothing to do with each other; else see thread_cluster.
+# Blocks that do not depend on each other; cluster.py has the others.
 CLUSTER = "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait"
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate the cluster: its blocks meet, and reach each other's shared memory and mbarriers.
 
-The blocks run at the same time (interpreter.py). A block must not end while another block may still reach it. Accesses
-by other blocks are over only if the ending block's threads know of them, in whatever order the interpreter ran.
+The blocks run at the same time (interpreter.py). A block must not end while another block may still reach it. So the
+ending block's threads must know of all accesses by other blocks, whatever order the interpreter ran.
 """
 
 from __future__ import annotations
@@ -96,13 +96,14 @@ class Cluster:
         self.calls.order.acquire(ids, self.released[generation - 1])
 
     def _complete(self) -> None:
+        """Release the threads of the cluster's barrier once all living threads have arrived."""
         generation = len(self.released)
         if (self.arrived > generation).any() and not (self.arrived[self.alive] <= generation).any():
             self.released.append(self.heard)
             self.heard = NOTHING
 
     def send(self, block: int, ids: Array, span: Span | None) -> None:
-        """Record that these threads wrote to another block and that their clock has advanced since."""
+        """Record writes of these threads to another block, after which their clock has advanced."""
         self.reach(block, ids, span, 1)
 
     def reach(self, block: int, ids: Array, span: Span | None, ago: int = 0) -> None:

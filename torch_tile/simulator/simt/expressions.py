@@ -119,7 +119,7 @@ class Expressions(Visitor):
         return self._pure(va.mathematics(node.name, node.args[0].dtype, node.type), *node.args)
 
     def _logical(self, node: ex.Binary) -> Run:
-        """Compile `and` or `or`, whose second operand runs only for the threads that need it."""
+        """Compile `and` or `or`; the second operand runs only for threads that need it."""
         first, second, threads = self.compile(node.a), self.compile(node.b), self.threads
         ends = node.op == "or"  # the value of the first that decides
         if isinstance(first, Fixed) and isinstance(second, Fixed):

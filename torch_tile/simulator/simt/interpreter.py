@@ -96,7 +96,7 @@ class _Machine(Visitor):
                 self.memory[buffer] = self.tensor(buffer, tensors[buffer])
         self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
         self.expressions.thread = kernel.thread
-        # Threads that have left the current iteration, and of these the ones that have left the loop.
+        # Threads that have left the current iteration, and those among them that have left the loop.
         self.gone, self.broken = cast(Any, None), cast(Any, None)
         self.everyone = self.threads.everyone
         self.variables: list[Variable] = []  # that roles have their own values of
@@ -246,10 +246,11 @@ class _Machine(Visitor):
         return lambda: memory.store(index(), value(), span)
 
     def visit_Do(self, node: st.Do) -> Step:
+        """Compile a call for its effect."""
         return self.value(node.call)
 
     def visit_Assert(self, node: st.Assert) -> Step:
-        """Compile an assertion, which reports the threads for which its condition fails."""
+        """Compile an assertion, which reports the threads for which it fails."""
         condition, threads = self.value(node.condition), self.threads
 
         def check() -> None:
@@ -310,6 +311,7 @@ class _Machine(Visitor):
         return self._leave
 
     def _leave(self) -> None:
+        """Take the running threads out of the loop."""
         self.gone = self._added(self.gone)
         self.threads.mask = np.zeros(self.threads.lanes, bool)
 

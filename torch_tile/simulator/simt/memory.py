@@ -362,7 +362,7 @@ class Shared:
     def bring(
         self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
     ) -> None:
-        """Write rows of bytes that a thread may use once it knows that `agent` has reached `time`."""
+        """Write rows of bytes by `agent`. A thread may use them once it knows that the agent has reached `time`."""
         places = self._places(first, data.shape[1])
         self._check_flying(places, f"`{owner.name}` is written", span)
         self._ordered.before_engine(places, thread, owner.name, span)
@@ -422,15 +422,16 @@ def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:
 class Local(Memory):
     """Registers of each thread, `values[register, thread]`, kept as numbers and not as raw bits.
 
-    `written` tells which registers each thread has written. Of padded arrays a read is reported only where no thread
-    has written that register: threads read what pads their share, and store none of it.
+    `written` tells which registers each thread has written. Of arrays with padding a read is reported only where some
+    thread holds an element in that register and none has written it: threads read what pads their share, and store
+    none of it.
     """
 
     def __init__(self, buffer: Buffer, size: int, threads: Threads):
         super().__init__(buffer, size, threads)
         self.values = np.zeros((size, threads.lanes), carrier(buffer.dtype))
         self.written = np.zeros((size, threads.lanes), bool)
-        self.padded = buffer.padded
+        self.padding = buffer.padding
         self.poison = poisoned((1,), buffer.dtype).to(torch.float64 if buffer.dtype.is_float else torch.int64).numpy()
         self.reset()
 
@@ -456,14 +457,19 @@ class Local(Memory):
         return self.values[index].copy()
 
     def known(self) -> Array:
-        """Which registers count as written."""
-        if not self.padded:
+        """Tell which registers count as written."""
+        if self.padding is None:
             return self.written
-        return np.broadcast_to(self.written.any(axis=1, keepdims=True), self.written.shape)
+        found = self.written.any(axis=1, keepdims=True)
+        found[list(self.padding)] = True
+        return np.broadcast_to(found, self.written.shape)
 
     def need(self, there: Array, span: Span | None) -> None:
-        """Report reads of registers, each of which is `there` or not."""
-        if not there.all():
+        """Report reads of registers, each of which is `there` or not.
+
+        Statements without a line are the compiler's own moves: they may move what nothing was written to.
+        """
+        if span is not None and not there.all():
             text = f"`{self.name}`, a fragment or array of each thread"
             self.threads.findings.add("unwritten", span, text, int((~there).sum()))
 

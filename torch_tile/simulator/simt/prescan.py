@@ -32,7 +32,7 @@ def _is_concurrent(node: Node) -> bool:
 def _blocks(node: Node) -> bool:
     """Return whether threads wait at a call for other threads of the block."""
     found = intrinsic_of(node) if isinstance(node, Call) else None
-    return found is not None and (found.meets or (found.sync is Sync.WAIT and found.scope is Scope.MBARRIER))
+    return found is not None and (found.is_barrier or (found.sync is Sync.WAIT and found.scope is Scope.MBARRIER))
 
 
 def is_concurrent(kernel: st.Kernel) -> bool:

@@ -24,12 +24,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.base = 0  # the epoch, times WHO
-        self.counters: dict[object, dict[int, int]] = {}  # what blocks that have arrived there have released
+        self.counters: dict[object, dict[int, int]] = {}  # releases of blocks that have arrived there
         self.start_block()
 
     def start_block(self) -> None:
         """Start the epochs of a new block."""
-        # Of other blocks, by their first epoch: the epoch up to which all is known; and what the next barrier adds.
+        # Knowledge of other blocks, by their first epoch: the epoch up to which all is known, and the addition of the
+        # next barrier.
         self.heard: dict[int, int] = {}
         self.coming: dict[int, int] = {}
         self.barrier()
@@ -43,7 +44,7 @@ class Clock:
         self.heard, self.coming = _latest(self.heard, self.coming), {}
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
-        """Count an arrival at a counter, which releases what came before the last barrier.
+        """Count an arrival at a counter, and release the accesses before the last barrier.
 
         The `last` arrival acquires what the earlier arrivals released.
         """
@@ -176,12 +177,11 @@ def _name(who: int) -> str:
     return f"thread {who}" if who < WHOLE_WARP else f"warp {who - WHOLE_WARP}"
 
 
-# Order between threads that meet one another in other ways than at barriers of the whole block.
-#
-# Each thread knows how far every other thread, and every asynchronous agent, had come when it last heard of it (a
-# vector clock). An access is in order if the accessor knows of the accesses before it that it conflicts with,
-# whatever the order in which the interpreter happened to run them. Threads hear of each other where one releases
-# (arrives) and the other acquires (waits). An agent is what copies or multiplies for a thread: a wait tells its time.
+# Order between threads that synchronise by other means than barriers of the whole block. Each thread has a vector
+# clock: how far every other thread, and every asynchronous agent, had come when it last heard of it. An access is in
+# order if the accessor knows of all earlier accesses that conflict with it. The order in which the interpreter ran them
+# does not matter. One thread releases (arrives), another one acquires (waits), and so hears of it. An agent copies or
+# multiplies for a thread: a wait tells its time.
 
 NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
 
@@ -198,14 +198,16 @@ def joined(a: Array, b: Array) -> Array:
 
 
 class View:
-    """What accessors know: accessor `n` knows the times in `table[row[n]]`."""
+    """The knowledge of accessors: accessor `n` knows the times in `table[row[n]]`."""
 
     def __init__(self, table: Array, row: Array, lanes: int):
         self.table, self.row, self.lanes = table, row[:, None], lanes
 
     @cached_property
     def of_warps(self) -> Array:
-        """What every thread of a warp knows: the times of each warp's accesses, then those of its fences."""
+        """Return the common knowledge of each warp's threads: the times of each warp's accesses, then those of its
+        fences.
+        """
         own = self.table[:, : 2 * self.lanes]
         return own.reshape(len(own), -1, 32).min(axis=2)
 
@@ -230,7 +232,7 @@ class VectorClock(Clock):
     """The vector clock of a block: `known[t]` holds the times that thread t knows.
 
     Its columns are the threads' accesses, the threads' fenced writes, and the agents. Time advances with every release,
-    for a warp at once, and from block to block. Where the blocks of a cluster run at the same time, `lanes` are the
+    for a warp at once, and from block to block. If the blocks of a cluster run at the same time, `lanes` are the
     threads of all blocks, `of_block` those of one block.
     """
 
@@ -268,17 +270,17 @@ class VectorClock(Clock):
         self.known[threads, threads] = self.epoch[threads // 32]
 
     def release(self, ids: Array) -> Array:
-        """Return the union of what these threads know, for the threads that acquire it; advance their time."""
+        """Return the union of these threads' knowledge for the acquiring threads, and advance their time."""
         found = self.known[ids].max(axis=0)
         self.tick(ids)
         return found
 
     def acquire(self, ids: Array, known: Array) -> None:
-        """Add what other threads released to what these threads know."""
+        """Add the knowledge released by other threads to that of these threads."""
         self.known[ids, : len(known)] = np.maximum(self.known[ids, : len(known)], known)
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
-        """Count an arrival at a counter, which releases all that the thread knows.
+        """Count an arrival at a counter, and release all knowledge of the thread.
 
         The `last` arrival acquires what the earlier arrivals released.
         """
@@ -304,7 +306,7 @@ class VectorClock(Clock):
         return bool((self.known[ids, column] >= self.first).all())
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:
-        """Return which stamps belong to accesses of earlier blocks that the accessor does not know of."""
+        """Return which stamps are accesses of earlier blocks unknown to the accessor."""
         strange = (when > 0) & (when < self.first)
         for heard, news in self.news if strange.any() else ():
             strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
@@ -335,7 +337,7 @@ class VectorClock(Clock):
         return self.first + step
 
     def learn(self, ids: Array, column: int, time: int) -> None:
-        """Record that these threads know that an agent has reached `time`."""
+        """Record these threads' knowledge that an agent has reached `time`."""
         self.known[ids, column] = np.maximum(self.known[ids, column], time)
 
     def name(self, column: int) -> str:
@@ -360,10 +362,9 @@ class VectorClock(Clock):
         return View(self.known[ids].min(axis=0)[None], np.zeros(rows, np.int64), self.lanes)
 
 
-# Who touched which place of a memory, where vector clocks tell the order (thread_clocks).
-#
-# Each place remembers its last writer, and for each warp and each asynchronous reader its last read. What an agent
-# writes or reads counts from the start of its work on; only threads that waited for it know that it is done.
+# Accesses to each place of a memory, for threads ordered by vector clocks. Each place remembers its last writer, and
+# for each warp and each asynchronous reader its last read. An agent's accesses count from the start of its work. Only
+# threads that waited for it know that it is done.
 
 COLUMNS = 1 << 16  # a stamp is a time and a column of VectorClock: time * COLUMNS + column; 0 is never
 LANES = 64  # a read of a warp is a time and a lane: time * LANES + lane; 0 is never
@@ -416,12 +417,12 @@ class OrderedTrace(Trace):
         self.writes[places] = (self.order.epoch[warp] * COLUMNS + column)[:, None]
         self.atomic[places] = atomic
 
-    # What agents do, for threads that started it.
+    # Accesses of agents, for the threads that started them.
 
     def read_by_agents(
         self, places: Array, ids: Array, agents: tuple[int, ...], time: int, name: str, span: Span | None
     ) -> Array:
-        """Record a read that the threads `ids` start and that ends once all `agents` reach `time`."""
+        """Record a read that the threads `ids` start. It ends once all `agents` reach `time`."""
         view, written = self.order.common_view(ids, len(places)), self.writes[places]
         self._check_writes(view, written, ids, f"`{name}` is read", span)
         self._check_fence(view, written // COLUMNS, written % COLUMNS, f"`{name}` is read", "written", span)
@@ -541,13 +542,12 @@ class OrderedTrace(Trace):
             self.by_warps[rows, places[several]] = np.broadcast_to(start + ALL, several.shape)[several]
 
 
-# Blocks that arrive at counters in global memory (arrive_last), and what the last block then knows of earlier ones.
-#
-# Thread by thread; thread_order has the same for kernels of which barriers of the block tell all.
+# Arrivals of blocks at counters in global memory (arrive_last), and the last block's knowledge of earlier ones. This is
+# per thread; `Clock` has the same for kernels that only barriers of the block order.
 
 
 class Heard:
-    """What some earlier blocks released: for each block, by its first time, the times that one of its threads knew."""
+    """Releases of some earlier blocks: for each block, by its first time, the times that one of its threads knew."""
 
     def __init__(self, blocks: Mapping[int, Array], lanes: int):
         """Build a table with one row of known times for each block."""

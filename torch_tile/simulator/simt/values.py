@@ -135,7 +135,7 @@ _INTEGER = _BOTH | {
 }  # fmt: skip
 _FLOAT: dict[str, Function] = _BOTH | {
     "/": operator.truediv, "//": floor_divide, "%": remainder,
-    # As the targets: a NaN on either side gives NaN, and -0.0 is below 0.0.
+    # As on the targets, a NaN on either side gives NaN, and -0.0 is below 0.0.
     "min": lambda a, b: np.where((a < b) | (a != a) | ((a == b) & np.signbit(a)), a, b),
     "max": lambda a, b: np.where((a > b) | (a != a) | ((a == b) & np.signbit(b)), a, b),
 }  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the blocks of a cluster side by side in the tile interpreter, so that they meet and read each other's tiles."""
+"""Run the blocks of a cluster side by side in the tile interpreter, with barriers and reads between them."""
 
 from __future__ import annotations
 
@@ -46,19 +46,20 @@ class Crowd:
         finally:
             with self.met:
                 self.running -= 1
-                self._go_on()
+                self._release_waiting()
 
     def wait(self) -> None:
         """Wait until each remaining block of the cluster waits, too, or has ended."""
         with self.met:
             generation = self.generation
             self.waiting += 1
-            self._go_on()
+            self._release_waiting()
             self.met.wait_for(lambda: self.generation != generation)
         if self.failed:
             raise _Left
 
-    def _go_on(self) -> None:
+    def _release_waiting(self) -> None:
+        """Wake the waiting blocks once every running block waits."""
         if self.waiting == self.running:
             self.waiting, self.generation = 0, self.generation + 1
             self.met.notify_all()

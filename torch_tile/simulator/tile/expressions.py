@@ -168,7 +168,7 @@ def _first(index: Value, bad: Value) -> int:
     return int(pair[0][pair[1]][0])
 
 
-# What a tile op's `evaluate` may ask of the interpreter that runs it.
+# The interface between the interpreter and a tile op's `evaluate`.
 
 
 class Env(Protocol):

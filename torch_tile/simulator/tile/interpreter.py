@@ -37,10 +37,10 @@ from torch_tile.simulator.values import Value, both, some, wrap
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """Run a Program (or a T.prim_func) and return the tensors that it allocates and returns.
 
-    Arguments are CPU tensors and numbers in the order of the parameters, or by name, or all of them in one sequence or
-    dict; tensors that the kernel writes are changed in place. Raises LaunchError for unfit arguments, TileError
-    (`out_of_bounds`, `device_assert`, what a tile op's check finds) for what the kernel does wrong. A tensor that is
-    written must not overlap another argument.
+    Arguments are CPU tensors and numbers, in the order of the parameters or by name, or all of them in one sequence or
+    dict. Tensors that the kernel writes are changed in place. A written tensor must not overlap another argument.
+    Raises LaunchError for unfit arguments. Raises TileError for faults of the kernel: `out_of_bounds`, `device_assert`,
+    and those that a tile op's check finds.
     """
     program = getattr(program, "program", program)
     given: Sequence[Any] | Mapping[str, Any] = args
@@ -279,6 +279,7 @@ class Tiles(Expressions):
                 self._masked(mask, body)
 
     def _masked(self, mask: Value, body: st.Block) -> None:
+        """Run a body for the lanes of a mask."""
         outer = self.mask
         self.mask = mask if isinstance(mask, torch.Tensor) else outer
         try:

@@ -3,9 +3,9 @@
 
 `plan` decides from the text. INDEPENDENT: each iteration touches places of its own in every buffer that the nest
 writes. ORDERED: the nest holds an operation that only a whole block can do. UNSURE: any other nest. An UNSURE nest is
-tried side by side under a `Watch`, which then tells whether an iteration touched what another iteration wrote. If so,
-the nest's writes are undone and the nest runs in order. The result is always that of running the iterations one after
-another.
+tried side by side under a `Watch`. The watch tells whether an iteration touched a place that another iteration wrote.
+If so, the nest's writes are undone and the nest runs in order. The result is always that of running the iterations one
+after another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plan(nest: For) -> Plan:
     facts = _Facts(nest, nodes)
     if any(isinstance(n, Break | Continue | While) or (isinstance(n, For) and not facts.is_uniform(n)) for n in nodes):
         return Plan.UNSURE
-    if all(_apart(accesses, nest, facts) for accesses in facts.accesses()):
+    if all(_are_independent(accesses, nest, facts) for accesses in facts.accesses()):
         return Plan.INDEPENDENT
     return Plan.UNSURE
 
@@ -68,7 +68,7 @@ def written(nest: For) -> list[Buffer]:
 
 
 class _Facts:
-    """The names that a nest binds, and its accesses to the buffers that it writes."""
+    """Names that a nest binds, and its accesses to buffers that it writes."""
 
     def __init__(self, nest: For, nodes: Sequence[Node]):
         self.nodes = nodes
@@ -112,7 +112,7 @@ class _Facts:
         return None
 
 
-def _apart(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
+def _are_independent(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
     """Return whether different iterations certainly touch different elements of one buffer."""
     covered: IdSet[Expr] = IdSet()
     for dim, first in enumerate(accesses[0]):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.async_copy: start moving a tile from global to shared memory; it has arrived after the wait for its group.
+"""T.async_copy: start moving a tile from global to shared memory. It has arrived after the wait for its group.
 
-A thread moves runs of 16, 8 or 4 bytes by cp.async, the widest that both sides are proved to be aligned to. A copy
-that cannot be made so is an ordinary one, and the schedule report says why. What of a run lies outside the tensor is
-left to guard_bounds, which makes it 0.
+A thread moves runs of 16, 8 or 4 bytes by cp.async, the widest to which both sides are provably aligned. Any other copy
+is an ordinary one, and the schedule report says why. guard_bounds makes the elements of a run outside the tensor 0.
 """
 
 from __future__ import annotations
@@ -141,10 +140,9 @@ def _number(extent: Expr) -> int:
 
 
 # A T.Parallel loop that fills a tile from global memory, started now and waited for later: rows gathered by a table.
-#
-# Made by the pipelining of loops; an author may write `T.Parallel(..., asynchronous=True)`. Where neighbours along
-# the last variable are neighbours in memory, a thread moves runs of 16, 8 or 4 bytes by cp.async; elements that a
-# condition excludes become 0. What cannot be done so is an ordinary loop, and the schedule report says why.
+# Pipelined loops make it, or an author by `T.Parallel(..., asynchronous=True)`. If neighbours along the last variable
+# are neighbours in memory, a thread moves runs of 16, 8 or 4 bytes by cp.async. Elements that a condition excludes
+# become 0. Any other loop is an ordinary one, and the schedule report says why.
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ def _value(e: Expr) -> int:
 
 
 def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
-    """Return the box that a loop fills, where each variable counts along one dimension, in their order."""
+    """Return the box that a loop fills, if each variable counts along one dimension, in their order."""
     left = list(zip(loop.vars, loop.stops, strict=True))
     own = set(loop.vars)
     ranges = []

@@ -110,9 +110,7 @@ class Copy(RegisteredOp):
         return moves if isinstance(moves, For) else None
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Demand equal layouts of fragments on both sides, and a layout free of bank conflicts for shared memory beside
-        a fragment.
-        """
+        """Demand equal layouts of fragments on both sides, and conflict-free shared memory beside a fragment."""
         found = []
         for shared, other in ((self.src.buffer, self.dst.buffer), (self.dst.buffer, self.src.buffer)):
             sizes = shared.static_shape

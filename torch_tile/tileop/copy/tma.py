@@ -100,7 +100,7 @@ class TmaCopy(Copy):
         )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:
-        """Check that extents agree, and that the copy goes between global and shared memory."""
+        """Check extents, and that the copy goes between global and shared memory."""
         found = super().check()
         scopes = self.src.buffer.scope, self.dst.buffer.scope
         if scopes not in (("global", "shared"), ("shared", "global")):
@@ -228,7 +228,7 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
 
 
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:
-    """Emit the code of the one thread that starts a copy for each box, or for each box of its share."""
+    """Emit the code of the one thread that starts a copy for each box, or for its share of boxes."""
     sides = Sides.of(op)
     tile, tensor = sides.tile.buffer, sides.tensor.buffer
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
@@ -270,10 +270,9 @@ def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadCo
     ctx.build.remark(op.span, "T.copy", f"{count} bulk {'copies' if count > 1 else 'copy'} of {shape}{swizzled}")
 
 
-# Which boxes a bulk copy moves: those that a tile consists of, or an equal part that one of several blocks loads.
-#
-# Boxes are as wide as the panels of the tile, so that the swizzle is the hardware's, and as high as 256 rows allow.
-# What lies in neither panels nor dense rows, copy_tma refuses before.
+# Boxes that a bulk copy moves: those of the whole tile, or an equal part of them for one of several blocks. Boxes are
+# as wide as the panels of the tile, so that the swizzle is the hardware's, and as high as 256 rows allow. copy_tma
+# refuses tiles of neither panels nor dense rows before.
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,7 @@ def _whole(region: Region) -> bool:
 
 
 def _grid(shape: tuple[int, ...], threads: int) -> Layout:
-    """Lay C over a grid of threads in the last two dimensions, neighbours along columns; surplus threads repeat the
-    work.
+    """Lay C over a grid of threads in the last two dimensions, neighbours along columns; surplus threads hold replicas.
 
     As many threads as divide the sizes take part, on the grid that reads the fewest elements per step along k.
     """
@@ -126,9 +125,7 @@ def _grid(shape: tuple[int, ...], threads: int) -> Layout:
 
 
 def _follow(accumulator: Layout, dim: int, k: int, transposed: bool) -> Layout:
-    """Lay out an operand so that its rows (`dim` 0) or columns (1) are in the threads of C's, with all of k in
-    registers.
-    """
+    """Lay out an operand with its rows (`dim` 0) or columns (1) in C's threads, and all of k in registers."""
     stride = k * math.prod(d.size for d in accumulator.dims[dim] if d.axis == "r")
     digits = []
     for d in accumulator.dims[dim]:

@@ -72,7 +72,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """Emit what one thread does."""
+    """Emit one thread's part of a product by mma.sync."""
     return gemm_steps.product(op, partition_of(op, ctx), ctx)
 
 
@@ -113,7 +113,7 @@ def step_of(op: Gemm, ctx: ThreadContext) -> int:
 
 
 def registers(op: Gemm, ctx: ThreadContext) -> tuple[int, int, int]:
-    """Count a thread's 4-byte registers for its part of C, and for its parts of A and B in one step along K."""
+    """Count a thread's 4-byte registers for its part of C, and of A and B in a step along K."""
     sizes, p = problem(op), _choices(op, ctx)[0]
     assert sizes is not None
     m_tiles, n_tiles = p.tiles(*sizes[:2])

@@ -42,7 +42,7 @@ IMPLEMENTATIONS: tuple[GemmImplementation, ...] = (
 
 
 class GemmWarpPolicy(enum.Enum):
-    """How the warps of a block split the rows and columns of C; the policy has no effect on results."""
+    """The split of C's rows and columns among the warps of a block. It has no effect on results."""
 
     Square = "Square"
     FullRow = "FullRow"

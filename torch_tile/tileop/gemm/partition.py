@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the warps of a block split a product, and where that puts each operand's elements.
+"""Partitions of a product among the warps of a block, and the layouts of its operands that follow.
 
-One warp computes a box of C out of instruction tiles; `intrinsics/matrix.py` says where a tile's elements lie in a
-warp. Warps that a split cannot use repeat the work of the others (replicas).
+One warp computes a box of C out of instruction tiles; `intrinsics/matrix.py` has a tile's layout in a warp. Warps that
+a split cannot use repeat the work of the others (replicas).
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def transposed(layout: Layout) -> Layout:
 def partitions(shape: Shape, m: int, n: int, warps: int, policy: str) -> Iterator[Partition]:
     """Return the ways to split an m x n product over warps, best first.
 
-    The more warps take part, the better. Then "FullRow" and "FullCol" want as many of them along the rows or columns as
-    fit, "Square" the boxes that read the least: the smallest sum of a box's sides.
+    More warps are better. Then "FullRow" and "FullCol" want as many of them along the rows or columns as fit. "Square"
+    wants boxes that read the least: the smallest sum of a box's sides.
     """
     found = [
         Partition(shape, rows, columns, warps)
@@ -100,10 +100,9 @@ def partitions(shape: Shape, m: int, n: int, warps: int, policy: str) -> Iterato
     yield from sorted(found, key=lambda p: (p.copies, sides[policy](p), -p.rows))
 
 
-# How the warpgroups of a role split a product by wgmma, and where that puts what is in registers.
-#
-# A warpgroup computes a box of C out of tiles of 64 rows; `intrinsics/wgmma.py` says where a tile's elements lie in
-# it. Warpgroups that a split cannot use repeat the work of the others (replicas).
+# Partitions of a product by wgmma among the warpgroups of a role, and the layouts of fragments that follow. A warpgroup
+# computes a box of C out of tiles of 64 rows; `intrinsics/wgmma.py` has a tile's layout in it. Warpgroups that a split
+# cannot use repeat the work of the others (replicas).
 
 WarpgroupDigits = tuple[Digit, ...]
 

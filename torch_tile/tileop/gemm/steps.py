@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit what one thread does for a product by mma.sync: load the operands of a step along k into registers, multiply.
+"""Emit one thread's code of a product by mma.sync: load the operands of a step along k into registers, multiply.
 
-The steps are unrolled. A comes a step at a time, B two tiles at a time, right before their products: the assembler
-moves the loads of what follows up among these as far as registers allow, and knows better how far that is. Assumes the
-layouts that `gemm/mma.py` demands; where an operand in shared memory does not suit ldmatrix, its elements are loaded
-one by one.
+The steps are unrolled. A comes a step at a time, B two tiles at a time, right before their products. The assembler
+moves later loads up among these as far as registers allow, and knows best how far that is. Assumes the layouts that
+`gemm/mma.py` demands. If an operand in shared memory does not suit ldmatrix, its elements are loaded one by one.
 """
 
 from __future__ import annotations

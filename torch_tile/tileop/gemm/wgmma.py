@@ -125,9 +125,9 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
 
 @dataclass(frozen=True)
 class Walk:
-    """How wgmma walks an operand in shared memory, the address of its tile, and where its parts begin.
+    """The strides of a wgmma operand in shared memory, the address of its tile, and the starts of its parts.
 
-    `rows` are those of the buffer, padded; `across` that memory runs along M or N.
+    `rows` are those of the buffer, padded. `across` says that memory runs along M or N.
     """
 
     start: Address

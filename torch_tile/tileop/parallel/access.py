@@ -55,7 +55,7 @@ class Places:
     def _differ(self, p: Polynomial, q: Polynomial) -> bool:
         """Return whether `p` in one iteration never equals `q` in any iteration."""
         fixed, moving = self._split(p - q)[0], [self._split(p)[1], self._split(q)[1]]
-        # What the terms add up to is a multiple of their common factor.
+        # The sum of the terms is a multiple of their common factor.
         common = math.gcd(*(c for part in (fixed, *moving) for m, c in part.terms.items() if m))
         if common == 0 or fixed.constant % common:
             return fixed.constant != 0

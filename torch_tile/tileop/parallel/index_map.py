@@ -127,8 +127,7 @@ def through(index: Index, dims: Sequence[Dim]) -> Dim | None:
 def layout_of_buffer(
     indices: Sequence[Index | None], dims: Sequence[Dim], shape: Sequence[int], count: int
 ) -> Layout | None:
-    """Return the layout in which a fragment's accessed elements lie in the threads that run a nest; None if there is no
-    such layout.
+    """Return the layout of a fragment whose accessed elements lie in the threads of a nest; None without such a layout.
 
     `dims` are the digits of the variables. Threads that differ only in variables that the indices lack hold replicas.
     """
@@ -143,10 +142,9 @@ def layout_of_buffer(
 
 
 def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Sequence[int]) -> list[Dim | None] | None:
-    """Compute the digits of variables of these extents for which each thread accesses the elements of a fragment that
-    it holds.
+    """Compute digits of variables such that each thread accesses only fragment elements that it holds.
 
-    None for variables that the indices lack; None at all if no layout of the nest does it.
+    A variable has None if the indices lack it. The result is None if no layout of the nest does it.
     """
     parts: list[list[tuple[int, Dim]]] = [[] for _ in extents]
     for index, digits in zip(indices, layout.dims, strict=True):
@@ -173,11 +171,15 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
         dim = stacked(part) if part else None
         if part and dim is None:
             return None
-        if dim is not None and (iterations := -(-extent // math.prod(d.size for d in dim))) > 1:
-            dim = (Digit(iterations, step, "r"), *dim)  # over what the fragment has, once more for each iteration
-            step *= iterations
+        if dim is not None and (times := -(-extent // math.prod(d.size for d in dim))) > 1:
+            dim, step = _repeated(dim, times, step), step * times
         found.append(dim)
     return found
+
+
+def _repeated(dim: Dim, times: int, step: int) -> Dim:
+    """Go over what a fragment has several times; each time adds `step` to the number of an iteration's register."""
+    return Digit(times, step, "r"), *dim
 
 
 def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
@@ -192,18 +194,14 @@ def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
 
 
 def _is_slice(index: Index, top: int | None) -> bool:
-    """Return whether the part that an index covers begins at a constant multiple of its size, so that it chooses
-    registers.
-    """
+    """Return whether an index covers a part at a constant multiple of its size, so that it chooses registers."""
     if index.rest is None:
         return True
     return top is not None and isinstance(index.rest, Const) and index.rest.value % top == 0
 
 
 def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -> bool:
-    """Return whether each thread that runs a nest holds all elements that it accesses of a fragment in `layout`, in
-    known registers.
-    """
+    """Return whether each thread of a nest holds all elements that it accesses of a fragment, in known registers."""
     extents = [math.prod(d.size for d in dim) for dim in dims]
     for index, digits in zip(indices, layout.dims, strict=True):
         if index is None or not _is_slice(index, _top(index, digits, extents)):

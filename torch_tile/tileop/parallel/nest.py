@@ -28,11 +28,12 @@ class Use:
 
 @dataclass
 class Nest:
-    """A nest over constant extents. `inner` are loops of constant extent in its body, whose variables count on.
+    """A nest over constant extents. `inner` are loops of constant extent that one thread runs, with variables too:
+    those in its body, and unrolled ones around it.
 
-    `carried` numbers the variables along which iterations run in order in one thread, none if the author says that they
-    never meet; `uniform` says that the nest sets a variable that every thread has for itself, so that every thread runs
-    it all.
+    `carried` numbers the variables along which iterations run in order in one thread. It is empty if the author
+    promises that iterations never meet. `uniform` says that the nest sets a variable of every thread, so that every
+    thread runs all of it.
     """
 
     loop: For
@@ -63,11 +64,11 @@ def is_static(loop: For) -> bool:
     )
 
 
-def nest_of(loop: For, values: Mapping[Var, Expr]) -> Nest:
-    """Collect the facts of a static nest; `values` are the names bound around it."""
+def nest_of(loop: For, values: Mapping[Var, Expr], around: Sequence[For] = ()) -> Nest:
+    """Collect the facts of a static nest; `values` are the names bound around it, `around` unrolled loops."""
     numbers: dict[Var, int] = {v: k for k, v in enumerate(loop.vars)}
-    inner, allocated, values = [], set(), dict(values)
-    for node in find(loop.body, For, Let, Alloc):
+    inner, allocated, values = list[For](), set[Buffer](), dict(values)
+    for node in (*around, *find(loop.body, For, Let, Alloc)):
         if isinstance(node, For) and node.kind is not LoopKind.PARALLEL and is_static(node) and node.step == 1:
             numbers[node.vars[0]] = len(numbers)
             inner.append(node)
@@ -107,11 +108,9 @@ def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
     return any(not wanted.isdisjoint(symbols(node)) for node in nodes)
 
 
-# Which variables of a T.Parallel nest carry a value from iteration to iteration.
-#
-# A nest carries a value if it accumulates into a place that does not move with a loop variable, or reads what another
-# iteration writes (insert_barriers.py says which meet); along such a variable the iterations run in order, in one
-# thread.
+# Variables of a T.Parallel nest that carry a value from iteration to iteration. A nest carries a value in two cases. It
+# accumulates into a place that does not move with a loop variable, or it reads an element that another iteration writes
+# (insert_barriers.py says which meet). Along such a variable the iterations run in order, in one thread.
 
 
 def carried_vars(loop: For) -> list[Var]:
@@ -145,7 +144,7 @@ def _carriers(loop: For) -> list[tuple[Var, Store]]:
 
 
 class Uses:
-    """Which loop variables a value depends on, through the names bound in the body."""
+    """Find the loop variables that a value depends on, through names bound in the body."""
 
     def __init__(self, loop: For):
         self.lets: IdMap[Var | Buffer, Expr] = IdMap()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose which thread runs which points of a T.Parallel nest, and demand layouts of the fragments it touches.
+"""Choose the thread of each point of a T.Parallel nest, and demand layouts of its fragments.
 
-A nest follows a fragment whose layout is known, so that every thread finds its elements in its own registers; a nest
-that follows none is spread for coalesced access. Fragments without a layout then follow the nest.
+A nest follows a fragment with a known layout, so that every thread finds its elements in its own registers. Without one
+it is spread for coalesced access. Fragments without a layout then follow the nest.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def all_dims(nest: Nest, layout: Layout) -> list[Dim]:
 
 
 def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
-    """Return the fragments of which a thread would need elements that other threads hold."""
+    """Return the fragments with elements that a thread would need from other threads."""
     dims = all_dims(nest, layout)
     found: dict[Buffer, None] = {}
     for use in nest.fragments:

@@ -29,9 +29,9 @@ from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.reduce.threads import (
     ThreadReduce,
     folded_dims,
+    is_whole,
     result_layout,
     source_layout,
-    whole,
 )
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
@@ -104,9 +104,7 @@ class Reduce(RegisteredOp):
         return self.fold.removeprefix("abs")
 
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """Return the indices of a source element and of its result, for a point without the dimension and an index
-        along it.
-        """
+        """Return the indices of a source element and its result, for a point and an index along the dimension."""
         position = [*outer[: self.dim], inner, *outer[self.dim :]]
         steps = iter(position)
         source = tuple(r.start + next(steps) if r.keep else r.start for r in self.src.ranges)
@@ -143,9 +141,9 @@ class Reduce(RegisteredOp):
         return Block((Fill(self.dst, identity_of(self.kind, target.dtype)).lower_cpu(), folding))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Prefer that a result fragment lies where the source's rows lie, so that no element moves."""
+        """Prefer a result fragment in the threads of the source's rows, so that no element moves."""
         target, source = self.dst.buffer, self.src.buffer
-        if target.scope != "fragment" or not whole(self.dst):
+        if target.scope != "fragment" or not is_whole(self.dst):
             return []
         layout = source_layout(self, known.get(source), ctx.count)
         if layout is None:
@@ -197,10 +195,10 @@ class Extremum(Reduce):
         cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1, nan_propagate: bool = False,
         annotations: Annotations = None,
     ) -> Extremum:  # fmt: skip
-        """Fold dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
+        """Reduce dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
 
-        Without `clear`, what `out` holds is folded in, too. NaN counts as no element, so that of nothing but NaN the
-        result is what changes nothing, -inf of a maximum; with `nan_propagate` it makes the result NaN. `batch` and
+        Without `clear`, the old value of `out` takes part. NaN counts as no element. If all elements are NaN, the
+        result is the neutral element, -inf for a maximum. With `nan_propagate` a NaN makes the result NaN. `batch` and
         `annotations` are hints of TileLang's without effect. Raises TileError for another dimension or shape.
         """
         check_batch(cls.op_name, batch)

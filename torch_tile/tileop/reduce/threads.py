@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reduction on the threads of a block: in each thread's registers, then over the lanes of a warp by butterflies of
-shuffles, then across warps through shared memory.
+"""Reduce on the threads of a block: in registers, then in a warp by shuffles, then across warps in shared memory.
 
-Assumes that fragments have layouts. Afterwards every thread that holds a part of a row holds the row's result, and all
-of them the same bits: each step folds in one order.
+Shuffles go in butterflies. Assumes that fragments have layouts. Afterwards every thread that holds a part of a row
+holds the row's result. All of them have the same bits: each step reduces in one order.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def accumulator(source: dt.DType, target: dt.DType) -> dt.DType:
     return dt.uint32 if target.kind == "uint" else dt.int32
 
 
-def whole(region: Region) -> bool:
+def is_whole(region: Region) -> bool:
     """Return whether the region is all of its buffer."""
     return all(
         isinstance(r.start, Const) and r.start.value == 0 and isinstance(r.extent, Const) and isinstance(n, Const)
@@ -152,7 +151,7 @@ class ThreadReduce:
         """Return the statements of the whole reduction."""
         return Block((Alloc(self.partial), *self.in_thread(), *self.in_warp(), *self.across_warps(), *self.deliver()))
 
-    # What is where.
+    # Layouts of source and result.
 
     def slot(self) -> Expr:
         """Return the index of the thread's partial result that a turn of the outer steps works on."""
@@ -167,7 +166,7 @@ class ThreadReduce:
         return here - self.op.src.ranges[dim].start if self.registers else here
 
     def inside(self, dims: Sequence[int]) -> list[Expr]:
-        """Return the conditions that hold within the source region, for the dimensions that reach beyond it."""
+        """Return the conditions for elements within the source region, for dimensions that reach beyond it."""
         found = []
         extents = self.op.src.extents if self.registers else self.op.src.tile_shape
         for dim in dims:
@@ -183,7 +182,7 @@ class ThreadReduce:
     # The stages.
 
     def in_thread(self) -> list[Stmt]:
-        """Fold each row's elements in the thread's registers."""
+        """Reduce each row's elements in the thread's registers."""
         op, slot = self.op, self.slot()
         if self.registers:
             index: Expr = ZERO
@@ -222,9 +221,7 @@ class ThreadReduce:
         return [unrolled(self.outer, Block(tuple(rounds)))] if rounds else []
 
     def across_warps(self) -> list[Stmt]:
-        """Fold through shared memory, with one entry for each warp (or thread, if their number is odd) that shares a
-        row.
-        """
+        """Reduce in shared memory, with an entry for each warp that shares a row, or thread if their number is odd."""
         parts = self.far_digits()
         count = math.prod(size for size, _ in parts)
         if count == 1:
@@ -248,7 +245,8 @@ class ThreadReduce:
         op, target = self.op, self.op.dst.buffer
         result = result_layout(op, self.layout, self.folded)
         moved = any(self.inside([d]) for d in self.kept)
-        if target.scope == "fragment" and whole(op.dst) and not (moved and self.registers) and target.layout == result:
+        is_direct = is_whole(op.dst) and not (moved and self.registers)
+        if target.scope == "fragment" and is_direct and target.layout == result:
             index: Expr = ZERO
             for step in self.outer:
                 point = [step.place if d == step.dim else 0 for d in range(len(self.layout.dims))]
@@ -284,7 +282,7 @@ class ThreadReduce:
         for dim, (r, n) in enumerate(zip(ranges, target.shape, strict=True)):
             here = coordinate(target.layout, dim, self.ctx.thread, steps) - r.start
             padded = math.prod(d.size for d in target.layout.dims[dim])
-            if not whole(self.op.dst) or not isinstance(n, Const) or padded > n.value:
+            if not is_whole(self.op.dst) or not isinstance(n, Const) or padded > n.value:
                 conditions += [here >= 0, here < r.extent]
             if r.keep:
                 row.append(here)
@@ -293,10 +291,10 @@ class ThreadReduce:
         value = Load(scratch, tuple(row) or (ZERO,))
         return unrolled(steps, guarded(conditions, self.finish(self.ctx.registers(target), (index,), value)))
 
-    # Which threads share a row.
+    # Threads that share a row.
 
     def lane_bits(self) -> list[int]:
-        """Bits of the lane number that differ between lanes of one warp that share a row."""
+        """Return the bits of the lane number that differ between lanes of one warp with a common row."""
         found = []
         for digit in self.thread_digits():
             if _power(digit[0]) and _power(digit[1]):

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.graph.axes import axes_of
-from torch_tile.inductor.graph.nodes import Miss, aten, shape
-from torch_tile.inductor.patterns.attention.backward_matcher import backward_of, is_gradient, of_product, only_for
+from torch_tile.inductor.graph.nodes import Miss, aten, backward_of, shape
+from torch_tile.inductor.patterns.attention.backward_matcher import is_gradient, of_product, only_for
 
 
 def joint(f, *sizes, wanted=(True, True)):

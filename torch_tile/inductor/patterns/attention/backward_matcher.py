@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.axes import Axis, Group, leaves, trace
@@ -49,20 +49,6 @@ class OfProduct:
     result: Node
     left: Node | None
     right: Node | None
-
-
-def backward_of(graph: Graph) -> set[Node]:
-    """Return the nodes of the backward: those that depend on gradients of outputs, and nodes that only these read."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        tangent = node.op == "placeholder" and node.name.startswith("tangents")
-        if tangent or (node.op != "output" and any(x in found for x in node.all_input_nodes)):
-            found.add(node)
-    if found:
-        for node in reversed(graph.nodes):
-            if node.op == "call_function" and node.users and all(u in found for u in node.users):
-                found.add(node)
-    return found
 
 
 def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Collection[Node]) -> OfProduct:
@@ -119,13 +105,12 @@ def only_for(olds: Collection[Node]) -> set[Node]:
     return found
 
 
-# What a graph computes of scores, tried on a few numbers: is the backward it has the gradient of its forward?
-#
-# Between two products of attention all operations are elementwise or in rows of keys. So a result for rows of eight
-# random keys holds for all rows. Views do nothing here: dimensions are axes (axes.py), each shrunk to two elements, and
-# a tensor has one dimension for each axis. Floating values are float64; casts between floating dtypes are left out. Any
-# other node, or one that does not depend on the scores (positions, masks, biases), is unknown. It gets random numbers,
-# the same for every reader.
+# The function of scores that a graph computes, tried on a few numbers: does its backward have the gradient of its
+# forward? Between two products of attention all operations are elementwise or in rows of keys. So a result for rows of
+# eight random keys holds for all rows. Views do nothing here: dimensions are axes (axes.py), each shrunk to two
+# elements, and a tensor has one dimension for each axis. Floating values are float64; casts between floating dtypes are
+# left out. Any other node, or one that does not depend on the scores (positions, masks, biases), is unknown. It gets
+# random numbers, the same for every reader.
 
 MOST_AXES = 12
 KEYS, OTHERS = 8, 2  # elements along the axes

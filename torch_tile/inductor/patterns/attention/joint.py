@@ -21,12 +21,14 @@ from torch_tile.inductor.graph.extract import copied
 from torch_tile.inductor.graph.look_through import bare, laid_out
 from torch_tile.inductor.graph.nodes import (
     CAST,
+    PARTITIONING,
     TIMES,
     TOLD,
     Miss,
     Rewrite,
     arg,
     aten,
+    backward_of,
     bind,
     dtype,
     erase_dead,
@@ -41,7 +43,6 @@ from torch_tile.inductor.patterns.attention import score_program
 from torch_tile.inductor.patterns.attention.backward_matcher import (
     FIX,
     OfProduct,
-    backward_of,
     is_gradient,
     of_product,
     only_for,
@@ -168,7 +169,7 @@ def _replace(context: Context, found: Found) -> bool:
         rewrite, pairs = build(found, in_text=False)
     op = next(n for n in rewrite.nodes if is_call(n, LSE))
     what, why, outcome = f"tile.attention{signature(op)} with its backward", context.select.refused(rewrite.nodes), None
-    # Of plain scores Inductor may know the spelling, and call torch's attention.
+    # Inductor may know the spelling of plain scores, and call torch's attention.
     sure = "" if found.pattern.scores.modified is None else cost_rules.of_scores(rewrite.nodes)
     if not why and context.select.times and (not sure or context.settings.thorough):
         outcome = _contest(context, rewrite, pairs, found.inside([old for old, _ in pairs]))
@@ -203,9 +204,6 @@ def _contest(
 # Insert the calls of both kernels for attention that was found in forward and backward.
 #
 # Operands and results are views: the copies of the model are dropped.
-
-KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
-"""Keys of a node's meta by which AOTAutograd partitions the graph."""
 
 
 @dataclass
@@ -311,7 +309,7 @@ def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Itera
 def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
     """Copy the partition metadata of `old` to the nodes: same side of the graph, same recomputation."""
     for node in nodes:
-        node.meta.update({key: old.meta[key] for key in KEPT_META if key in old.meta})
+        node.meta.update({key: old.meta[key] for key in PARTITIONING if key in old.meta})
 
 
 # Joint: forward and backward in one graph, as AOTAutograd traces them, before it is partitioned.

@@ -55,7 +55,7 @@ class Rule:
 
     @property
     def complete(self) -> bool:
-        """Whether the rule states the whole mask."""
+        """Return whether the rule states the whole mask."""
         return bool(self.rest == sympy.true)
 
     def offset_argument(self, rewrite: Rewrite, q: Node, k: Node) -> Any:

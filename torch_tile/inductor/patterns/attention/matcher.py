@@ -265,5 +265,5 @@ def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
 
 
 def same_dtype(nodes: Sequence[Node]) -> bool:
-    """Whether all nodes have one dtype."""
+    """Return whether all nodes have one dtype."""
     return len({dtype(n) for n in nodes}) == 1

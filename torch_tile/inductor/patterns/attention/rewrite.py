@@ -277,7 +277,9 @@ def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:
 
 
 def read_mask(rewrite: Rewrite, args: AttentionArgs[Any]) -> AttentionArgs[Any]:
-    """Replace the mask in the arguments by a rule and a text; it stays too if these do not say all of it."""
+    """Replace the mask in the arguments by a rule and a score function. Keep the mask too if these do not say all of
+    it.
+    """
     mask: Any = args.mask
     dims = axes_of((*shape(args.q)[:3], shape(args.k)[2]))
     given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)

@@ -19,7 +19,6 @@ from torch_tile.inductor.graph.nodes import (
     CAST,
     Miss,
     aten,
-    binary_with_scalar,
     constant,
     equivalent,
     is_call,
@@ -28,6 +27,7 @@ from torch_tile.inductor.graph.nodes import (
     look_through,
     name_of,
     shape,
+    times_number,
     val,
 )
 from torch_tile.inductor.patterns.norm.statistics import reduced
@@ -178,10 +178,8 @@ def _read(node: Any, dims: list[Group], keys: Group) -> Scores:
         return _product_and_mask(node, dims)
     if is_call(node, CAST):
         return read_scores(node.args[0], dims, keys)
-    for target, invert in ((aten.mul.Tensor, False), (aten.mul.Scalar, False), (aten.div.Tensor, True)):
-        pair = binary_with_scalar(node, target)
-        if pair is not None and not (invert and pair[0] is not node.args[0]):
-            return read_scores(pair[0], dims, keys).scaled(1 / pair[1] if invert else pair[1], node, dims)
+    if (pair := times_number(node)) is not None:
+        return read_scores(pair[0], dims, keys).scaled(pair[1], node, dims)
     if is_call(node, aten.mul.Tensor, aten.div.Tensor):
         return _times_tensor(node, dims, keys)
     if is_call(node, aten.sub.Tensor) and _is_own_maximum(node.args[1], node.args[0], dims, keys):

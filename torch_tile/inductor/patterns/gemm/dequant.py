@@ -227,7 +227,7 @@ def _field(node: Any, dims: list[Group]) -> Field | None:
             elif is_call(node, *SHIFTS):
                 place += int(number)
             elif masked or dtype(node) != torch.int8:
-                return None  # a shift to the left makes a sign only where it drops what is above
+                return None  # a left shift makes a sign only if it drops higher bits
             else:
                 lifted = int(number)
         node, dims = trace(source, dims)

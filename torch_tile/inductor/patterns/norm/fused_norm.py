@@ -65,7 +65,8 @@ FEWEST_ELEMENTS = 1 << 15
 class Norm:
     """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments.
 
-    `factor` multiplies the normalised value, before the weight does.
+    `factor` multiplies the normalised value, before the weight does. `source` is x as a norm's own op reads it, maybe
+    widened, and `cast_first` is the argument of `tile.rms_norm`.
     """
 
     out: Node
@@ -76,6 +77,8 @@ class Norm:
     eps: float
     centred: bool
     factor: float = 1.0
+    source: Node | None = None
+    cast_first: bool = False
 
 
 class Rows(Region):
@@ -198,6 +201,7 @@ _SUM = canonical("v0=add(acc0,x0);ret v0")
 
 
 def _describe(norm: Norm, last: Node, front: Any) -> str:
+    """Name a fused norm for the report."""
     name = "tile.layer_norm" if norm.centred else "tile.rms_norm"
     follows = last is not norm.out or norm.factor != 1
     around = [*(["what makes its input"] if front else []), *(["what follows"] if follows else [])]

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace RMSNorm and LayerNorm written out in PyTorch by `tile.rms_norm` and `tile.layer_norm`.
 
-The anchor is the reciprocal root: `rsqrt(v)`, `v ** -0.5`, or a division by `sqrt(v)`. The statistic above it (the mean
-of squares, or a variance) defines the kind of norm. Below it, the match follows the last weight, bias and cast.
+The anchor is the reciprocal root, `rsqrt(v)`, which normalize.py makes of every spelling. The statistic above it (the
+mean of squares, or a variance) defines the kind of norm. Below it, the match follows the last weight, bias and cast.
+
+In training, norms are replaced in the joint graph, where the readers of their parts in the backward are known: these
+keep the parts, which the partitioner computes again from the input.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +25,17 @@ from torch_tile.inductor.graph.nodes import (
     Miss,
     Rewrite,
     aten,
+    backward_of,
     below,
     binary_with_scalar,
     bind,
     dtype,
     is_call,
+    is_floating_cast,
     is_number,
     is_tensor,
     known,
+    name_of,
     only_user,
     ordered,
     same_shape,
@@ -41,9 +48,7 @@ from torch_tile.inductor.patterns.norm import fused_norm
 from torch_tile.inductor.patterns.norm.fused_norm import ACTIVATIONS, Norm, left_to_inductor
 from torch_tile.inductor.patterns.norm.statistics import (
     centred,
-    divides,
     follow,
-    is_root,
     mean_of,
     mean_square_of,
     one_per_row,
@@ -54,11 +59,9 @@ from torch_tile.inductor.patterns.norm.statistics import (
     tell_length,
     variance_of,
 )
+from torch_tile.inductor.patterns.normalize import normalize_graph
 from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.ops.families.norm import AddRmsNormArgs, RmsNormArgs
-
-ADD = (aten.add.Tensor, aten.add.Scalar)
-MUL = (aten.mul.Tensor, aten.mul.Scalar)
 
 
 @dataclass
@@ -70,56 +73,80 @@ class Scale:
     offset: float
 
 
+@family("norm", "joint", 30)
+def match_in_training(context: Context) -> None:
+    """Replace the written-out norms of the forward, if the user takes our kernels untimed.
+
+    Nothing in the backward changes, so any backward is right. What has no kernel is reported after the partitioning.
+    """
+    backward = backward_of(context.graph)
+    if context.settings.select != "tile" or not backward:
+        return
+    normalize_graph(context.graph, backward)
+    for root in context.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
+        if root in backward:
+            continue
+        with contextlib.suppress(Miss):
+            norm = _read(root, backward)
+            if norm is not None and norm.factor == 1:
+                new = _call(Rewrite(norm.out), norm)
+                norm.out.replace_all_uses_with(new)
+                context.captured("norm", name_of(new), new)
+
+
 @family("norm", "post_grad", 410)
 def match(context: Context) -> None:
     """Replace every norm that is written out."""
     for node in list(context.graph.nodes):
-        if not node.users or not is_root(node):
+        if not node.users or not is_call(node, aten.rsqrt.default, aten.sqrt.default):
             continue
         try:
-            _match_one(context, node)
+            norm = _read(node)
+            if norm is not None:
+                _replace(context, norm, node)
         except Miss as reason:
             if context.stage != "backward":  # which recomputes statistics; those are no norms
                 context.miss("norm", node, reason)
 
 
-def _match_one(context: Context, root: Node) -> None:
-    """Match the norm around one root; raises Miss for a norm that has no kernel."""
+def _read(root: Node, backward: Collection[Node] = ()) -> Norm | None:
+    """Return the norm around one root, None where there is none; raises Miss for a norm that has no kernel.
+
+    backward: nodes whose reads do not count.
+    """
     plus = root.args[0]
-    if not is_call(plus, *ADD):
-        if divides(root) and variance_of(plus) is not None:
+    if not is_call(plus, aten.add.Tensor):
+        if variance_of(plus) is not None:
             raise Miss(
                 "eps is not added to the variance",
                 "write (x - mean) / torch.sqrt(var + eps): eps in front of the root, not behind it",
             )
         tell_length(root)
-        return
-    pair = binary_with_scalar(plus, *ADD)
+        return None
+    pair = binary_with_scalar(plus, aten.add.Tensor)
     if pair is None:
         if mean_of(plus.args[0]) is not None:
             raise Miss("eps is a tensor", "make it a Python float")
-        return
+        return None
     statistic, eps = pair
     x = variance_of(statistic)
     if x is not None:
-        _layer_norm(context, root, x, eps)
-        return
+        return _layer_norm(root, x, eps, backward)
     h = mean_square_of(statistic)
     if h is not None:
-        _rms_norm(context, root, h, eps)
-        return
-    _of_length_one(context, root, statistic, eps)
+        return _rms_norm(root, h, eps, backward)
+    return _of_length_one(root, statistic, eps, backward)
 
 
-def _of_length_one(context: Context, root: Node, statistic: Node, eps: float) -> None:
-    """Replace `x * rsqrt(sum(x ** 2) + eps)` by an RMSNorm with `eps / n`, times `n ** -0.5` (linear attention)."""
+def _of_length_one(root: Node, statistic: Node, eps: float, backward: Collection[Node]) -> Norm | None:
+    """Read `x * rsqrt(sum(x ** 2) + eps)` as an RMSNorm with `eps / n`, times `n ** -0.5` (linear attention)."""
     total = per_row(statistic)
     x = square_of(total.args[0]) if is_call(total, aten.sum.dim_IntList) else None
     if x is None or not reduces_last(total) or not isinstance(n := shape(x)[-1], int):
         tell_length(root)
-        return
+        return None
     try:
-        _rms_norm(context, root, x, eps / n, n**-0.5)
+        return _rms_norm(root, x, eps / n, backward, n**-0.5)
     except Miss:
         tell_length(root)
         raise
@@ -146,25 +173,23 @@ def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | No
     return False, None
 
 
-def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalised:
+def _normalised(root: Node, x: Node, accept: Callable[[Any], bool], backward: Collection[Node]) -> Normalised:
     """Find the one product of an accepted input with the reciprocal root of a statistic of x; raises Miss."""
     found = []
-    chain = follow(root)
-    for user, divisor in chain.items():
-        for node in user.users if one_per_row(user, x) else ():
-            multiplies = is_call(node, aten.mul.Tensor) and not divisor
-            if multiplies or (is_call(node, aten.div.Tensor) and divisor and node.args[1] is user):
-                other = node.args[1] if multiplies and node.args[0] is user else node.args[0]
-                taken, weight = _accepted(other, accept)
-                if taken and same_shape(shape(node), shape(x)):
-                    found.append(Normalised(node, weight))
+    chain = follow(root, backward) if is_call(root, aten.rsqrt.default) else []
+    readers = [(node, user) for user in chain for node in user.users if node not in backward and node not in chain]
+    for node, user in readers:
+        if is_call(node, aten.mul.Tensor) and one_per_row(user, x):
+            taken, weight = _accepted(node.args[1] if node.args[0] is user else node.args[0], accept)
+            if taken and same_shape(shape(node), shape(x)):
+                found.append(Normalised(node, weight))
     if len(found) != 1:
         raise Miss(
             f"the reciprocal root scales the input {len(found)} times",
             "multiply once, x * rsqrt(mean(x ** 2) + eps), by the same x that was squared",
             at=root,
         )
-    if any(u is not found[0].node and u not in chain for n in chain for u in n.users):
+    if any(node is not found[0].node for node, _ in readers):
         raise Miss(
             "the statistic is used elsewhere (returned, or saved for the backward?)",
             "use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm",
@@ -173,10 +198,10 @@ def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalise
     return found[0]
 
 
-def _through_casts(node: Node) -> list[Node]:
+def _through_casts(node: Node, backward: Collection[Node]) -> list[Node]:
     """Return the node and the chain of casts on it, each the only user of the node before."""
     chain = [node]
-    while is_call(user := only_user(chain[-1]), CAST) and dtype(user).is_floating_point:
+    while is_floating_cast(user := only_user(chain[-1], backward)):
         chain.append(user)
     return chain
 
@@ -190,82 +215,82 @@ def _vector(node: Any, last: Any) -> Any:
     return None
 
 
-def _scaled(chain: list[Node]) -> Scale | None:
+def _scaled(chain: list[Node], backward: Collection[Node]) -> Scale | None:
     """Return the multiplication by a weight (plus a number) that is the only user of the chain, else None."""
-    user = only_user(chain[-1])
+    user = only_user(chain[-1], backward)
     if not is_call(user, aten.mul.Tensor) or user.args[0] is user.args[1]:
         return None
     other: Any = user.args[1] if user.args[0] is chain[-1] else user.args[0]
     offset = 0.0
-    plus = binary_with_scalar(uncast(other), *ADD)
+    plus = binary_with_scalar(uncast(other), aten.add.Tensor)
     if plus is not None:
         other, offset = plus
     weight = _vector(other, shape(user)[-1])
     return Scale(user, weight, offset) if weight is not None and same_shape(shape(user), shape(chain[-1])) else None
 
 
-def _rms_norm(context: Context, root: Node, h: Node, eps: float, factor: float = 1.0) -> None:
-    """Replace the RMSNorm around a root, with its weight and casts."""
-    y = _normalised(root, h, lambda x: same_value(x, h))
-    casts = _through_casts(y.node)
-    scale = _scaled(casts) if y.weight is None else None
+def _rms_norm(root: Node, h: Node, eps: float, backward: Collection[Node], factor: float = 1.0) -> Norm:
+    """Read the RMSNorm around a root, with its weight and casts."""
+    y = _normalised(root, h, lambda x: same_value(x, h), backward)
+    casts = _through_casts(y.node, backward)
+    scale = _scaled(casts, backward) if y.weight is None else None
     x = uncast(h)
     # Narrowed before the weight: transformers' order. Otherwise the weight multiplies in float32, as F.rms_norm does.
     cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y.node)
-    out = _through_casts(scale.node)[-1] if scale else casts[-1]
+    out = _through_casts(scale.node, backward)[-1] if scale else casts[-1]
     weight, offset = (scale.weight, scale.offset) if scale else (y.weight, 0.0)
-    if fused_norm.take(context, Norm(out, x, weight, None, offset, eps, False, factor), root):
-        return
-    what = _describe("tile.rms_norm", out)
-    if _activation_behind(context, out) is None and left_to_inductor(context, what, out, x, root):
-        return
-    rewrite = Rewrite(out)
     source = x if cast_first or dtype(out) == dtype(x) else h
-    new = rewrite.call(torch.ops.tile.rms_norm.default, source, weight, eps, "none", offset, cast_first)
-    if dtype(new) != dtype(out):
-        new = rewrite.call(CAST, new, dtype(out))
-    context.replace(rewrite, "norm", [(out, new)], _describe("tile.rms_norm", new), root)
+    return Norm(out, x, weight, None, offset, eps, False, factor, source, cast_first)
 
 
-def _describe(name: str, node: Node) -> str:
-    node = uncast(node)
-    size = shape(node)[-1]
-    return f"{name}([..., {size}])"
-
-
-def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
-    """Replace the LayerNorm around a root, with its weight, bias and casts."""
+def _layer_norm(root: Node, x: Node, eps: float, backward: Collection[Node]) -> Norm:
+    """Read the LayerNorm around a root, with its weight, bias and casts."""
 
     def is_centred(node: Any) -> bool:
         source = centred(node)
         return source is not None and same_value(source, x)
 
-    y = _normalised(root, x, is_centred)
-    chain = _through_casts(y.node)
-    scale = _scaled(chain) if y.weight is None else None
+    y = _normalised(root, x, is_centred, backward)
+    chain = _through_casts(y.node, backward)
+    scale = _scaled(chain, backward) if y.weight is None else None
     if scale is not None and scale.offset:
         raise Miss("a number is added to the weight", "store the sum as the weight of the LayerNorm", at=scale.node)
     weight = scale.weight if scale else y.weight
-    out, bias = (_through_casts(scale.node), None) if scale else (chain, None)
-    user = only_user(out[-1])
+    out, bias = (_through_casts(scale.node, backward), None) if scale else (chain, None)
+    user = only_user(out[-1], backward)
     if is_call(user, aten.add.Tensor) and user.kwargs.get("alpha", 1) == 1:
         other = user.args[1] if user.args[0] is out[-1] else user.args[0]
         bias = _vector(other, shape(user)[-1]) if not is_number(other) else None
         if bias is not None:
-            out = _through_casts(user)
-    source = uncast(x)
-    last = out[-1]
-    if dtype(source) != dtype(last):
-        source = x
-    if fused_norm.take(context, Norm(last, uncast(x), weight, bias, 0.0, eps, True), root):
+            out = _through_casts(user, backward)
+    last, source = out[-1], uncast(x)
+    return Norm(last, source, weight, bias, 0.0, eps, True, 1.0, source if dtype(source) == dtype(last) else x)
+
+
+def _replace(context: Context, norm: Norm, root: Node) -> None:
+    """Replace a norm that was read, with what stands around it or alone, unless Inductor keeps it."""
+    if fused_norm.take(context, norm, root):
         return
-    if left_to_inductor(context, _describe("tile.layer_norm", last), last, source, root):
+    what = _describe("tile.layer_norm" if norm.centred else "tile.rms_norm", norm.out)
+    has_activation = not norm.centred and _activation_behind(context, norm.out) is not None
+    if not has_activation and left_to_inductor(context, what, norm.out, norm.x, root):
         return
-    rewrite = Rewrite(last)
-    new = rewrite.call(torch.ops.tile.layer_norm.default, source, weight, bias, eps)
-    if dtype(new) != dtype(last):
-        new = rewrite.call(CAST, new, dtype(last))
-    context.replace(rewrite, "norm", [(last, new)], _describe("tile.layer_norm", new), root)
+    rewrite = Rewrite(norm.out)
+    context.replace(rewrite, "norm", [(norm.out, _call(rewrite, norm))], what, root)
+
+
+def _call(rewrite: Rewrite, norm: Norm) -> Node:
+    """Insert the op of a norm that was read; return its result in the norm's dtype."""
+    if norm.centred:
+        new = rewrite.call(torch.ops.tile.layer_norm.default, norm.source, norm.weight, norm.bias, norm.eps)
+    else:
+        args = RmsNormArgs(norm.source, norm.weight, norm.eps, "none", norm.offset, norm.cast_first)
+        new = rewrite.call(torch.ops.tile.rms_norm.default, *args)
+    return new if dtype(new) == dtype(norm.out) else rewrite.call(CAST, new, dtype(norm.out))
+
+
+def _describe(name: str, node: Node) -> str:
+    return f"{name}([..., {shape(node)[-1]}])"
 
 
 @family("norm", "post_grad", 430)

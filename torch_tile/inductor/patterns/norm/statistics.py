@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognise the statistics of norms: the mean of squares, or the variance, over the last dimension, however written.
+"""Recognise the statistics of norms: the mean of squares, or the variance, over the last dimension, after normalize.py.
 
 Casts, and views that only restore the reduced dimension, may stand anywhere between.
 """
@@ -7,12 +7,12 @@ Casts, and views that only restore the reduced dimension, may stand anywhere bet
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import (
-    CAST,
     REPEATS,
     UNITS,
     VIEWS,
@@ -20,9 +20,9 @@ from torch_tile.inductor.graph.nodes import (
     arg,
     aten,
     binary_with_scalar,
-    dtype,
     equivalent,
     is_call,
+    is_floating_cast,
     is_tensor,
     known,
     only_user,
@@ -80,23 +80,7 @@ def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
 def mean_of(node: Any) -> Any:
     """Return `x` if `node` is the mean of x over its last dimension, kept or not; else None."""
     node = per_row(node)
-    if is_call(node, aten.mean.dim):
-        return node.args[0] if reduces_last(node) else None
-    for target, invert in ((aten.div.Tensor, True), (aten.mul.Tensor, False)):
-        pair = binary_with_scalar(node, target)
-        total = per_row(pair[0]) if pair else None
-        if pair is None or not is_call(total, aten.sum.dim_IntList) or not reduces_last(total):
-            continue
-        count = shape(total.args[0])[-1]
-        if isinstance(count, int) and abs((1 / pair[1] if invert else pair[1]) * count - 1) < 1e-6:
-            return total.args[0]
-    if is_call(node, aten.div.Tensor) and is_call(total := per_row(node.args[0]), aten.sum.dim_IntList):
-        divisor: Any = node.args[1]
-        count = shape(total.args[0])[-1]
-        size = divisor.meta.get("val") if isinstance(divisor, Node) else divisor
-        if reduces_last(total) and not is_tensor(divisor) and known(size == count):
-            return total.args[0]
-    return None
+    return node.args[0] if is_call(node, aten.mean.dim) and reduces_last(node) else None
 
 
 def reduces_last(node: Node) -> bool:
@@ -116,15 +100,9 @@ def reduces_last(node: Node) -> bool:
 
 
 def square_of(node: Any) -> Any:
-    """Return `x` if `node` is `x ** 2`, else None."""
+    """Return `x` if `node` is the square of x, else None."""
     node = uncast(node)
-    if is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2:
-        return node.args[0]
-    if is_call(node, aten.square.default):
-        return node.args[0]
-    if is_call(node, aten.mul.Tensor) and equivalent(node.args[0], node.args[1]):
-        return node.args[0]
-    return None
+    return node.args[0] if is_call(node, aten.mul.Tensor) and node.args[0] is node.args[1] else None
 
 
 def mean_square_of(statistic: Any) -> Any:
@@ -160,62 +138,31 @@ def centred(node: Any) -> Any:
     return x if source is not None and same_value(source, x) and one_per_row(node.args[1], x) else None
 
 
-# Recognise roots of statistics, follow them to their use, and report norms without eps under the root.
+# Follow roots of statistics to their use, and report norms without eps under the root.
 #
-# `x / sqrt(v)`, `x / v ** 0.5`, `x * rsqrt(v)` and `x * (1 / sqrt(v))` are one form. A division by the length itself,
-# as in `F.normalize` and `x / x.norm()`, is another function for rows that are nearly zero. So it is reported and not
-# replaced.
+# A division by the length itself, as in `F.normalize` and `x / x.norm()`, is another function for rows that are nearly
+# zero. So it is reported and not replaced.
 
-_ADD = (aten.add.Tensor, aten.add.Scalar)
-_SCALE = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_SCALE = (aten.mul.Tensor, aten.div.Tensor)
 _CLAMP = (aten.clamp_min.default, aten.clamp.default, aten.maximum.default)
 
 
-def is_root(node: Node) -> bool:
-    """Return whether a node is a square root or the reciprocal of one."""
-    return divides(node) or is_call(node, aten.rsqrt.default) or _is_power(node, -0.5)
+def follow(root: Node, backward: Collection[Node]) -> list[Node]:
+    """Follow a root through casts and views, each the only user of the node before outside `backward`.
 
-
-def divides(node: Node) -> bool:
-    """Return whether a node is a square root, by which a norm divides, and no reciprocal root."""
-    return is_call(node, aten.sqrt.default) or _is_power(node, 0.5)
-
-
-def _is_power(node: Node, exponent: float) -> bool:
-    return is_call(node, aten.pow.Tensor_Scalar) and bool(node.args[1] == exponent)
-
-
-def follow(root: Node) -> dict[Node, bool]:
-    """Follow a root through casts, views and a reciprocal, each the only user of the node before.
-
-    The views restore or repeat the reduced dimension. The values of the result say whether a norm divides by the node.
+    The views restore or repeat the reduced dimension.
     """
-    chain, node = {root: divides(root)}, root
-    while (user := only_user(node)) is not None:
-        divisor = chain[node]
-        if is_call(user, aten.reciprocal.default) and divisor:
-            divisor = False
-        elif not (_is_cast(user) or puts_back(user) or _times_one(user)):
-            break
-        chain[user], node = divisor, user
+    chain = [root]
+    while (user := only_user(chain[-1], backward)) is not None and (is_floating_cast(user) or puts_back(user)):
+        chain.append(user)
     return chain
-
-
-def _is_cast(node: Node) -> bool:
-    return is_call(node, CAST) and dtype(node).is_floating_point
-
-
-def _times_one(node: Node) -> bool:
-    """Return whether a node multiplies by 1, as `1 / x` does after its reciprocal."""
-    pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar)
-    return pair is not None and pair[1] == 1
 
 
 def tell_length(root: Node) -> None:
     """Raise `Miss` if a tensor is divided by its own length with eps anywhere but under the root of a mean."""
     under: Any = root.args[0]
     bounded = is_call(under, *_CLAMP)
-    pair = binary_with_scalar(under, *_ADD)
+    pair = binary_with_scalar(under, aten.add.Tensor)
     total = per_row(pair[0] if pair else under.args[0] if bounded else under)
     if not is_call(total, aten.sum.dim_IntList, aten.mean.dim):
         return
@@ -231,7 +178,7 @@ def tell_length(root: Node) -> None:
         )
     if bounded or any(is_call(n, *_CLAMP) for n in passed):
         reason = "eps bounds the length from below, it is not added under the root"
-    elif any(is_call(n, *_ADD) for n in passed):
+    elif any(is_call(n, aten.add.Tensor) for n in passed):
         reason = "eps is added to the length, not under the root"
     else:
         reason = "no eps is added under the root"
@@ -258,4 +205,4 @@ def _keeps_rows(node: Node) -> bool:
     """Return whether a node still holds one length per row: cast, viewed, scaled, bounded or inverted."""
     if is_call(node, *VIEWS, *UNITS, *REPEATS, *_CLAMP, aten.reciprocal.default):
         return True
-    return _is_cast(node) or binary_with_scalar(node, *_ADD, *_SCALE) is not None
+    return is_floating_cast(node) or binary_with_scalar(node, aten.add.Tensor, *_SCALE) is not None

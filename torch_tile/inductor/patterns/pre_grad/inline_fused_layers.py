@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pre-grad: write out calls that hide attention, norms and products in one node, so that these can be captured.
 
-torch's encoder layer has a fused call for inference, `nn.MultiheadAttention` is one call to Dynamo, and attention over
-other ranks than four is decomposed before anyone may ask what it was.
+torch's encoder layer has a fused call for inference. `nn.MultiheadAttention` is one call to Dynamo. Attention over
+other ranks than four is decomposed before any pass can see it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def specialise(context: Context) -> None:
 
 
 def _alike(softmax: Node, neighbours: Any) -> list[Node] | None:
-    """What lies on one side of a softmax up to a product and is as large as it; None if there is no product."""
+    """Return the elementwise nodes on one side of a softmax up to a product; None if there is no product."""
     count, found, products = product(shape(softmax)), [softmax], 0
     for node in found:  # grows meanwhile
         for each in neighbours(node):

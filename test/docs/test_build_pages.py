@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import torch_tile
+from torch_tile import language, nn, ops
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("build_pages", ROOT / "docs/build_pages.py")
+pages = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(pages)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    pages.write(out)
+    return out / "pages"
+
+
+def test_every_public_name_has_an_entry(site: Path) -> None:
+    """An entry with a description; names of the language also stand in the index."""
+    folder = site / "docs/reference/language"
+    text = {page.name: page.read_text() for page in folder.glob("*.md")}
+    every = "\n".join(text.values())
+    names = pages.public_names(language)
+    assert set(language.__all__) <= names.keys() and len(names) > 300
+    missing = [
+        name for name in names if f'<a id="T.{name}"></a>' not in every or f"[`T.{name}`]" not in text["index.md"]
+    ]
+    silent = [name for name, value in names.items() if not pages.summary(value)]
+    assert not missing and not silent
+    for module, page in ((ops, "operators"), (nn, "layers"), (torch_tile, "package")):
+        text = (site / f"docs/reference/{page}.md").read_text()
+        wanted = [n for n in module.__all__ if not n.startswith("__") and n != "ops"]
+        assert not [name for name in wanted if f'<a id="{module.__name__}.{name}"></a>' not in text]
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    assert not list(pages.broken_links(sorted(site.rglob("*.md"))))
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One head\n[a](page.md#one-head) [b](https://x) `[c](no.md)` [d](no.md) [e](#two)\n")
+    found = list(pages.broken_links([page]))
+    assert len(found) == 2 and "no.md is not there" in found[0] and "#two" in found[1]
+
+
+def test_pages_are_all_in_the_navigation_or_linked(site: Path) -> None:
+    config = (site.parent / "mkdocs.yml").read_text()
+    named = set(re.findall(r": (\S+\.md)$", config, re.MULTILINE))
+    assert all((site / page).is_file() for page in named)
+    guides = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert guides <= named and "font: false" in config
+
+
+def test_a_tutorial_is_its_file(site: Path) -> None:
+    """The code blocks of a page, put together, are the file without its prose."""
+    for name in pages.ORDER:
+        source = (ROOT / f"examples/tutorials/{name}.py").read_text()
+        code = re.findall(r"^```python\n(.*?)^```$", (site / f"examples/tutorials/{name}.md").read_text(), re.M | re.S)
+        kept = {line for block in code for line in block.splitlines() if line}
+        body = source[source.index('"""', source.index('"""') + 3) + 3 :]
+        assert not [line for line in body.splitlines() if line and not line.startswith("#") and line not in kept]
+
+
+def test_the_gallery_names_every_example() -> None:
+    written = (ROOT / "examples/README.md").read_text()
+    outputs = re.findall(r"^```\n(.+?)\n```$", written, re.MULTILINE | re.DOTALL)
+    assert len(outputs) == len(pages.examples()) >= 24
+    shown = iter(outputs)
+    assert written == pages.gallery(lambda path: next(shown))
+
+
+def test_markdown_of_docstrings() -> None:
+    doc = "First.\n\nArgs:\n    a: one\n        thing.\n    b: two.\n\nReturns:\n    `[B]`."
+    assert pages.markdown(doc) == "First.\n\n**Args**\n\n- `a`: one thing.\n- `b`: two.\n\n**Returns**\n\n- `[B]`."

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torch_tile.hardware import Target
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.ssm import update
+from torch_tile.kernels.ssm.ssd import (
+    GRADIENTS,
+    Config,
+    config_for,
+    gradient_reference,
+    reference,
+    ssd_chunk_scan,
+    ssd_chunk_scan_backward,
+)
+
+TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
+
+
+def recurrence(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None, softplus=False, low=0.0, high=None):
+    """The scan, one time after the other."""
+    share = x.shape[2] // B.shape[2]
+    B, C = B.repeat_interleave(share, 2), C.repeat_interleave(share, 2)
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = (F.softplus(dt) if softplus else dt).clamp(low, high)
+    state = x.new_zeros(*x.shape[::2], x.shape[3], B.shape[3]) if initial_states is None else initial_states
+    out = []
+    for t in range(x.shape[1]):
+        added = torch.einsum("bhp,bhn,bh->bhpn", x[:, t], B[:, t], dt[:, t])
+        state = state * torch.exp(dt[:, t] * A)[..., None, None] + added
+        y = torch.einsum("bhpn,bhn->bhp", state, C[:, t])
+        y = y if D is None else y + x[:, t] * (D[:, None] if D.dim() == 1 else D)
+        out.append(y if z is None else y * F.silu(z[:, t]))
+    return torch.stack(out, 1), state
+
+
+def problem(problems, dtype, most_times, most):
+    """Arguments of a scan as keywords, with or without what is optional."""
+    b, length, groups, shares = problems.size(2), problems.size(most_times), problems.pick(1, 2), problems.pick(1, 3)
+    heads, head_dim, states = groups * shares, problems.size(most), problems.size(most)
+    tensor = problems.tensor
+    given = {
+        "x": tensor(b, length, heads, head_dim, dtype=dtype),
+        "dt": tensor(b, length, heads, dtype=problems.pick(dtype, torch.float32)),
+        "A": -tensor(heads, dtype=torch.float32).abs() - 0.01,
+        "B": tensor(b, length, groups, states, dtype=dtype),
+        "C": tensor(b, length, groups, states, dtype=dtype),
+        "D": problems.pick(None, tensor(heads), tensor(heads, head_dim, dtype=dtype)),
+        "dt_bias": problems.pick(None, tensor(heads)),
+        "initial_states": problems.pick(None, tensor(b, heads, head_dim, states, dtype=dtype)),
+    }
+    options = {"dt_softplus": problems.pick(True, False), "dt_max": problems.pick(None, 1.25)}
+    return given, options, f"{[b, length, groups, heads, head_dim, states]} {options} {given['x'].stride()}"
+
+
+def double(given):
+    return {name: None if t is None else t.double() for name, t in given.items()}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_reference_is_the_recurrence(full, problems):
+    def t(*shape):
+        return torch.randn(shape, generator=problems.generator, dtype=torch.float64).requires_grad_()
+
+    more = (t(4, 3), t(2, 90, 4, 3), t(4), t(2, 4, 3, 5)) if full else (None,) * 4
+    given = (t(2, 90, 4, 3), t(2, 90, 4), -torch.rand(4).double(), t(2, 90, 2, 5), t(2, 90, 2, 5), *more)
+    want, got = recurrence(*given, softplus=True), reference(*given, True)
+    torch.testing.assert_close(got, want)
+    leaves = [x for x in given if x is not None and x.requires_grad]
+    grads = [torch.randn_like(y) for y in want]
+    expected = torch.autograd.grad(want, leaves, grads)
+    torch.testing.assert_close(torch.autograd.grad(got, leaves, grads), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_random_problems(dtype, rounds, engine, problems, check):
+    few = engine != "cpu"
+    for _ in rounds(3):
+        given, options, what = problem(problems, dtype, 45 if few else 300, 20 if few else 90)
+        z = problems.pick(None, problems.tensor(*given["x"].shape, dtype=dtype))
+        config = TINY if few else None
+        found = ssd_chunk_scan(**given, z=z, **options, config=config)
+        limits = {"softplus": options["dt_softplus"], "high": options["dt_max"]}
+        wants = recurrence(**double(given), z=None if z is None else z.double(), **limits)
+        for got, want in zip(found, wants, strict=True):
+            check(got, want, what, dtype, own=True)
+        if engine == "text":  # one of its kernels after the other takes too long
+            continue
+        grad = problems.tensor(*given["x"].shape, dtype=dtype)
+        grad_states = problems.pick(None, problems.tensor(*found[1].shape))
+        found = ssd_chunk_scan_backward(grad, grad_states, **given, **options, config=config)
+        upstream = grad.double(), None if grad_states is None else grad_states.double()
+        for name, got, want in zip(
+            GRADIENTS, found, gradient_reference(*upstream, **double(given), **options), strict=True
+        ):
+            check(got, want, f"{name} {what}", dtype, own=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_token(dtype, rounds, engine, problems, check):
+    for _ in rounds(4):
+        groups, shares, b, p = problems.pick(1, 2), problems.pick(1, 3), problems.size(3), problems.size(20)
+        h, n, tensor = groups * shares, problems.size(40 if engine in ("threads", "text") else 150), problems.tensor
+        given = [
+            tensor(b, h, p, n, dtype=torch.float32),
+            tensor(b, h, p, dtype=dtype),
+            tensor(b, h, 1).expand(-1, -1, p),
+        ]
+        given += [-tensor(h, 1, 1).abs().expand(-1, p, n), tensor(b, groups, n, dtype=dtype)]
+        given += [tensor(b, groups, n, dtype=dtype), problems.pick(None, tensor(h, p, dtype=dtype))]
+        given += [problems.pick(None, tensor(b, h, p, dtype=dtype)), problems.pick(None, tensor(h, 1).expand(-1, p))]
+        found = update.selective_state_update(*given, True)
+        wants = update.reference(*[None if t is None else t.double() for t in given], True)
+        for got, want in zip(found, wants, strict=True):
+            check(got, want, f"{b} {h} {p} {n}", dtype, own=True)
+
+
+def test_a_token_continues_a_scan(problems):
+    given, _, _ = problem(problems, torch.float32, 60, 20)
+    given |= {"D": None, "dt_bias": None}
+    out, state = ssd_chunk_scan(**given, dt_softplus=True)
+    short = {k: t[:, :-1] if k in ("x", "dt", "B", "C") else t for k, t in given.items()}
+    if short["x"].shape[1]:
+        _, before = ssd_chunk_scan(**short, dt_softplus=True)
+        x, dt, A, B, C = (given[k] for k in ("x", "dt", "A", "B", "C"))
+        shape = before.shape
+        token = dt[:, -1, :, None].expand(shape[:3]), A[:, None, None].expand(shape[1:]), B[:, -1], C[:, -1]
+        last, after = update.selective_state_update(before, x[:, -1], *token, dt_softplus=True)
+        torch.testing.assert_close(last, out[:, -1], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(after, state, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 3), (2, 0, 2, 3), (2, 4, 2, 0)])
+def test_empty(shape):
+    b, length, h, _ = shape
+    given = torch.randn(shape), torch.randn(b, length, h), torch.randn(h), *(torch.randn(b, length, 1, 5),) * 2
+    initial = torch.randn(b, h, shape[3], 5)
+    out, states = ssd_chunk_scan(*given, initial_states=initial)
+    assert out.shape == shape and (length or torch.equal(states, initial))
+    dx, ddt, dA, *_ = ssd_chunk_scan_backward(out, None, *given)
+    assert dx.shape == shape and ddt.shape == shape[:3] and (dA == 0).all()
+
+
+def test_chunks_on_gpus():
+    machine = Machine(Target("cuda", 90), 132)
+    assert [config_for(torch.bfloat16, n, machine).chunk for n in (5, 700, 8192)] == [64, 128, 256]

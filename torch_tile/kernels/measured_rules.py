@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List the choices that rest on measurements: a row for each, with the command that measures it again.
+
+The rows of a choice are in order: `verdict` takes the first whose conditions hold. A row counts on targets that have
+the feature it names. On others the caller's default counts.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch_tile.hardware import Target
+
+
+class Source(NamedTuple):
+    """A measurement: what follows `python -m benchmarks`, the GPU, the date, and the file in benchmarks/results."""
+
+    command: str
+    gpu: str
+    date: str
+    results: str
+
+
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "multiple of": lambda x, y: x % y == 0,
+    "power of": lambda x, y: x > 0 and x == y ** round(math.log(x, y)),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row: the choice, a property of `Target`, conditions (quantity, comparison, number), and what was best."""
+
+    choice: str
+    feature: str
+    when: tuple[tuple[str, str, float], ...]
+    verdict: Any
+    source: Source
+
+    def holds(self, target: Target, quantities: dict[str, float]) -> bool:
+        """Return whether the target and all conditions fit. Raises KeyError for a quantity that is not given."""
+        fits = getattr(target, self.feature)
+        return fits and all(COMPARE[how](quantities[name], number) for name, how, number in self.when)
+
+
+_H200 = "NVIDIA H200"
+_FEW = Source('gemm --only "gemm R" --rivals cuBLAS', _H200, "2026-11-23", "h200_few_rows_2026-11-23.txt")
+_ONE = Source('gemm --only " V" --rivals cuBLAS', _H200, "2026-11-22", "h200_clusters_2026-11-22.txt")
+_BITS = Source('dequant --only "int4 g128"', _H200, "2026-11-22", "h200_clusters_2026-11-22.txt")
+_WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
+_SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
+_NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
+_CONTESTS = Source("models --rivals Inductor", _H200, "2026-11-22", "h200_schedules_2026-11-22.txt")
+_LATENTS = Source("models --only mla --rivals Inductor", _H200, "2026-11-24", "h200_wide_latents_2026-11-24.txt")
+_NORMS = Source("models --only encoder,vit,bert,qwen3", _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
+_LAYER = Source("models --only encoder --rivals Inductor", _H200, "2026-11-23", "h200_few_rows_2026-11-23.txt")
+
+# fmt: off
+RULES = (
+    # A product of few rows as its transpose: columns of wgmma's tile are the rows. `rows` are those of the tile.
+    Rule("gemm.transposed", "has_wgmma", (("k", "<", 1024),), False, _FEW),
+    Rule("gemm.transposed", "has_wgmma", (("rows", "<=", 16), ("tiles_per_sm", ">=", 3 / 4)), False, _FEW),
+    Rule("gemm.transposed", "has_wgmma", (("rows", "==", 48), ("k", "<", 2048)), False, _FEW),
+    Rule("gemm.transposed", "has_wgmma", (("rows", "multiple of", 64), ("k", "<", 8192)), False, _FEW),
+    Rule("gemm.transposed", "has_wgmma", (("rows", "multiple of", 64), ("tiles_per_sm", ">=", 2 / 5)), False, _FEW),
+    Rule("gemm.transposed", "has_wgmma", (), True, _FEW),
+    # Blocks for each SM below which the blocks of a cluster share sums of a transposed product.
+    Rule("gemm.transposed_blocks", "has_wgmma", (("rows", "<=", 32),), 2 / 5, _FEW),
+    Rule("gemm.transposed_blocks", "has_wgmma", (("k", ">=", 8192),), 3 / 5, _FEW),
+    # Blocks for each SM with which few rows still read at the rate of memory: a block has a fiftieth of that rate.
+    Rule("gemm.least_blocks", "has_clusters", (), 2 / 5, _FEW),
+    # A row times a matrix stored [N, K] by the kernel for few rows. Rows 32 KiB apart meet in memory.
+    Rule("gemm.row_by_tensor_cores", "has_wgmma", (("k", "<=", 8192),), True, _ONE),
+    Rule("gemm.row_by_tensor_cores", "has_wgmma", (("row_bytes", "multiple of", 32768),), True, _ONE),
+    # Changes to the tiling of one row times a matrix stored [K, N]: long pieces of rows, all tiles at once.
+    Rule("gemm.one_row", "has_clusters", (("tiles_per_sm", ">", 2),), {"block_n": 128, "block_k": 32}, _ONE),
+    Rule("gemm.one_row", "has_clusters", (("tiles_per_sm", ">=", 8 / 5),), {"block_n": 128, "block_k": 128}, _ONE),
+    Rule("gemm.one_row", "has_clusters", (("tiles_per_sm", ">=", 1), ("k_by_n", ">=", 4)),
+         {"block_n": 128, "block_k": 64, "stages": 8}, _ONE),
+    # Tiles of few rows that need no shared sums.
+    Rule("gemm.few_rows_apart", "has_clusters", (("tiles_per_sm", ">=", 3 / 4),), True, _ONE),
+    # Steps of 512 columns of weights of few bits, two blocks on an SM.
+    Rule("dequant.long_steps", "is_supported", (("rows", "==", 8), ("tiles_per_sm", ">=", 3 / 5), ("group", ">", 0),
+         ("bits", ">=", 4), ("k", ">=", 8192)), True, _BITS),
+    # The rate of a row by the rows of a block: three warpgroups share keys and values.
+    Rule("attention.rate", "has_wgmma", (("rows", "==", 192),), 1.15, _WIDE),
+    # Most keys for which blocks that share an SM win; larger blocks read keys and values half as often.
+    Rule("attention.shared_sm_keys", "has_wgmma", (("width", "<=", 64),), 4096, _SHORT),
+    Rule("attention.shared_sm_keys", "has_wgmma", (("width", "==", 128), ("waves", "<=", 1)), 512, _SHORT),
+    Rule("attention.shared_sm_keys", "has_wgmma", (("causal", "==", 1),), 512, _SHORT),
+    Rule("attention.shared_sm_keys", "has_wgmma", (), 384, _SHORT),
+    # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.
+    Rule("attention_backward.shared_sm", "has_wgmma", (("width", "<=", 64),), True, _NARROW),
+    # Least share of the products' time that must be saved before our kernel wins without a contest. Our products are
+    # within 3 % of ATen's. Attention is compared with two products, which may run at 1.5 times its rate.
+    Rule("gemm.saved", "has_wgmma", (("rows", ">=", 1024), ("columns", ">=", 1024), ("columns", "multiple of", 64),
+         ("inner", "multiple of", 64)), 0.06, _CONTESTS),
+    Rule("attention.saved", "has_wgmma", (), 1.0, _CONTESTS),
+    Rule("mla_decode.saved", "has_wgmma", (("latent", "power of", 2),), 1.0, _LATENTS),
+    # Norms that Inductor keeps: it holds these rows in registers, too. Of 21 contests our kernel won two.
+    Rule("norm.kept", "has_wgmma", (("width", "power of", 2), ("width", "<=", 2048), ("bytes", "<=", 1 << 25)),
+         True, _NORMS),
+    # Least share of attention in an encoder layer's products for which torch's fused layer is written out. At 0.08 ours
+    # took 0.97 to 1.02 of its time.
+    Rule("encoder_layer.written_out", "has_wgmma", (), 0.1, _LAYER),
+)
+# fmt: on
+
+_BY_CHOICE: dict[str, list[Rule]] = {}
+for _rule in RULES:
+    _BY_CHOICE.setdefault(_rule.choice, []).append(_rule)
+
+
+def verdict(choice: str, target: Target, default: Any, **quantities: float) -> Any:
+    """Return what was best for these quantities on such a target; `default` where no row fits.
+
+    Raises KeyError for an unknown choice, and for a quantity that a row needs and the caller does not give.
+    """
+    return next((rule.verdict for rule in _BY_CHOICE[choice] if rule.holds(target, quantities)), default)

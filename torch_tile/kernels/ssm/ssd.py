@@ -1,0 +1,934 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba-2's state-space dual form (SSD), chunk by chunk (arXiv:2405.21060, section 6), and its gradient.
+
+Within a chunk the scan is a masked product, between chunks a recurrence of states: five kernels. The gradient has the
+same kernels with the roles of its operands exchanged, since the gradient of a scan is a scan from the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    LOG2_E,
+    Machine,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.ssm.sums import add_up
+
+REFERENCE_CHUNK = 64  # of the form in plain torch
+DECAY_HEADS = 8  # heads of a block that sums up decays
+
+
+class ScanArgs(NamedTuple):
+    """Arguments of the scan as `tile.ssd_chunk_scan` has them; see `reference`."""
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    A: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor | None = None
+    z: torch.Tensor | None = None
+    dt_bias: torch.Tensor | None = None
+    initial_states: torch.Tensor | None = None
+    dt_softplus: bool = False
+    dt_min: float = 0.0
+    dt_max: float | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A sequence is cut into chunks of `chunk` times; blocks take `rows` of them and loop over `step` others.
+
+    A block makes `heads_tile` columns of P and `states_tile` of N.
+    """
+
+    chunk: int = 64
+    rows: int = 64
+    step: int = 64
+    head_tile: int = 64
+    state_tile: int = 64
+    threads: int = 128
+    stages: int = 2
+    shared_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the kernels are compiled for: dtypes, None for what is not given, and `vector`, which divides P, N and
+    the strides of rows. `reverse`: the kernel of the gradient, whose scan runs from the end.
+    """
+
+    dtype: torch.dtype
+    dt: torch.dtype = torch.float32
+    A: torch.dtype = torch.float32
+    dt_bias: torch.dtype | None = None
+    D: torch.dtype | None = None
+    z: torch.dtype | None = None
+    initial: torch.dtype | None = None
+    softplus: bool = False
+    vector: int = 1
+    reverse: bool = False
+    dots: bool = False
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype of sums and decays."""
+        return compute_dtype(self.dtype)
+
+
+def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
+    """Choose chunks and tiles. Long chunks have fewer states to store, short sequences want short chunks."""
+    size = 64 if length <= 256 else 128 if length <= 1024 else 256
+    if not machine.is_gpu:
+        return Config(chunk=64, rows=32, step=32, stages=1)
+    if dtype == torch.float64:
+        return Config(64, 32, 32, 32, 32, stages=1, shared_weights=True)
+    return Config(chunk=size, shared_weights=dtype.itemsize > 2, stages=1 if dtype.itemsize > 2 else 2)
+
+
+# The scan in plain torch.
+
+
+def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
+    """The step sizes of the recurrence, `[B, L, H]`: dt with its bias, after softplus, within its limits."""
+    dt = args.dt.to(compute)
+    if args.dt_bias is not None:
+        dt = dt + args.dt_bias.to(compute)
+    if args.dt_softplus:
+        dt = F.softplus(dt)
+    return dt.clamp(args.dt_min, args.dt_max)
+
+
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tile.ssd_chunk_scan` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
+    args = ScanArgs(*given, **named)
+    out, states = scan_in_torch(args)
+    return out.to(args.x.dtype).contiguous(), states.contiguous()
+
+
+def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the final states in the dtype of sums."""
+    compute, size = compute_dtype(args.x.dtype), REFERENCE_CHUNK
+    batch, length, heads, head_dim = args.x.shape
+    groups, states = args.B.shape[2:]
+    x = args.x.to(compute)
+    dt = steps_of(args, compute)
+    chunks = (length + size - 1) // size
+
+    def chunked(t: torch.Tensor) -> torch.Tensor:
+        pad = [0, 0] * (t.dim() - 2)
+        return F.pad(t, (*pad, 0, chunks * size - length)).reshape(batch, chunks, size, *t.shape[2:])
+
+    shares = heads // groups if groups else 1
+    b, c = (chunked(t.to(compute)).repeat_interleave(shares, 3, output_size=heads) for t in (args.B, args.C))
+    logs = chunked(dt * args.A.to(compute)).cumsum(2)
+    inputs = chunked(x * dt[..., None])
+    lower = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()[..., None]
+    decay = torch.exp((logs[:, :, :, None] - logs[:, :, None]).masked_fill(~lower, -torch.inf))
+    out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", c, b, decay, inputs)
+    own = torch.einsum("zcshn,zcsh,zcshp->zchpn", b, torch.exp(logs[:, :, -1:] - logs), inputs)
+    first = x.new_zeros(batch, heads, head_dim, states) if args.initial_states is None else args.initial_states
+    own = torch.cat([first.to(compute)[:, None], own], 1)
+    ends = F.pad(logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
+    before = torch.ones(chunks + 1, chunks + 1, dtype=torch.bool, device=x.device).tril()[..., None]
+    passed = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
+    all_states = torch.einsum("zcsh,zshpn->zchpn", passed, own)
+    out = out + torch.einsum("zclhn,zclh,zchpn->zclhp", c, torch.exp(logs), all_states[:, :-1])
+    out = out.reshape(batch, chunks * size, heads, head_dim)[:, :length]
+    if args.D is not None:
+        d = args.D.to(compute)
+        out = out + x * (d[:, None] if d.dim() == 1 else d)
+    if args.z is not None:
+        out = out * F.silu(args.z.to(compute))
+    return out, all_states[:, -1]
+
+
+# The kernels.
+
+
+@T.macro
+def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
+    """The step size of a time and head, and what softplus was taken of."""
+    raw = T.cast(dt, spec.compute)
+    if spec.dt_bias is not None:
+        raw = raw + T.cast(bias, spec.compute)
+    value = raw
+    if spec.softplus:
+        value = T.max(raw, 0.0) + T.log(1.0 + T.exp(-T.abs(raw)))
+        # The logarithm of 1 + e is no digit of e where e is small; there the series is.
+        small = T.exp(raw)
+        value = T.if_then_else(raw < -10.0, small * (1.0 - 0.5 * small), value)
+    return T.min(T.max(value, low), high), value, raw
+
+
+@jit
+def sum_decays(config: Config, spec: Spec) -> Any:
+    """The step sizes, and in powers of two the decay from each chunk's begin, `[B, H, chunks * chunk]`.
+
+    Times behind the sequence have steps of 0 and no decay, so that a chunk's last decay is that of all its times.
+    """
+    compute, size = spec.compute, config.chunk
+    b, length, h = T.dynamic("b, length, h")
+    padded = dynamic("padded", size)
+    bias = [] if spec.dt_bias is None else [strided("dt_bias", (h,), spec.dt_bias, unit=False)]
+
+    @T.prim_func
+    def ssd_sum_decays(
+        dt: strided("dt", (b, length, h), spec.dt, unit=False),
+        A: strided("A", (h,), spec.A, unit=False),
+        *others: bias,
+        steps: T.Tensor((b, h, padded), compute),
+        decays: T.Tensor((b, h, padded), compute),
+        low: compute,
+        high: compute,
+    ):
+        with T.Kernel(T.ceildiv(h, DECAY_HEADS), padded // size, b, threads=config.threads) as (bx, chunk, sequence):
+            tile = T.alloc_shared((DECAY_HEADS, size), compute)
+            for j, i in T.Parallel(size, DECAY_HEADS):
+                head = T.min(bx * DECAY_HEADS + i, h - 1)
+                time = chunk * size + j
+                given = dt[sequence, T.min(time, length - 1), head]
+                size_of_step, _, _ = step_size(spec, given, others[0][head] if others else 0.0, low, high)
+                value = T.if_then_else(time < length, size_of_step, 0.0)
+                tile[i, j] = value * T.cast(A[head], compute) * LOG2_E
+                steps[sequence, bx * DECAY_HEADS + i, time] = value
+            T.cumsum(tile, dim=1)
+            for i, j in T.Parallel(DECAY_HEADS, size):
+                decays[sequence, bx * DECAY_HEADS + i, chunk * size + j] = tile[i, j]
+
+    return ssd_sum_decays
+
+
+class Sizes:
+    """The run-time sizes of a scan."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        self.b, self.length, self.h, self.g, self.chunks = T.dynamic("b, length, h, g, chunks")
+        self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
+        self.padded = dynamic("padded", config.chunk)
+
+    def values(self, name: str, spec: Spec) -> Any:
+        """The type of `[B, L, H, P]`."""
+        return strided(name, (self.b, self.length, self.h, self.p), spec.dtype, multiple=spec.vector)
+
+    def keys(self, name: str, spec: Spec) -> Any:
+        """The type of `[B, L, G, N]`."""
+        return strided(name, (self.b, self.length, self.g, self.n), spec.dtype, multiple=spec.vector)
+
+    def of_times(self, spec: Spec) -> Any:
+        """The type of a number for each head and time."""
+        return T.Tensor((self.b, self.h, self.padded), spec.compute)
+
+    def states(self, dtype: torch.dtype, more: int = 0) -> Any:
+        """The type of states, one for each chunk and `more`."""
+        return T.Tensor((self.b, self.chunks + more, self.h, self.p, self.n), dtype)
+
+
+@jit
+def chunk_scores(config: Config, spec: Spec) -> Any:
+    """The products of all rows of a chunk with all earlier ones, `C[l] . B[s]`; with reverse, with all later ones."""
+    s, size, rows, step = Sizes(config, spec), config.chunk, config.rows, config.step
+
+    @T.prim_func
+    def ssd_chunk_scores(
+        left: s.keys("left", spec),
+        right: s.keys("right", spec),
+        out: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+    ):
+        with T.Kernel((size // rows) * (size // step), s.chunks * s.g, s.b, threads=config.threads) as (bx, by, bz):
+            row, column = bx % (size // rows) * rows, bx // (size // rows) * step
+            chunk, group = by // s.g, by % s.g
+            needed = row < column + step if spec.reverse else column < row + rows
+            if needed:
+                a = T.alloc_shared((rows, config.state_tile), spec.dtype)
+                b = T.alloc_shared((step, config.state_tile), spec.dtype)
+                acc = T.alloc_fragment((rows, step), spec.compute)
+                T.clear(acc)
+                first = chunk * size
+                for k in T.Pipelined(T.ceildiv(s.n, config.state_tile), num_stages=config.stages):
+                    at = k * config.state_tile
+                    T.copy(left[bz, first + row : first + row + rows, group, at : at + config.state_tile], a)
+                    T.copy(right[bz, first + column : first + column + step, group, at : at + config.state_tile], b)
+                    T.gemm(a, b, acc, transpose_B=True)
+                T.copy(acc, out[bz, chunk, group, row : row + rows, column : column + step])
+
+    return ssd_chunk_scores
+
+
+@jit
+def chunk_states(config: Config, spec: Spec) -> Any:
+    """What a chunk adds to the state behind it; with reverse, what it adds to the gradient of the state before it."""
+    s, size, step = Sizes(config, spec), config.chunk, config.step
+    tile_p, tile_n = config.head_tile, config.state_tile
+
+    @T.prim_func
+    def ssd_chunk_states(
+        x: s.values("x", spec),
+        keys: s.keys("keys", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        out: s.states(spec.compute),
+    ):
+        tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
+        with T.Kernel(tiles_p * tiles_n * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+            head = bx // (tiles_p * tiles_n)
+            p, n = bx % tiles_p * tile_p, bx // tiles_p % tiles_n * tile_n
+            group = head // (s.h // s.g)
+            x_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            weighed = T.alloc_shared((step, tile_p), spec.dtype)
+            key_tile = T.alloc_shared((step, tile_n), spec.dtype)
+            acc = T.alloc_fragment((tile_p, tile_n), spec.compute)
+            factor = T.alloc_fragment((step,), spec.compute)
+            T.clear(acc)
+            first = chunk * size
+            for k in T.Pipelined(size // step, num_stages=config.stages):
+                at = first + k * step
+                T.copy(x[bz, at : at + step, head, p : p + tile_p], x_tile)
+                T.copy(keys[bz, at : at + step, group, n : n + tile_n], key_tile)
+                for i in T.Parallel(step):
+                    here = decays[bz, head, at + i]
+                    if spec.reverse:
+                        factor[i] = T.exp2(here)
+                    else:
+                        factor[i] = T.exp2(decays[bz, head, first + size - 1] - here) * steps[bz, head, at + i]
+                for i, j in T.Parallel(step, tile_p):
+                    weighed[i, j] = T.cast(T.cast(x_tile[i, j], spec.compute) * factor[i], spec.dtype)
+                T.gemm(weighed, key_tile, acc, transpose_A=True)
+            T.copy(acc, out[bz, chunk, head, p : p + tile_p, n : n + tile_n])
+
+    return ssd_chunk_states
+
+
+@jit
+def pass_states(config: Config, spec: Spec) -> Any:
+    """The state before each chunk, and the last one.
+
+    With reverse, the gradient of the state behind each chunk and of the first one, and for each chunk, in parts, the
+    sum of this gradient times what is left of the state before the chunk.
+    """
+    s, compute, wide = Sizes(config, spec), spec.compute, 4 * config.threads
+    elements = T.dynamic("elements")
+    initial = [] if spec.initial is None else [strided("initial", (s.b, s.h, elements), spec.initial)]
+    parts = T.dynamic("parts")
+    more: list[Any] = []
+    if spec.reverse:
+        more = [
+            T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
+            T.Tensor((s.b, s.h, s.chunks, parts), compute),
+        ]
+
+    @T.prim_func
+    def ssd_pass_states(
+        own: T.Tensor((s.b, s.chunks, s.h, elements), compute),
+        decays: s.of_times(spec),
+        *others: [*initial, *more],
+        before: T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
+        last: T.Tensor((s.b, s.h, elements), compute),
+    ):
+        with T.Kernel(T.ceildiv(elements, wide), s.h, s.b, threads=config.threads) as (bx, head, bz):
+            state = T.alloc_fragment((wide,), compute)
+            T.clear(state)
+            if spec.initial is not None:
+                for i in T.Parallel(wide):
+                    at = T.min(bx * wide + i, elements - 1)
+                    state[i] = T.cast(others[0][bz, head, at], compute)
+            if spec.reverse:
+                product = T.alloc_fragment((wide,), compute)
+                total = T.alloc_fragment((1,), compute)
+            for k in T.serial(s.chunks):
+                chunk = s.chunks - 1 - k if spec.reverse else k
+                keep = T.exp2(decays[bz, head, chunk * config.chunk + config.chunk - 1])
+                if spec.reverse:
+                    for i in T.Parallel(wide):
+                        at = T.min(bx * wide + i, elements - 1)
+                        there = T.cast(others[-2][bz, chunk, head, at], compute) * keep
+                        product[i] = T.if_then_else(bx * wide + i < elements, there * state[i], 0.0)
+                    T.reduce_sum(product, total, dim=0)
+                    for i in T.Parallel(1):
+                        others[-1][bz, head, chunk, bx + i] = total[i]
+                for i in T.Parallel(wide):
+                    before[bz, chunk + (1 if spec.reverse else 0), head, bx * wide + i] = T.cast(state[i], spec.dtype)
+                for i in T.Parallel(wide):
+                    at = T.min(bx * wide + i, elements - 1)
+                    state[i] = state[i] * keep + own[bz, chunk, head, at]
+            for i in T.Parallel(wide):
+                end = 0 if spec.reverse else s.chunks
+                before[bz, end, head, bx * wide + i] = T.cast(state[i], spec.dtype)
+                last[bz, head, bx * wide + i] = state[i]
+
+    return ssd_pass_states
+
+
+@T.macro
+def weigh_scores(
+    config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, row: Any, column: Any, weights: Any
+) -> None:
+    """Scores times the decay between their times, and the step size of the earlier one; 0 where there is no path."""
+    for i, j in T.Parallel(config.rows, config.step):
+        between = decays[j] - own[i] if spec.reverse else own[i] - decays[j]
+        path = row + i <= column + j if spec.reverse else row + i >= column + j
+        value = T.cast(scores[i, j], spec.compute) * T.exp2(T.if_then_else(path, between, 0.0))
+        value = value if spec.reverse else value * steps[j]
+        weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), weights.dtype)
+
+
+@T.macro
+def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any, tile: Any) -> None:
+    """Store the product of each row of sums with that of a tensor `[B, L, H, P]`, whose rows begin at `place`."""
+    bz, head, first, p = place
+    rows, columns = acc.shape
+    product = T.alloc_fragment((rows, columns), acc.dtype)
+    dot = T.alloc_fragment((rows,), acc.dtype)
+    for i, j in T.Parallel(rows, columns):
+        inside = T.logical_and(first + i < s.length, p + j < s.p)
+        time, column = T.min(first + i, s.length - 1), T.min(p + j, s.p - 1)
+        there = T.cast(second[bz, time, head, column], acc.dtype)
+        product[i, j] = T.if_then_else(inside, acc[i, j] * there, 0.0)
+    T.reduce_sum(product, dot, dim=1)
+    T.copy(dot, out[bz, head, tile, first])
+
+
+@jit
+def chunk_scan(config: Config, spec: Spec) -> Any:
+    """The outputs of a block's times: the state before the chunk, and all earlier times of the chunk.
+
+    With reverse, the gradient by x, from the gradient of the state behind the chunk and all later times. Also, for each
+    time, x times this gradient without its step size, of the state alone and of all, and parts of the gradient by D.
+    With dots only the product of `second` with what comes from the state, for each time.
+    """
+    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
+    tile_p, tile_n = config.head_tile, config.state_tile
+    parts, tiles = T.dynamic("parts, tiles")
+    second = spec.reverse or spec.dots
+    more = [s.values("second", spec)] if second else []
+    more += [] if spec.D is None or spec.dots else [strided("D", (s.h, s.p), spec.D, unit=False)]
+    more += [] if spec.z is None else [strided("z", (s.b, s.length, s.h, s.p), spec.z)]
+    results = [] if spec.dots else [T.Tensor((s.b, s.length, s.h, s.p), spec.dtype)]
+    results += [T.Tensor((s.b, s.h, parts, s.padded), compute)] * (spec.dots + 2 * spec.reverse)
+    if spec.reverse and spec.D is not None:
+        results.append(T.Tensor((s.b, tiles, s.h, s.p), compute))
+
+    @T.prim_func
+    def ssd_chunk_scan(
+        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        values: s.values("values", spec),
+        keys: s.keys("keys", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        states: s.states(spec.dtype, more=1),
+        *others: [*more, *results],
+    ):
+        tiles_p = T.ceildiv(s.p, tile_p)
+        with T.Kernel(size // rows * s.h, s.chunks * tiles_p, s.b, threads=config.threads) as (bx, by, bz):
+            row, head = bx % (size // rows) * rows, bx // (size // rows)
+            chunk, tile = by // tiles_p, by % tiles_p
+            p, group, first = tile * tile_p, head // (s.h // s.g), chunk * size
+            key_tile = T.alloc_shared((rows, tile_n), spec.dtype)
+            state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
+            score_tile = T.alloc_shared((rows, step), spec.dtype)
+            value_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            decay_tile = T.alloc_shared((step,), compute)
+            step_tile = T.alloc_shared((step,), compute)
+            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
+            acc = T.alloc_fragment((rows, tile_p), compute)
+            own = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            T.copy(decays[bz, head, first + row], own)
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
+                at = k * tile_n
+                T.copy(keys[bz, first + row : first + row + rows, group, at : at + tile_n], key_tile)
+                behind = chunk + 1 if spec.reverse else chunk
+                T.copy(states[bz, behind, head, p : p + tile_p, at : at + tile_n], state_tile)
+                T.gemm(key_tile, state_tile, acc, transpose_B=True)
+            for i in T.Parallel(rows):
+                factor[i] = T.exp2(decays[bz, head, first + size - 1] - own[i] if spec.reverse else own[i])
+            for i, j in T.Parallel(rows, tile_p):
+                acc[i, j] *= factor[i]
+            if second:
+                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
+            if not spec.dots:
+                begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+                for k in T.Pipelined(end - begin, num_stages=config.stages):
+                    column = (begin + k) * step
+                    T.copy(scores[bz, chunk, group, row : row + rows, column : column + step], score_tile)
+                    T.copy(decays[bz, head, first + column], decay_tile)
+                    T.copy(steps[bz, head, first + column], step_tile)
+                    T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
+                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, row, column, weights)
+                    T.gemm(weights, value_tile, acc)
+            if spec.reverse:
+                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + 2], tile)
+            if spec.reverse:
+                for i in T.Parallel(rows):
+                    factor[i] = steps[bz, head, first + row + i]
+                for i, j in T.Parallel(rows, tile_p):
+                    acc[i, j] *= factor[i]
+                if spec.D is not None:
+                    product = T.alloc_fragment((rows, tile_p), compute)
+                    total = T.alloc_fragment((tile_p,), compute)
+                    for i, j in T.Parallel(rows, tile_p):
+                        inside = T.logical_and(first + row + i < s.length, p + j < s.p)
+                        time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
+                        there = T.cast(others[0][bz, time, head, column], compute)
+                        grad = T.cast(values[bz, time, head, column], compute)
+                        product[i, j] = T.if_then_else(inside, grad * there, 0.0)
+                    T.reduce_sum(product, total, dim=0)
+                    for j in T.Parallel(tile_p):
+                        others[-1][bz, (first + row) // rows, head, p + j] = total[j]
+            if not spec.dots:
+                for i, j in T.Parallel(rows, tile_p):
+                    time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
+                    value = acc[i, j]
+                    if spec.D is not None:
+                        given = T.cast(values[bz, time, head, column], compute)
+                        value = value + given * T.cast(others[1 if second else 0][head, column], compute)
+                    if spec.z is not None:
+                        gate = T.cast(others[len(more) - 1][bz, time, head, column], compute)
+                        value = value * gate / (1.0 + T.exp(-gate))
+                    others[len(more)][bz, first + row + i, head, p + j] = T.cast(value, spec.dtype)
+
+    return ssd_chunk_scan
+
+
+@jit
+def group_scan(config: Config, spec: Spec) -> Any:
+    """The gradient by C, summed over the heads of a group; with reverse, that by B.
+
+    left `[B, L, H, P]` is the gradient, right is x, keys are B; with reverse they are x, the gradient and C. The scores
+    of all heads are added up first, so that each step has one product with the keys.
+    """
+    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
+    tile_p, tile_n = config.head_tile, config.state_tile
+
+    @T.prim_func
+    def ssd_group_scan(
+        left: s.values("left", spec),
+        right: s.values("right", spec),
+        keys: s.keys("keys", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        states: s.states(spec.dtype, more=1),
+        out: T.Tensor((s.b, s.length, s.g, s.n), spec.dtype),
+    ):
+        tiles_n = T.ceildiv(s.n, tile_n)
+        with T.Kernel(size // rows * tiles_n, s.chunks * s.g, s.b, threads=config.threads) as (bx, by, bz):
+            row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
+            chunk, group, members, first = by // s.g, by % s.g, s.h // s.g, by // s.g * size
+            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            weighed = T.alloc_shared((rows, tile_p), spec.dtype)
+            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
+            key_tile = T.alloc_shared((step, tile_n), spec.dtype)
+            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
+            scores = T.alloc_fragment((rows, step), compute)
+            total = T.alloc_fragment((rows, step), compute)
+            acc = T.alloc_fragment((rows, tile_n), compute)
+            own = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            tiles_p = T.ceildiv(s.p, tile_p)
+            T.clear(acc)
+            for k in T.Pipelined(members * tiles_p, num_stages=config.stages):
+                head, p = group * members + k // tiles_p, k % tiles_p * tile_p
+                T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                behind = chunk + 1 if spec.reverse else chunk
+                T.copy(states[bz, behind, head, p : p + tile_p, n : n + tile_n], state_tile)
+                for i in T.Parallel(rows):
+                    here = decays[bz, head, first + row + i]
+                    if spec.reverse:
+                        last = decays[bz, head, first + size - 1]
+                        factor[i] = T.exp2(last - here) * steps[bz, head, first + row + i]
+                    else:
+                        factor[i] = T.exp2(here)
+                for i, j in T.Parallel(rows, tile_p):
+                    weighed[i, j] = T.cast(T.cast(left_tile[i, j], compute) * factor[i], spec.dtype)
+                T.gemm(weighed, state_tile, acc)
+            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+            for k in T.serial(end - begin):
+                column = (begin + k) * step
+                T.clear(total)
+                for member in T.serial(members):
+                    head = group * members + member
+                    T.clear(scores)
+                    for m in T.Pipelined(tiles_p, num_stages=config.stages):
+                        p = m * tile_p
+                        T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                        T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                        T.gemm(left_tile, right_tile, scores, transpose_B=True)
+                    for i in T.Parallel(rows):
+                        own[i] = decays[bz, head, first + row + i]
+                        factor[i] = steps[bz, head, first + row + i] if spec.reverse else 1.0
+                    for i, j in T.Parallel(rows, step):
+                        there = decays[bz, head, first + column + j]
+                        between = there - own[i] if spec.reverse else own[i] - there
+                        path = row + i <= column + j if spec.reverse else row + i >= column + j
+                        value = scores[i, j] * T.exp2(T.if_then_else(path, between, 0.0))
+                        value = value * factor[i] if spec.reverse else value * steps[bz, head, first + column + j]
+                        total[i, j] += T.if_then_else(path, value, 0.0)
+                T.copy(total, weights)
+                T.copy(keys[bz, first + column : first + column + step, group, n : n + tile_n], key_tile)
+                T.gemm(weights, key_tile, acc)
+            T.copy(acc, out[bz, first + row : first + row + rows, group, n : n + tile_n])
+
+    return ssd_group_scan
+
+
+@jit
+def pair_sums(config: Config, spec: Spec) -> Any:
+    """For each time the sum of what its output owes to earlier times of the chunk, times the output's gradient; with
+    reverse, of what later outputs owe to it.
+
+    Both add up the same numbers in float32, so that those of times between which nothing decays cancel later.
+    """
+    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
+    tile_p = config.head_tile
+
+    @T.prim_func
+    def ssd_pair_sums(
+        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        left: s.values("left", spec),
+        right: s.values("right", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        out: s.of_times(spec),
+    ):
+        with T.Kernel(size // rows * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+            row, head = bx % (size // rows) * rows, bx // (size // rows)
+            group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
+            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            products = T.alloc_fragment((rows, step), compute)
+            own = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((rows,), compute)
+            T.clear(total)
+            for i in T.Parallel(rows):
+                own[i] = decays[bz, head, first + row + i]
+                factor[i] = steps[bz, head, first + row + i]
+            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+            for k in T.serial(end - begin):
+                column = (begin + k) * step
+                T.clear(products)
+                for m in T.Pipelined(tiles_p, num_stages=config.stages):
+                    p = m * tile_p
+                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                    T.gemm(left_tile, right_tile, products, transpose_B=True)
+                for i, j in T.Parallel(rows, step):
+                    there = decays[bz, head, first + column + j]
+                    between = there - own[i] if spec.reverse else own[i] - there
+                    path = row + i < column + j if spec.reverse else row + i > column + j
+                    size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
+                    score = T.cast(scores[bz, chunk, group, row + i, column + j], compute)
+                    value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
+                    products[i, j] = T.if_then_else(path, value, 0.0)
+                T.reduce_sum(products, total, dim=1, clear=False)
+            T.copy(total, out[bz, head, first + row])
+
+    return ssd_pair_sums
+
+
+@jit
+def step_gradients(config: Config, spec: Spec) -> Any:
+    """The gradient by dt, and each chunk's parts of those by A and by the bias.
+
+    The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
+    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the
+    state behind it, and these two states.
+    """
+    compute, size = spec.compute, config.chunk
+    b, length, h, chunks = T.dynamic("b, length, h, chunks")
+    parts, parts_of_ends = T.dynamic("parts, parts_of_ends")
+    padded = dynamic("padded", size)
+    bias = [] if spec.dt_bias is None else [strided("dt_bias", (h,), spec.dt_bias, unit=False)]
+    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]
+
+    @T.prim_func
+    def ssd_step_gradients(
+        dt: strided("dt", (b, length, h), spec.dt, unit=False),
+        A: strided("A", (h,), spec.A, unit=False),
+        steps: T.Tensor((b, h, padded), compute),
+        later: T.Tensor((b, h, padded), compute),
+        earlier: T.Tensor((b, h, padded), compute),
+        outputs: T.Tensor((b, h, parts, padded), compute),
+        to_states: T.Tensor((b, h, parts, padded), compute),
+        inputs: T.Tensor((b, h, parts, padded), compute),
+        ends: T.Tensor((b, h, chunks, parts_of_ends), compute),
+        *others: [*bias, *of_bias],
+        ddt: T.Tensor((b, length, h), spec.dt),
+        of_A: T.Tensor((b, chunks, h), compute),
+        low: compute,
+        high: compute,
+    ):
+        with T.Kernel(T.ceildiv(h, DECAY_HEADS), chunks, b, threads=config.threads) as (bx, chunk, bz):
+            logs = T.alloc_shared((DECAY_HEADS, size), compute)
+            direct = T.alloc_shared((DECAY_HEADS, size), compute)
+            behind = T.alloc_shared((DECAY_HEADS, size), compute)
+            terms = T.alloc_fragment((DECAY_HEADS, size), compute)
+            total = T.alloc_fragment((DECAY_HEADS,), compute)
+            end = T.alloc_fragment((DECAY_HEADS,), compute)
+            for i, j in T.Parallel(DECAY_HEADS, size):
+                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                of_output = T.alloc_var(compute, 0.0)
+                of_input = T.alloc_var(compute, 0.0)
+                to_state = T.alloc_var(compute, 0.0)
+                for k in T.serial(parts):
+                    of_output += outputs[bz, head, k, time]
+                    of_input += inputs[bz, head, k, time]
+                    to_state += to_states[bz, head, k, time]
+                logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
+                direct[i, j] = of_input
+                behind[i, j] = to_state * steps[bz, head, time]
+                terms[i, j] = behind[i, j]
+            T.cumsum(logs, dim=1, reverse=True)
+            T.cumsum(behind, dim=1)
+            for i in T.Parallel(DECAY_HEADS):
+                head = T.min(bx * DECAY_HEADS + i, h - 1)
+                found = T.alloc_var(compute, 0.0)
+                for k in T.serial(parts_of_ends):
+                    found += ends[bz, head, chunk, k]
+                end[i] = found
+            for i, j in T.Parallel(DECAY_HEADS, size):
+                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
+                logs[i, j] = log
+                terms[i, j] = log * steps[bz, head, time]
+            T.reduce_sum(terms, total, dim=1)
+            for i in T.Parallel(DECAY_HEADS):
+                of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
+            for i, j in T.Parallel(DECAY_HEADS, size):
+                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                given = dt[bz, T.min(time, length - 1), head]
+                _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
+                slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
+                inside = T.logical_and(value >= low, value <= high)
+                found = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
+                found = T.if_then_else(T.logical_and(inside, time < length), found, 0.0)
+                terms[i, j] = found
+                ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(found, spec.dt)
+            if spec.dt_bias is not None:
+                T.reduce_sum(terms, total, dim=1)
+                for i in T.Parallel(DECAY_HEADS):
+                    others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
+
+    return ssd_step_gradients
+
+
+# Entry functions.
+
+
+class Scan:
+    """The tensors of one call that all its kernels share."""
+
+    def __init__(self, args: Any, config: Config | None, *dense: torch.Tensor) -> None:
+        self.machine = machine_of(args.x)
+        self.x, self.B, self.C = (dense_last(t) for t in (args.x, args.B, args.C))
+        self.batch, self.length, self.heads, self.head_dim = args.x.shape
+        self.groups, self.states = args.B.shape[2:]
+        self.config = config or config_for(args.x.dtype, self.length, self.machine)
+        self.chunks = -(-self.length // self.config.chunk)
+        self.padded = self.chunks * self.config.chunk
+        self.compute = compute_dtype(args.x.dtype)
+        self.limits = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
+        sizes = self.head_dim, self.states
+        vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
+        self.plain = Spec(args.x.dtype, vector=vector)
+        self.times = replace(
+            self.plain,
+            dt=args.dt.dtype,
+            A=args.A.dtype,
+            dt_bias=None if args.dt_bias is None else args.dt_bias.dtype,
+            softplus=bool(args.dt_softplus),
+        )
+        self.bias = [] if args.dt_bias is None else [args.dt_bias]
+        self.args = args
+        self.steps, self.decays = (self.empty(self.batch, self.heads, self.padded) for _ in range(2))
+        self.run(sum_decays, self.times, args.dt, args.A, *self.bias, self.steps, self.decays, *self.limits)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A new tensor, in the dtype of sums if none is given."""
+        return self.x.new_empty(shape, dtype=dtype or self.compute)
+
+    def run(self, kernel: Any, spec: Spec, *operands: Any) -> None:
+        """Launch a kernel."""
+        self.machine.kernel(kernel)(self.config, spec)(*operands)
+
+    def scores(self, reverse: bool = False) -> torch.Tensor:
+        """The scores of all chunks, `[B, chunks, G, chunk, chunk]`, those without a path not written."""
+        size = self.config.chunk
+        out = self.empty(self.batch, self.chunks, self.groups, size, size, dtype=self.x.dtype)
+        left, right = (self.B, self.C) if reverse else (self.C, self.B)
+        self.run(chunk_scores, replace(self.plain, reverse=reverse), left, right, out)
+        return out
+
+    def own_states(self, values: torch.Tensor, reverse: bool = False) -> torch.Tensor:
+        """What each chunk adds to the state."""
+        out = self.empty(self.batch, self.chunks, self.heads, self.head_dim, self.states)
+        keys = self.C if reverse else self.B
+        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
+        return out
+
+    def passed(
+        self, own: torch.Tensor, initial: torch.Tensor | None, last: torch.Tensor, more: Any = (), reverse: bool = False
+    ) -> torch.Tensor:
+        """The states between chunks, `[B, chunks + 1, H, P, N]`; `last` is written."""
+        before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
+        given = [] if initial is None else [dense_last(initial.reshape(self.batch, self.heads, -1))]
+        spec = replace(self.plain, vector=1, reverse=reverse, initial=None if initial is None else initial.dtype)
+        flat = own.flatten(3), before.flatten(3), last.flatten(2)
+        self.run(pass_states, spec, flat[0], self.decays, *given, *more, *flat[1:])
+        return before
+
+    def skip(self, reverse: bool = False) -> list[torch.Tensor]:
+        """D as `[H, P]`."""
+        d = self.args.D
+        return [] if d is None else [d[:, None].expand(-1, self.head_dim) if d.dim() == 1 else d]
+
+
+def ssd_chunk_scan(
+    *given: Any,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    final_states: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference`. `out` and `final_states` may be given, contiguous; `config` replaces that of `config_for`."""
+    args = ScanArgs(*given, **named)
+    if out is None:
+        out = args.x.new_empty(args.x.shape)
+    if final_states is None:
+        shape = args.x.shape[0], *args.x.shape[2:], args.B.shape[3]
+        final_states = args.x.new_empty(shape, dtype=compute_dtype(args.x.dtype))
+    if not has_kernels(args.x) or not (out.numel() and args.B.numel()):
+        for target, value in zip((out, final_states), reference(*args), strict=True):
+            target.copy_(value)
+        return out, final_states
+    scan = Scan(args, config, out)
+    before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
+    z = [] if args.z is None else [dense_last(args.z)]
+    spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
+    operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before
+    scan.run(chunk_scan, spec, *operands, *scan.skip(), *z, out)
+    return out, final_states
+
+
+# The gradient.
+
+
+class BackwardArgs(NamedTuple):
+    """Arguments of `tile.ssd_chunk_scan_backward`: gradients of the results, then those of the scan but z."""
+
+    grad: torch.Tensor
+    grad_states: torch.Tensor | None
+    x: torch.Tensor
+    dt: torch.Tensor
+    A: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor | None = None
+    dt_bias: torch.Tensor | None = None
+    initial_states: torch.Tensor | None = None
+    dt_softplus: bool = False
+    dt_min: float = 0.0
+    dt_max: float | None = None
+
+
+GRADIENTS = "x", "dt", "A", "B", "C", "D", "dt_bias", "initial_states"
+"""The arguments that have gradients, in the order of the results."""
+
+
+def forward_args(args: Any) -> ScanArgs:
+    """The arguments of the scan itself."""
+    return ScanArgs(**{name: getattr(args, name) for name in ScanArgs._fields if name != "z"})
+
+
+def empty_gradients(args: Any) -> tuple[torch.Tensor, ...]:
+    """Allocate what the gradient writes, empty for what is not given."""
+    given = (getattr(args, name) for name in GRADIENTS)
+    return tuple(args.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)
+
+
+def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """`tile.ssd_chunk_scan_backward` in plain torch: autograd of the scan in plain torch."""
+    return gradients_in_torch(BackwardArgs(*given, **named), False)
+
+
+def gradients_in_torch(args: Any, twice: bool) -> tuple[torch.Tensor, ...]:
+    """The gradients; with `twice` they are functions of the arguments to autograd."""
+    tensors = {name: t for name in GRADIENTS if (t := getattr(args, name)) is not None}
+    with torch.enable_grad():
+        leaves = {name: (t.view_as(t) if twice else t.detach()).requires_grad_() for name, t in tensors.items()}
+        out, states = scan_in_torch(forward_args(args)._replace(**leaves))
+        results, grads = [out], [args.grad.to(out.dtype)]
+        if args.grad_states is not None:
+            results, grads = [out, states], [*grads, args.grad_states.to(out.dtype)]
+        made = torch.autograd.grad(
+            results, list(leaves.values()), grads, create_graph=twice, allow_unused=True, materialize_grads=True
+        )
+    found = dict(zip(leaves, made, strict=True))
+    return tuple(found[name].contiguous() if name in found else args.x.new_empty(0) for name in GRADIENTS)
+
+
+def ssd_chunk_scan_backward(
+    *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
+) -> tuple[torch.Tensor, ...]:
+    """See `gradient_reference`. `results`, contiguous, may be given; `config` replaces that of `config_for`."""
+    args = BackwardArgs(*given, **named)
+    results = results or empty_gradients(args)
+    if not has_kernels(args.x) or not (args.x.numel() and args.B.numel()):
+        for target, value in zip(results, gradient_reference(*args), strict=True):
+            target.copy_(value)
+        return results
+    grad, (dx, ddt, dA, dB, dC, dD, dbias, dinitial) = dense_last(args.grad), results
+    scan = Scan(args, config, grad, dx)
+    batch, heads, chunks, head_dim = scan.batch, scan.heads, scan.chunks, scan.head_dim
+    tiles_p, row_tiles = -(-head_dim // scan.config.head_tile), scan.padded // scan.config.rows
+    last = scan.empty(batch, heads, head_dim, scan.states)
+    before = scan.passed(scan.own_states(scan.x), args.initial_states, last)
+    ends = scan.empty(batch, heads, chunks, -(-head_dim * scan.states // (4 * scan.config.threads)))
+    of_initial = last if args.initial_states is None or dinitial.dtype != scan.compute else dinitial
+    behind = scan.passed(
+        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before.flatten(3), ends), reverse=True
+    )
+    if args.initial_states is not None and of_initial is not dinitial:
+        dinitial.copy_(last)
+    outputs, to_states, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(3))
+    later, earlier = (scan.empty(batch, heads, scan.padded) for _ in range(2))
+    scores = scan.scores()
+    times = scan.steps, scan.decays
+    back = replace(scan.plain, reverse=True)
+    scan.run(chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, grad, outputs)
+    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, later)
+    scores = scan.scores(reverse=True)
+    scan.run(pair_sums, back, scores, scan.x, grad, *times, earlier)
+    of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
+    spec = replace(back, D=None if args.D is None else args.D.dtype)
+    operands = scores, grad, scan.B, *times, behind, scan.x, *scan.skip()
+    scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
+    scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, dC)
+    scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, dB)
+    of_A = scan.empty(batch, chunks, heads)
+    of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks, heads)]
+    operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
+    scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
+    add_up(of_A.view(-1, heads, 1), dA, scan.machine)
+    if args.dt_bias is not None:
+        add_up(of_bias[0].view(-1, heads, 1), dbias, scan.machine)
+    if args.D is not None:
+        shape = (-1, heads, head_dim) if args.D.dim() == 1 else (-1, heads * head_dim, 1)
+        add_up(of_D[0].view(shape), dD.view(-1), scan.machine)
+    return results

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One token of a state-space model with selection (Mamba, arXiv:2312.00752; Mamba-2): the new state and the output.
+
+Assumes that `ops` checked shapes and dtypes; takes tensors of any strides, so that what is the same for all channels of
+a head may be expanded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.ssm.ssd import Spec as ScanSpec, step_size
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tiles of `rows` channels and `columns` states."""
+
+    rows: int
+    columns: int
+    threads: int = 128
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the kernel is compiled for: the dtypes of operands, None for what is not given."""
+
+    state: torch.dtype
+    x: torch.dtype
+    dt: torch.dtype
+    A: torch.dtype
+    B: torch.dtype
+    C: torch.dtype
+    D: torch.dtype | None
+    z: torch.dtype | None
+    dt_bias: torch.dtype | None
+    softplus: bool
+
+
+def reference(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tile.selective_state_update` in plain torch."""
+    compute, heads = compute_dtype(x.dtype), x.shape[1]
+    step = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)
+    step = F.softplus(step) if dt_softplus else step
+    shares = heads // B.shape[1] if B.shape[1] else 1
+    b, c = (t.to(compute).repeat_interleave(shares, 1, output_size=heads)[:, :, None] for t in (B, C))
+    added = (step * x.to(compute))[..., None] * b
+    new_state = state.to(compute) * torch.exp(step[..., None] * A.to(compute)) + added
+    out = (new_state * c).sum(-1)
+    out = out if D is None else out + D.to(compute) * x.to(compute)
+    out = out if z is None else out * F.silu(z.to(compute))
+    return out.to(x.dtype).contiguous(), new_state.to(state.dtype).contiguous()
+
+
+@jit
+def update(config: Config, spec: Spec) -> Any:
+    """The new states of some channels of a head, and their outputs."""
+    compute, rows, columns = compute_dtype(spec.x), config.rows, config.columns
+    b, h, p, g, n = T.dynamic("b, h, p, g, n")
+    steps = ScanSpec(spec.x, spec.dt, dt_bias=spec.dt_bias, softplus=spec.softplus)
+    optional = {"D": (spec.D, (h, p)), "z": (spec.z, (b, h, p)), "dt_bias": (spec.dt_bias, (h, p))}
+    given = [name for name, (dtype, _) in optional.items() if dtype is not None]
+    types = [strided(name, optional[name][1], optional[name][0], unit=False) for name in given]
+
+    @T.prim_func
+    def selective_state_update(
+        state: strided("state", (b, h, p, n), spec.state, unit=False),
+        x: strided("x", (b, h, p), spec.x, unit=False),
+        dt: strided("dt", (b, h, p), spec.dt, unit=False),
+        A: strided("A", (h, p, n), spec.A, unit=False),
+        B: strided("B", (b, g, n), spec.B, unit=False),
+        C: strided("C", (b, g, n), spec.C, unit=False),
+        *others: types,
+        out: T.Tensor((b, h, p), spec.x),
+        new_state: T.Tensor((b, h, p, n), spec.state),
+    ):
+        with T.Kernel(T.ceildiv(p, rows), h, b, threads=config.threads) as (bx, head, sequence):
+            group = head // (h // g)
+            step = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((rows,), compute)
+            terms = T.alloc_fragment((rows, columns), compute)
+            T.clear(terms)
+            for i in T.Parallel(rows):
+                row = T.min(bx * rows + i, p - 1)
+                bias = others[given.index("dt_bias")][head, row] if spec.dt_bias is not None else 0.0
+                size, _, _ = step_size(steps, dt[sequence, head, row], bias, -T.infinity(compute), T.infinity(compute))
+                step[i] = size
+            for k in T.serial(T.ceildiv(n, columns)):
+                for i, j in T.Parallel(rows, columns):
+                    row, column = T.min(bx * rows + i, p - 1), T.min(k * columns + j, n - 1)
+                    inside = k * columns + j < n
+                    keep = T.exp(step[i] * T.cast(A[head, row, column], compute))
+                    added = step[i] * T.cast(x[sequence, head, row], compute)
+                    added = added * T.cast(B[sequence, group, column], compute)
+                    value = T.cast(state[sequence, head, row, column], compute) * keep + added
+                    new_state[sequence, head, bx * rows + i, k * columns + j] = T.cast(value, spec.state)
+                    product = value * T.cast(C[sequence, group, column], compute)
+                    terms[i, j] += T.if_then_else(inside, product, 0.0)
+            T.reduce_sum(terms, total, dim=1)
+            for i in T.Parallel(rows):
+                row = T.min(bx * rows + i, p - 1)
+                value = total[i]
+                if spec.D is not None:
+                    skip = T.cast(others[given.index("D")][head, row], compute)
+                    value = value + skip * T.cast(x[sequence, head, row], compute)
+                if spec.z is not None:
+                    gate = T.cast(others[given.index("z")][sequence, head, row], compute)
+                    value = value * gate / (1.0 + T.exp(-gate))
+                out[sequence, head, bx * rows + i] = T.cast(value, spec.x)
+
+    return selective_state_update
+
+
+def selective_state_update(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    new_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference`. `out` and `new_state` may be given, contiguous; `config` replaces the choice of tiles."""
+    if not has_kernels(x) or not state.numel():
+        found = reference(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+        return into(out, found[0]), into(new_state, found[1])
+    out = x.new_empty(x.shape) if out is None else out
+    new_state = state.new_empty(state.shape) if new_state is None else new_state
+    optional = [None if t is None else t.dtype for t in (D, z, dt_bias)]
+    spec = Spec(state.dtype, x.dtype, dt.dtype, A.dtype, B.dtype, C.dtype, *optional, bool(dt_softplus))
+    config = config or Config(8, min(128, max(16, power_of_two(state.shape[3]))))
+    given = [t for t in (D, z, dt_bias) if t is not None]
+    machine_of(x).kernel(update)(config, spec)(state, x, dt, A, B, C, *given, out, new_state)
+    return out, new_state

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.causal_conv1d`, a depthwise convolution over earlier times, its gradient, and its step by one token."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.recomputed import gradients_of
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given
+
+ACTIVATIONS = ("none", "silu")
+MOST_TAPS = 8
+
+
+class CausalConv1dArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.causal_conv1d`."""
+
+    x: V
+    weight: V
+    bias: V | None = None
+    initial_state: V | None = None
+    activation: str = "none"
+
+
+class CausalConv1dBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.causal_conv1d_backward`."""
+
+    grad: V
+    x: V
+    weight: V
+    bias: V | None = None
+    initial_state: V | None = None
+    activation: str = "none"
+
+    @property
+    def forward(self) -> CausalConv1dArgs[V]:
+        """The arguments of the convolution."""
+        return CausalConv1dArgs(*self[1:])
+
+
+class CausalConv1dUpdateArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.causal_conv1d_update`."""
+
+    x: V
+    state: V
+    weight: V
+    bias: V | None = None
+    activation: str = "none"
+
+
+def _check_taps(op: str, weight: Tensor, bias: Tensor | None, channels: Any, activation: str) -> None:
+    checks.check_dims(op, "weight", weight, 2, "[D, W]")
+    checks.check_size(op, "weight", weight, 0, channels, "x's last dimension")
+    taps = weight.shape[1]
+    require(1 <= taps <= MOST_TAPS, lambda: f"tile.{op}: weight has {taps} taps; expected 1 to {MOST_TAPS}: [D, W]")
+    checks.check_vector(op, "bias", bias, channels, "x's last dimension")
+    require_value(
+        activation in ACTIVATIONS, lambda: f"tile.{op}: activation is {activation!r}; expected 'none' or 'silu'"
+    )
+
+
+def _check(op: str, args: CausalConv1dArgs[Tensor]) -> None:
+    x, weight, bias, state, activation = args
+    checks.check_floating(op, x=x, weight=weight, bias=bias, initial_state=state)
+    checks.check_dims(op, "x", x, 3, "[B, L, D]")
+    _check_taps(op, weight, bias, x.shape[2], activation)
+    if state is not None:
+        checks.check_dims(op, "initial_state", state, 3, "[B, W - 1, D]")
+        for dim, size, wanted in ((0, x.shape[0], "as x"), (1, weight.shape[1] - 1, "W - 1"), (2, x.shape[2], "as x")):
+            checks.check_size(op, "initial_state", state, dim, size, wanted)
+
+
+def _fake(args: CausalConv1dArgs[Tensor]) -> Tensor:
+    _check("causal_conv1d", args)
+    return args.x.new_empty(args.x.shape)
+
+
+def _fake_backward(args: CausalConv1dBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    op = "causal_conv1d_backward"
+    _check(op, args.forward)
+    checks.check_floating(op, x=args.x, grad=args.grad)
+    checks.check_same_dtype(op, x=args.x, grad=args.grad)
+    checks.check_dims(op, "grad", args.grad, 3, "[B, L, D]")
+    for dim in range(3):
+        checks.check_size(op, "grad", args.grad, dim, args.x.shape[dim], "as x")
+    given = args.x, args.weight, args.bias, args.initial_state
+    return tuple(args.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)
+
+
+def _fake_update(args: CausalConv1dUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    op = "causal_conv1d_update"
+    x, state, weight, bias, activation = args
+    checks.check_floating(op, x=x, state=state, weight=weight, bias=bias)
+    checks.check_dims(op, "x", x, 2, "[B, D]")
+    _check_taps(op, weight, bias, x.shape[1], activation)
+    checks.check_dims(op, "state", state, 3, "[B, D, S]")
+    for dim in range(2):
+        checks.check_size(op, "state", state, dim, x.shape[dim], "as x")
+    require(
+        state.shape[2] >= weight.shape[1] - 1,
+        lambda: f"tile.{op}: state holds {state.shape[2]} times; expected at least {weight.shape[1] - 1}, W - 1",
+    )
+    return x.new_empty(x.shape), state.new_empty(state.shape)
+
+
+def _save(ctx: Any, args: CausalConv1dArgs[Tensor], output: Tensor) -> None:
+    ctx.activation = args.activation
+    ctx.save_for_backward(args.x, args.weight, args.bias, args.initial_state)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, weight, bias, state = ctx.saved_tensors
+    made = torch.ops.tile.causal_conv1d_backward(grad.to(x.dtype), x, weight, bias, state, ctx.activation)
+    found = dict(zip(CausalConv1dArgs._fields, made, strict=False))
+    given = {"bias": bias, "initial_state": state}
+    return op_gradients(CausalConv1dArgs, **{k: v for k, v in found.items() if k not in given or given[k] is not None})
+
+
+def _save_backward(ctx: Any, args: CausalConv1dBackwardArgs[Tensor], output: Any) -> None:
+    ctx.activation = args.activation
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:5])
+
+
+def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    family = kernels("causal_conv1d")
+    made = gradients_of(
+        lambda *tensors: family.gradient_reference(*tensors, ctx.activation), ctx.saved_tensors,
+        ctx.needs_input_grad, grads,
+    )  # fmt: skip
+    return (*made, None)
+
+
+def _save_update(ctx: Any, args: CausalConv1dUpdateArgs[Tensor], output: Any) -> None:
+    ctx.activation = args.activation
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:4])
+
+
+def _backward_of_update(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    family = kernels("causal_conv1d")
+    made = gradients_of(
+        lambda *tensors: family.update_reference(*tensors, ctx.activation), ctx.saved_tensors,
+        ctx.needs_input_grad, grads,
+    )  # fmt: skip
+    return (*made, None)
+
+
+X = ("batch", "time", "channel")
+
+
+def _sharding(args: CausalConv1dArgs[Spec]) -> Rule:
+    bias, state = if_given(args.bias, ("channel",)), if_given(args.initial_state, ("batch", "before", "channel"))
+    return Rule(outputs=[X], inputs=[X, ("channel", "tap"), bias, state], free=("batch", "channel"))
+
+
+def _sharding_of_backward(args: CausalConv1dBackwardArgs[Spec]) -> Rule:
+    forward = _sharding(args.forward)
+    outputs = [("none",) if dims is None else dims for dims in forward.inputs]
+    return Rule(outputs=outputs, inputs=[X, *forward.inputs], free=("channel",), saved=[X, *forward.inputs])
+
+
+def _sharding_of_update(args: CausalConv1dUpdateArgs[Spec]) -> Rule:
+    x, state = ("batch", "channel"), ("batch", "channel", "before")
+    inputs = [x, state, ("channel", "tap"), if_given(args.bias, ("channel",))]
+    return Rule(outputs=[x, state], inputs=inputs, free=("batch", "channel"))
+
+
+def _flops(args: CausalConv1dArgs[Shape]) -> int:
+    batch, length, channels = args.x
+    return 2 * batch * length * channels * args.weight[1]
+
+
+causal_conv1d = form(
+    "causal_conv1d",
+    CausalConv1dArgs[Tensor],
+    Tensor,
+    """A convolution of each channel with its W latest times: `y[t] = act(bias + sum_k weight[k] x[t - W + 1 + k])`.
+
+Times before the first are those of initial_state, or 0. Sums are in float32 (float64 for float64). The gradient is a
+kernel, too. It is Mamba's short convolution (arXiv:2312.00752).
+
+Args:
+    x: `[B, L, D]`, of any strides; one whose channels are not dense is copied.
+    weight: `[D, W]`, W from 1 to 8, of any floating dtype.
+    bias: `[D]`.
+    initial_state: `[B, W - 1, D]`, the times before the first.
+    activation: "none" or "silu".
+
+Returns:
+    `[B, L, D]` in x's dtype. The state behind it is the last W - 1 times of initial_state and x.
+""",
+)
+causal_conv1d_backward = form(
+    "causal_conv1d_backward",
+    CausalConv1dBackwardArgs[Tensor],
+    tuple[Tensor, Tensor, Tensor, Tensor],
+    """The gradients of `causal_conv1d`.
+
+Args:
+    grad: `[B, L, D]` in x's dtype, of the result.
+    x: as `causal_conv1d`, like what follows.
+    weight: `[D, W]`.
+    bias: `[D]`.
+    initial_state: `[B, W - 1, D]`.
+    activation: "none" or "silu".
+
+Returns:
+    the gradients by x, weight, bias and initial_state, in their dtypes; `[0]` for what is not given.
+""",
+)
+causal_conv1d_update = form(
+    "causal_conv1d_update",
+    CausalConv1dUpdateArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`causal_conv1d` of one token behind a state.
+
+Args:
+    x: `[B, D]`, the token.
+    state: `[B, D, S]`, the S latest times before it, S at least W - 1, of any floating dtype.
+    weight: `[D, W]`.
+    bias: `[D]`.
+    activation: "none" or "silu".
+
+Returns:
+    the output `[B, D]` in x's dtype, and the new state `[B, D, S]`, whose last time is the token.
+""",
+)
+
+
+register(
+    name="causal_conv1d",
+    args=CausalConv1dArgs,
+    form=causal_conv1d,
+    fake=_fake,
+    run=entry("causal_conv1d", "causal_conv1d", "out"),
+    reference=in_torch("causal_conv1d"),
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("x", "weight", "bias", "initial_state"),
+)
+register(
+    name="causal_conv1d_backward",
+    args=CausalConv1dBackwardArgs,
+    returns=("dx", "dweight", "dbias", "dstate"),
+    form=causal_conv1d_backward,
+    fake=_fake_backward,
+    run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
+    reference=in_torch("causal_conv1d", "gradient_reference"),
+    setup_context=_save_backward,
+    backward=_twice,
+    sharding=_sharding_of_backward,
+    flops=lambda args: 2 * _flops(args.forward),
+)
+register(
+    name="causal_conv1d_update",
+    args=CausalConv1dUpdateArgs,
+    returns=("out", "new_state"),
+    form=causal_conv1d_update,
+    fake=_fake_update,
+    run=entry("causal_conv1d", "causal_conv1d_update", "out", "new_state"),
+    reference=in_torch("causal_conv1d", "update_reference"),
+    setup_context=_save_update,
+    backward=_backward_of_update,
+    sharding=_sharding_of_update,
+    flops=lambda args: 2 * args.x[0] * args.x[1] * args.weight[1],
+    lower_precision=("x", "weight", "bias"),
+)
