@@ -108,7 +108,7 @@ def _sets_all(stmt: Stmt, buffer: Buffer) -> bool:
             for w in writes
         )
     if isinstance(stmt, Store):
-        return buffer.rank == 0
+        return _product(buffer.shape) == 1
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return False
     stores = [s for s in stmt.body.stmts if isinstance(s, Store) and s.buffer is buffer]
