@@ -122,8 +122,8 @@ KINDS = {
     "partial nests": Mend(bind_loop._Binder, "_stays_in_padding", yes, "sm_80", (72,)),
     "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (8,)),
     "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (2,)),
-    "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text"),
-    "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles"),
+    "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text", (5,)),
+    "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (76,)),
     "numbers outside a type": Mend(expr, "_outside", lambda *_: None, "tiles", (12,)),
     "extrema of folded floats": Mend(expr, "extremum", plain_extremum, "tiles"),
     "uint64 as signed": Mend(tile_values, "_ORDERED", {}, "tiles", (17,)),
@@ -138,15 +138,15 @@ KINDS = {
     "remainders of floats": Mend(tile_values, "remainder", plain_remainder, "tiles", (33,)),
     "copies of an element that meet": Mend(bind_loop, "_told_apart", nothing, "sm_80", (37,)),
     "fills by the tile itself": Mend(fill, "find", nothing, "cpu"),
-    "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80"),
-    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx"),
+    "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80", (0,)),
+    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx", (1,)),
     "products fused by the compiler": Mend(host_compiler, "find_compiler", contracting, "cpu"),
     "divisors at which a machine stops": Mend(
-        host_compiler, "csrc_dir", folder_without_divisors, "cpu", (),
+        host_compiler, "csrc_dir", folder_without_divisors, "cpu", (2,),
         ((host_compiler, "headers_digest", lambda: "no divisors"),), dies=True,
     ),
-    "addition of bools": Mend(atomic.Atomic, "check", nothing, "cpu"),
-    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys"),
+    "addition of bools": Mend(atomic.Atomic, "check", nothing, "cpu", (75,)),
+    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys", (63,)),
 }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ import torch
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "attention_paged": "attention.paged",
+    "attention_varlen": "attention.varlen",
     "causal_conv1d": "ssm.conv",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
@@ -25,6 +27,8 @@ FAMILIES = {
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
+    "quantize_fp8": "norm.quantize",
+    "scaled_gemm": "gemm.scaled",
     "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",
     "ssd_chunk_scan": "ssm.ssd",

@@ -21,7 +21,7 @@ from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
-from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
+from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
 
@@ -83,7 +83,7 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return self.blocks if self.as_tuple else self.blocks[0]
+        return Indices(self.blocks) if self.as_tuple else self.blocks[0]
 
     def _thread(self) -> Var | None:
         """The variable of the running thread, if the kernel names it."""

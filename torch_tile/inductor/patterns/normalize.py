@@ -83,7 +83,7 @@ def _normalize_square(node: Node) -> None:
     x, y = (*node.args, None, None)[:2]
     is_product = is_call(node, aten.mul.Tensor) and x is not y and equivalent(x, y)
     is_power = is_call(node, aten.pow.Tensor_Scalar) and y == 2
-    if is_product or is_power or is_call(node, aten.square.default):
+    if (is_product or is_power or is_call(node, aten.square.default)) and dtype(x) == dtype(node):
         _become(node, aten.mul.Tensor, x, x)
 
 

@@ -24,6 +24,7 @@ from torch_tile.kernels.common import (
     has_kernels,
     machine_of,
     strided,
+    typical,
     vector_of,
 )
 from torch_tile.kernels.ssm.sums import add_up
@@ -90,8 +91,16 @@ class Spec:
         return compute_dtype(self.dtype)
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What the choice of chunks depends on."""
+
+    length: int
+
+
 def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
     """Choose chunks and tiles. Long chunks have fewer states to store, short sequences want short chunks."""
+    length = typical(Problem(length)).length
     size = 64 if length <= 256 else 128 if length <= 1024 else 256
     if not machine.is_gpu:
         return Config(chunk=64, rows=32, step=32, stages=1)
@@ -120,41 +129,59 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out.to(args.x.dtype).contiguous(), states.contiguous()
 
 
+class Pieces:
+    """What the scan in plain torch computes on its way, in the dtype of sums.
+
+    logs: logarithms of the decay from the chunk's begin. decay: between two times of a chunk, 0 to earlier ones.
+    to_end: from a time to the chunk's end. own: the first state and what each chunk adds. passed: the decay between the
+    ends of chunks. states: before each chunk, and the last one.
+    """
+
+    def __init__(self, args: Any) -> None:
+        compute, size = compute_dtype(args.x.dtype), REFERENCE_CHUNK
+        self.batch, self.length, heads, head_dim = args.x.shape
+        groups, states = args.B.shape[2:]
+        self.chunks = (self.length + size - 1) // size
+        self.dt = steps_of(args, compute)
+        shares = heads // groups if groups else 1
+        keys = (self.chunked(t.to(compute)).repeat_interleave(shares, 3, output_size=heads) for t in (args.B, args.C))
+        self.b, self.c = keys
+        self.logs = self.chunked(self.dt * args.A.to(compute)).cumsum(2)
+        self.inputs = self.chunked(args.x.to(compute) * self.dt[..., None])
+        device = args.x.device
+        lower = torch.ones(size, size, dtype=torch.bool, device=device).tril()[..., None]
+        between = self.logs[:, :, :, None] - self.logs[:, :, None]
+        self.decay = torch.exp(between.masked_fill(~lower, -torch.inf))
+        self.to_end = torch.exp(self.logs[:, :, -1:] - self.logs)
+        own = torch.einsum("zcshn,zcsh,zcshp->zchpn", self.b, self.to_end, self.inputs)
+        first = args.initial_states
+        first = own.new_zeros(self.batch, heads, head_dim, states) if first is None else first.to(compute)
+        self.own = torch.cat([first[:, None], own], 1)
+        ends = F.pad(self.logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
+        before = torch.ones(self.chunks + 1, self.chunks + 1, dtype=torch.bool, device=device).tril()[..., None]
+        self.passed = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
+        self.states = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
+
+    def chunked(self, t: torch.Tensor) -> torch.Tensor:
+        """`[B, L, ...]` as `[B, chunks, REFERENCE_CHUNK, ...]`, with zeros at the end."""
+        size, pad = REFERENCE_CHUNK, [0, 0] * (t.dim() - 2)
+        whole = F.pad(t, (*pad, 0, self.chunks * size - self.length))
+        return whole.reshape(self.batch, self.chunks, size, *t.shape[2:])
+
+
 def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the final states in the dtype of sums."""
-    compute, size = compute_dtype(args.x.dtype), REFERENCE_CHUNK
-    batch, length, heads, head_dim = args.x.shape
-    groups, states = args.B.shape[2:]
-    x = args.x.to(compute)
-    dt = steps_of(args, compute)
-    chunks = (length + size - 1) // size
-
-    def chunked(t: torch.Tensor) -> torch.Tensor:
-        pad = [0, 0] * (t.dim() - 2)
-        return F.pad(t, (*pad, 0, chunks * size - length)).reshape(batch, chunks, size, *t.shape[2:])
-
-    shares = heads // groups if groups else 1
-    b, c = (chunked(t.to(compute)).repeat_interleave(shares, 3, output_size=heads) for t in (args.B, args.C))
-    logs = chunked(dt * args.A.to(compute)).cumsum(2)
-    inputs = chunked(x * dt[..., None])
-    lower = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()[..., None]
-    decay = torch.exp((logs[:, :, :, None] - logs[:, :, None]).masked_fill(~lower, -torch.inf))
-    out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", c, b, decay, inputs)
-    own = torch.einsum("zcshn,zcsh,zcshp->zchpn", b, torch.exp(logs[:, :, -1:] - logs), inputs)
-    first = x.new_zeros(batch, heads, head_dim, states) if args.initial_states is None else args.initial_states
-    own = torch.cat([first.to(compute)[:, None], own], 1)
-    ends = F.pad(logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
-    before = torch.ones(chunks + 1, chunks + 1, dtype=torch.bool, device=x.device).tril()[..., None]
-    passed = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
-    all_states = torch.einsum("zcsh,zshpn->zchpn", passed, own)
-    out = out + torch.einsum("zclhn,zclh,zchpn->zclhp", c, torch.exp(logs), all_states[:, :-1])
-    out = out.reshape(batch, chunks * size, heads, head_dim)[:, :length]
+    compute, pieces = compute_dtype(args.x.dtype), Pieces(args)
+    out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", pieces.c, pieces.b, pieces.decay, pieces.inputs)
+    sofar = torch.exp(pieces.logs)
+    out = out + torch.einsum("zclhn,zclh,zchpn->zclhp", pieces.c, sofar, pieces.states[:, :-1])
+    out = out.flatten(1, 2)[:, : pieces.length]
     if args.D is not None:
         d = args.D.to(compute)
-        out = out + x * (d[:, None] if d.dim() == 1 else d)
+        out = out + args.x.to(compute) * (d[:, None] if d.dim() == 1 else d)
     if args.z is not None:
         out = out * F.silu(args.z.to(compute))
-    return out, all_states[:, -1]
+    return out, pieces.states[:, -1]
 
 
 # The kernels.
@@ -767,6 +794,14 @@ class Scan:
         """Launch a kernel."""
         self.machine.kernel(kernel)(self.config, spec)(*operands)
 
+    def flat(self, states: torch.Tensor) -> torch.Tensor:
+        """Contiguous states with P and N as one dimension: a view that asks nothing of sizes."""
+        outer, size = states.shape[:-2], self.head_dim * self.states
+        strides = [size]
+        for n in reversed(outer[1:]):
+            strides.insert(0, strides[0] * n)
+        return states.as_strided((*outer, size), (*strides, 1))
+
     def scores(self, reverse: bool = False) -> torch.Tensor:
         """The scores of all chunks, `[B, chunks, G, chunk, chunk]`, those without a path not written."""
         size = self.config.chunk
@@ -789,8 +824,8 @@ class Scan:
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
         given = [] if initial is None else [dense_last(initial.reshape(self.batch, self.heads, -1))]
         spec = replace(self.plain, vector=1, reverse=reverse, initial=None if initial is None else initial.dtype)
-        flat = own.flatten(3), before.flatten(3), last.flatten(2)
-        self.run(pass_states, spec, flat[0], self.decays, *given, *more, *flat[1:])
+        own, before_flat, last = (self.flat(t) for t in (own, before, last))
+        self.run(pass_states, spec, own, self.decays, *given, *more, before_flat, last)
         return before
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
@@ -863,24 +898,61 @@ def empty_gradients(args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """`tile.ssd_chunk_scan_backward` in plain torch: autograd of the scan in plain torch."""
-    return gradients_in_torch(BackwardArgs(*given, **named), False)
+    """`tile.ssd_chunk_scan_backward` in plain torch, which autograd can differentiate again.
 
+    z: sequence, c: chunk, l and s: times of an output and of an input, h: head, p and n: of a state.
+    """
+    args = BackwardArgs(*given, **named)
+    compute = compute_dtype(args.x.dtype)
+    batch, length, heads, _ = args.x.shape
+    pieces = Pieces(forward_args(args))
+    x, dt, grad, einsum = args.x.to(compute), pieces.dt, pieces.chunked(args.grad.to(compute)), torch.einsum
+    own, sofar, c, b, decay = pieces.inputs, torch.exp(pieces.logs), pieces.c, pieces.b, pieces.decay
+    last = args.grad_states
+    last = x.new_zeros(pieces.own[:, 0].shape) if last is None else last.to(compute)
+    of_states = torch.cat([einsum("zclhp,zclhn,zclh->zchpn", grad, c, sofar), last[:, None]], 1)
+    behind = einsum("zcsh,zchpn->zshpn", pieces.passed, of_states)
+    of_initial, behind = behind[:, 0], behind[:, 1:]
+    products, scores = einsum("zclhp,zcshp->zclsh", grad, own), einsum("zclhn,zcshn->zclsh", c, b)
+    before = einsum("zclhp,zclh,zchpn->zclhn", grad, sofar, pieces.states[:, :-1])
+    to_end = einsum("zcshn,zcsh,zchpn->zcshp", b, pieces.to_end, behind)
+    of_own = to_end + einsum("zclsh,zclhp->zcshp", scores * decay, grad)
+    dc = before + einsum("zclsh,zcshn->zclhn", products * decay, b)
+    db = einsum("zclsh,zclhn->zcshn", products * decay, c)
+    db = db + einsum("zcshp,zcsh,zchpn->zcshn", own, pieces.to_end, behind)
+    # Of logarithms: each pair of times counts for those between them, and so do times with states, and states.
+    pairs, states = products * scores * decay, (own * to_end).sum(-1)
+    logs = pairs.sum(3) - pairs.sum(2) + (before * c).sum(-1) - states
+    between = einsum("zcsh,zchpn,zshpn->zcsh", pieces.passed, of_states, pieces.own)
+    ends = (between.sum(2) - between.sum(1)).flip(1).cumsum(1).flip(1)[:, 1:]
+    decays = logs.flip(2).cumsum(2).flip(2) + (ends + states.sum(2))[:, :, None]
 
-def gradients_in_torch(args: Any, twice: bool) -> tuple[torch.Tensor, ...]:
-    """The gradients; with `twice` they are functions of the arguments to autograd."""
-    tensors = {name: t for name in GRADIENTS if (t := getattr(args, name)) is not None}
-    with torch.enable_grad():
-        leaves = {name: (t.view_as(t) if twice else t.detach()).requires_grad_() for name, t in tensors.items()}
-        out, states = scan_in_torch(forward_args(args)._replace(**leaves))
-        results, grads = [out], [args.grad.to(out.dtype)]
-        if args.grad_states is not None:
-            results, grads = [out, states], [*grads, args.grad_states.to(out.dtype)]
-        made = torch.autograd.grad(
-            results, list(leaves.values()), grads, create_graph=twice, allow_unused=True, materialize_grads=True
-        )
-    found = dict(zip(leaves, made, strict=True))
-    return tuple(found[name].contiguous() if name in found else args.x.new_empty(0) for name in GRADIENTS)
+    def whole(t: torch.Tensor) -> torch.Tensor:
+        return t.flatten(1, 2)[:, :length]
+
+    def grouped(t: torch.Tensor) -> torch.Tensor:
+        groups = args.B.shape[2]
+        return whole(t).reshape(batch, length, groups, heads // groups, t.shape[-1]).sum(3)
+
+    grad, of_own, decays = args.grad.to(compute), whole(of_own), whole(decays)
+    found = {"x": of_own * dt[..., None], "B": grouped(db), "C": grouped(dc), "A": (decays * dt).sum((0, 1))}
+    if args.D is not None:
+        d = args.D.to(compute)
+        found["x"] = found["x"] + grad * (d[:, None] if d.dim() == 1 else d)
+        found["D"] = (grad * x).sum((0, 1, 3) if d.dim() == 1 else (0, 1))
+    raw = args.dt.to(compute) if args.dt_bias is None else args.dt.to(compute) + args.dt_bias.to(compute)
+    value = F.softplus(raw) if args.dt_softplus else raw
+    slope = torch.sigmoid(raw) if args.dt_softplus else torch.ones_like(raw)
+    inside = (value >= args.dt_min) & (value <= (torch.inf if args.dt_max is None else args.dt_max))
+    found["dt"] = torch.where(inside, slope, 0.0) * (decays * args.A.to(compute) + (of_own * x).sum(-1))
+    if args.dt_bias is not None:
+        found["dt_bias"] = found["dt"].sum((0, 1))
+    if args.initial_states is not None:
+        found["initial_states"] = of_initial
+    return tuple(
+        found[name].to(getattr(args, name).dtype).contiguous() if name in found else args.x.new_empty(0)
+        for name in GRADIENTS
+    )
 
 
 def ssd_chunk_scan_backward(
@@ -902,7 +974,7 @@ def ssd_chunk_scan_backward(
     ends = scan.empty(batch, heads, chunks, -(-head_dim * scan.states // (4 * scan.config.threads)))
     of_initial = last if args.initial_states is None or dinitial.dtype != scan.compute else dinitial
     behind = scan.passed(
-        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before.flatten(3), ends), reverse=True
+        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (scan.flat(before), ends), reverse=True
     )
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)

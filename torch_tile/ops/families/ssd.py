@@ -192,7 +192,7 @@ def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     family = kernels("ssd_chunk_scan")
 
     def gradients(*tensors: Tensor | None) -> Any:
-        return family.gradients_in_torch(SsdChunkScanBackwardArgs(*tensors, *ctx.options[10:]), True)
+        return family.gradient_reference(*tensors, *ctx.options[10:])
 
     return (*gradients_of(gradients, ctx.saved_tensors, ctx.needs_input_grad, grads), *[None] * 3)
 
