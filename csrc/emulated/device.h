@@ -83,19 +83,12 @@ template <int number, int threads> inline void named_barrier_arrive() { emulated
 inline int warpgroup_of_thread() { return threadIdx.x / 128; }
 inline void turn_wait(int number) { emulated::meet(number, 256, true); }
 inline void turn_give(int number) { emulated::meet(number, 256, false); }
-template <int first, int warpgroup, int count> inline void turn_open() {
-  if (warpgroup_of_thread() == warpgroup + count - 1) turn_give(first);
-}
-template <int first, int warpgroup, int count> inline void turn_take() {
-  turn_wait(first + warpgroup_of_thread() - warpgroup);
-}
-template <int first, int warpgroup, int count> inline void turn_pass() {
-  const int next = warpgroup_of_thread() - warpgroup + 1;
-  turn_give(first + (next == count ? 0 : next));
-}
-template <int first, int warpgroup, int count> inline void turn_close() {
-  if (warpgroup_of_thread() == warpgroup) turn_wait(first);
-}
+}  // namespace tile
+
+#include "../ping_pong.h"
+
+namespace tile {
+
 template <int count, bool more> inline void set_registers() {}
 inline void grid_wait() {}
 inline void grid_launch() {}

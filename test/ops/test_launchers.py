@@ -74,6 +74,26 @@ def attention_lse_call(q, k, v, out, lse):
     launchers.attention_lse(q, k, v, None, True, out=(out, lse))
 
 
+def starts(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def varlen_call(q, k, v, cu_q, cu_k, *out):
+    made = out[0] if len(out) == 1 else out
+    name = "attention_varlen" if len(out) == 1 else "attention_varlen_lse"
+    getattr(launchers, name)(q, k, v, cu_q, cu_k, 40, 40, True, out=made)
+
+
+def varlen_backward_call(g, q, k, v, o, lse, cu_q, cu_k, *out):
+    launchers.attention_varlen_backward(g, q, k, v, o, lse, cu_q, cu_k, 40, 40, True, out=out)
+
+
+def paged_call(q, k, v, table, lengths, *out):
+    made = out[0] if len(out) == 1 else out
+    name = "attention_paged" if len(out) == 1 else "attention_paged_lse"
+    getattr(launchers, name)(q, k, v, table, lengths, out=made)
+
+
 def linear_call(x, w, b, r, out):
     launchers.linear(x, w, b, r, "gelu", out=out)
 
@@ -148,6 +168,32 @@ CALLS = {
                      lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
     "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
                                                             torch.empty(2, 4, 40))),
+    "attention_varlen": (
+        "tttttt", varlen_call,
+        lambda: (half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), starts(0, 20, 60), starts(0, 30, 70),
+                 half(60, 4, 64)),
+    ),
+    "attention_varlen_lse": (
+        "ttttttt", varlen_call,
+        lambda: (half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), starts(0, 20, 60), starts(0, 30, 70),
+                 half(60, 4, 64), torch.empty(4, 60)),
+    ),
+    "attention_varlen_backward": (
+        "ttttttttttt", varlen_backward_call,
+        lambda: (half(60, 4, 64), half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), half(60, 4, 64),
+                 torch.empty(4, 60), starts(0, 20, 60), starts(0, 30, 70), half(60, 4, 64), half(70, 2, 64),
+                 half(70, 2, 64)),
+    ),
+    "attention_paged": (
+        "tttttt", paged_call,
+        lambda: (half(3, 1, 8, 64), half(9, 16, 2, 64), half(9, 16, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
+                 starts(1, 0, 60), half(3, 1, 8, 64)),
+    ),
+    "attention_paged_lse": (
+        "ttttttt", paged_call,
+        lambda: (half(3, 2, 8, 64), half(9, 64, 2, 64), half(9, 64, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
+                 starts(1, 0, 60), half(3, 2, 8, 64), torch.empty(3, 8, 2)),
+    ),
     "linear": ("ttttt", linear_call, lambda: (half(2, 24, 64), half(96, 64), half(96), half(2, 24, 96),
                                               half(2, 24, 96))),
     "swiglu": ("tttt", swiglu_call, lambda: (half(2, 24, 64), half(96, 64), half(96, 64), half(2, 24, 96))),
@@ -273,6 +319,7 @@ def entries_of(plan):
 
 
 SIZES = {
+    "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,

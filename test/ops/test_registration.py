@@ -19,10 +19,12 @@ OPS = sorted(SCHEMAS)
 PRODUCTS = [
     *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "linear", "swiglu"),
     *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
+    *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
 ]
-LIKE_QUERY = ["attention", "attention_lse", "mla_decode", "mla_decode_lse"]  # in the memory order of the queries
-BACKWARDS = ["attention_backward", "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
+LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
+OF_ATTENTION = ["attention_backward", "attention_varlen_backward"]  # each gradient in the memory order of its tensor
+BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
 ANY_DTYPE = ["cross_entropy"]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 REFUSING = ["scaled_gemm", "quantize_fp8"]  # gradients
@@ -80,8 +82,8 @@ def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
             inputs = {t.untyped_storage().data_ptr() for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
             results = outputs(overload(name)(*args))
             for n, (got, want) in enumerate(zip(results, outputs(overload(name)(*to_double(args))), strict=True)):
-                if (name == "attention_backward" and n < 3) or (n == 0 and name in LIKE_QUERY):
-                    like = args[n + 1 if name == "attention_backward" else 0]
+                if (name in OF_ATTENTION and n < 3) or (n == 0 and name in LIKE_QUERY):
+                    like = args[n + 1 if name in OF_ATTENTION else 0]
                     assert got.stride() == empty_beside(like, got.shape[-1]).stride()
                 else:
                     assert got.is_contiguous()
@@ -172,6 +174,10 @@ def count_frames(f, calls):
     return counter.frame_count
 
 
+def starts(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
 BYTES = (8, False, 0, [], "", "")  # no aux, no epilogue
 DYNAMIC = {
     "gemm": lambda t, n: (t(n, 7), [t(7, n + 2)], [t(n + 2)], "r", "v0=add(acc0,x0);ret v0", torch.float32),
@@ -196,6 +202,27 @@ DYNAMIC = {
         n,
         [t(4, 1, 1), t(n + 3)],
         "v=mul(x0,i2);w=mul(acc0,x1);y=add(v,w);ret y",
+    ),
+    "attention_varlen": lambda t, n: (
+        t(n, 4, 8),
+        t(n + 3, 2, 8),
+        t(n + 3, 2, 8),
+        starts(0, 2, 13),
+        starts(0, 5, 13),
+        12,
+        11,
+        True,
+    ),
+    "attention_varlen_backward": lambda t, n: (
+        *(t(n, 4, 6), t(n, 4, 8), t(n + 3, 2, 8), t(n + 3, 2, 6), t(n, 4, 6), t(4, n)),
+        *(starts(0, 2, 13), starts(0, 5, 13), 12, 11, True),
+    ),
+    "attention_paged": lambda t, n: (
+        t(n, 3, 4, 8),
+        t(n + 4, 4, 2, 8),
+        t(n + 4, 4, 2, 8),
+        torch.arange(2 * n).view(n, 2).int() % n,
+        starts(*[7] * n),
     ),
     "mla_decode": lambda t, n: (t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
     "mla_schedule": lambda t, n: (torch.arange(n, dtype=torch.int32), 3, 5),
@@ -240,7 +267,8 @@ DYNAMIC["attention_backward"] = lambda t, n: (
     None,
     True,
 )
-DYNAMIC["attention_lse"], DYNAMIC["mla_decode_lse"] = DYNAMIC["attention"], DYNAMIC["mla_decode"]
+for with_lse in ("attention", "attention_paged", "attention_varlen", "mla_decode"):
+    DYNAMIC[f"{with_lse}_lse"] = DYNAMIC[with_lse]
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])

@@ -16,6 +16,7 @@ from torch import nn
 import torch_tile.nn as tnn
 from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
+from torch_tile.integrations.scans import replace_scans
 
 log = logging.getLogger("torch_tile")
 
@@ -40,6 +41,7 @@ def replace_layers(
     mlp: bool = True,
     attention: bool = True,
     quantized: bool = True,
+    scan: bool = False,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> list[Replacement]:
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
@@ -57,6 +59,8 @@ def replace_layers(
         mlp: gated MLPs: `down_proj(act(gate_proj(x)) * up_proj(x))`.
         attention: DeepSeek's latent attention, and `attn_implementation="tile"` for a model of transformers.
         quantized: frozen linear layers of bitsandbytes (4 bits), GPTQ, AWQ, and transformers' fine-grained float8.
+        scan: scans and short convolutions of transformers' models (Mamba-2 and its hybrids), in the file of
+            the model: all models of the file use ours from then on. Filters are not asked.
         filter_fn: called with each layer that could be replaced and its name; False leaves it alone.
 
     Returns:
@@ -77,6 +81,8 @@ def replace_layers(
         done += fuse_activations(model, wanted)
     if attention:
         done += switch_attention(model, wanted)
+    if scan:
+        done += [Replacement(file, name, "torch_tile.nn.scans") for file, name in replace_scans(model)]
     return done
 
 

@@ -12,7 +12,14 @@ products follow its dtype as `F.linear` does; norms and softmax run in float32 o
 """
 
 from torch_tile.ops import families as families
+from torch_tile.ops.append_to_pages import append_to_pages
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
+from torch_tile.ops.families.attention_paged import attention_paged, attention_paged_lse
+from torch_tile.ops.families.attention_varlen import (
+    attention_varlen,
+    attention_varlen_backward,
+    attention_varlen_lse,
+)
 from torch_tile.ops.families.causal_conv1d import causal_conv1d, causal_conv1d_backward, causal_conv1d_update
 from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
@@ -29,9 +36,15 @@ register_when_imported()
 
 __all__ = [
     "add_rms_norm",
+    "append_to_pages",
     "attention",
     "attention_backward",
     "attention_lse",
+    "attention_paged",
+    "attention_paged_lse",
+    "attention_varlen",
+    "attention_varlen_backward",
+    "attention_varlen_lse",
     "causal_conv1d",
     "causal_conv1d_backward",
     "causal_conv1d_update",

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
@@ -143,8 +143,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     bs, rest = rest[:count], rest[count:]
     scales, rest = rest[:num_scales], rest[num_scales:]
     zeros, aux = rest[:num_zeros], rest[num_zeros:]
-    from torch_tile.kernels.common import compute_dtype
-
     compute = compute_dtype(a.dtype)
     numbers = [kernels(OP).dequantize(b, None, None, *ctx.fields, compute, ctx.format) for b in bs]
     widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or [None] * count, strict=True)]
