@@ -341,7 +341,7 @@ class _Kind:
 
     def room(self, spec: Spec) -> int:
         """Return the registers of a thread that are left for tiles."""
-        taken = self.text if spec.mask is None else self.masked_text
+        taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
         return self.registers - (taken if spec.score else 0)
 
 
