@@ -20,7 +20,7 @@ class Kinds:
         try:
             if not self.chance(SHARE):
                 return []
-            kinds = [self.counting, self.wrapping_index, self.told_across, self.arms_of_floats, self.of_a_given_number]
+            kinds = [self.counting, self.wrapping_index, self.told_across, self.arms_of_floats, self.of_known_numbers]
             with self.scope():
                 found = self.pick(*kinds)(program, line) or []
             if self.chance(0.05):
@@ -117,13 +117,17 @@ class Kinds:
             return value, value
         return f"T.reinterpret({value}, 'int32')", f"bits({value})"
 
-    def of_a_given_number(self, program, line):
-        """An element made from a number that is known where the kernel is compiled."""
+    def of_known_numbers(self, program, line):
+        """An element made from numbers that are known where the kernel is traced or compiled."""
         w = self.owned("float32", "int32")
         if w is None:
             return None
         place = f"{w.name}[{self.block_name}, {self.random.randrange(w.shape[1])}]"
-        text, reference = (self.bits_of(w, of)[n] for n, of in enumerate(("T.float32(given)", "float32_(given)")))
+        made = "T.float32(given)", "float32_(given)"
+        if self.chance(0.5):  # folded
+            (x, y), op = (self.pick("0.0", "-0.0", "1.5") for _ in "ab"), self.pick("max", "min")
+            made = f"T.{op}(T.float32({x}), T.float32({y}))", f"{'greater' if op == 'max' else 'lesser'}({x}, {y})"
+        text, reference = (self.bits_of(w, of)[n] for n, of in enumerate(made))
         if w.dtype == "float32" and self.chance(0.5):
             text, reference = f"T.max({text}, {place})", f"greater({reference}, {place})"
         return [line(f"{place} = {text}", f"{place} = {reference}")]

@@ -155,10 +155,10 @@ def reinterpret(value: Any, dtype: Any) -> Any:
 
     TIR's null pointer, 0 as a "handle", is None: the language has no pointers.
     """
-    if dtype == "handle" and isinstance(value, Const) and value.value == 0:
-        return None
     if not isinstance(value, Expr) and not is_number(value):
         dtype, value = value, dtype
+    if isinstance(dtype, str) and dtype == "handle" and isinstance(value, Const) and value.value == 0:
+        return None
     to = dtype_of(dtype)
     if is_number(value) and not isinstance(to_number(value), float):  # the bits themselves
         value = const(to_number(value), dt.BY_NAME[f"int{to.bits}"])

@@ -31,6 +31,7 @@ from torch_tile.kernels.ssm.sums import add_up
 
 REFERENCE_CHUNK = 64  # of the form in plain torch
 DECAY_HEADS = 8  # heads of a block that sums up decays
+PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
 
 
 class ScanArgs(NamedTuple):
@@ -244,9 +245,10 @@ class Sizes:
     """The run-time sizes of a scan."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        self.b, self.length, self.h, self.g, self.chunks = T.dynamic("b, length, h, g, chunks")
+        self.b, self.length, self.h, self.g, self.states_of = T.dynamic("b, length, h, g, states_of")
         self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
         self.padded = dynamic("padded", config.chunk)
+        self.count = self.padded // config.chunk
 
     def values(self, name: str, spec: Spec) -> Any:
         """The type of `[B, L, H, P]`."""
@@ -260,9 +262,16 @@ class Sizes:
         """The type of a number for each head and time."""
         return T.Tensor((self.b, self.h, self.padded), spec.compute)
 
-    def states(self, dtype: torch.dtype, more: int = 0) -> Any:
-        """The type of states, one for each chunk and `more`."""
-        return T.Tensor((self.b, self.chunks + more, self.h, self.p, self.n), dtype)
+    def states(self, dtype: torch.dtype) -> Any:
+        """The type of states, one for each chunk and one more, which `chunk_states` leaves alone.
+
+        A tensor of so many chunks would ask whether they are 1, which is unknown while sizes are symbols.
+        """
+        return T.Tensor((self.b, self.states_of, self.h, self.p, self.n), dtype)
+
+    def scores(self, config: Config, spec: Spec) -> Any:
+        """The type of scores: for each time and group those with the times of its chunk."""
+        return T.Tensor((self.b, self.padded, self.g, config.chunk), spec.dtype)
 
 
 @jit
@@ -274,9 +283,9 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
     def ssd_chunk_scores(
         left: s.keys("left", spec),
         right: s.keys("right", spec),
-        out: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        out: s.scores(config, spec),
     ):
-        with T.Kernel((size // rows) * (size // step), s.chunks * s.g, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel((size // rows) * (size // step), s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
             row, column = bx % (size // rows) * rows, bx // (size // rows) * step
             chunk, group = by // s.g, by % s.g
             needed = row < column + step if spec.reverse else column < row + rows
@@ -291,7 +300,7 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
                     T.copy(left[bz, first + row : first + row + rows, group, at : at + config.state_tile], a)
                     T.copy(right[bz, first + column : first + column + step, group, at : at + config.state_tile], b)
                     T.gemm(a, b, acc, transpose_B=True)
-                T.copy(acc, out[bz, chunk, group, row : row + rows, column : column + step])
+                T.copy(acc, out[bz, first + row : first + row + rows, group, column : column + step])
 
     return ssd_chunk_scores
 
@@ -311,7 +320,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
         out: s.states(spec.compute),
     ):
         tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
-        with T.Kernel(tiles_p * tiles_n * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+        with T.Kernel(tiles_p * tiles_n * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
             head = bx // (tiles_p * tiles_n)
             p, n = bx % tiles_p * tile_p, bx // tiles_p % tiles_n * tile_n
             group = head // (s.h // s.g)
@@ -347,55 +356,55 @@ def pass_states(config: Config, spec: Spec) -> Any:
     With reverse, the gradient of the state behind each chunk and of the first one, and for each chunk, in parts, the
     sum of this gradient times what is left of the state before the chunk.
     """
-    s, compute, wide = Sizes(config, spec), spec.compute, 4 * config.threads
-    elements = T.dynamic("elements")
-    initial = [] if spec.initial is None else [strided("initial", (s.b, s.h, elements), spec.initial)]
+    s, compute, rows, columns = Sizes(config, spec), spec.compute, *PASSED
+    state_shape = (s.b, s.h, s.p, s.n)
     parts = T.dynamic("parts")
-    more: list[Any] = []
+    others_types = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     if spec.reverse:
-        more = [
-            T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
-            T.Tensor((s.b, s.h, s.chunks, parts), compute),
-        ]
+        others_types += [s.states(spec.dtype), T.Tensor((s.b, s.h, s.states_of, parts), compute)]
 
     @T.prim_func
     def ssd_pass_states(
-        own: T.Tensor((s.b, s.chunks, s.h, elements), compute),
+        own: s.states(compute),
         decays: s.of_times(spec),
-        *others: [*initial, *more],
-        before: T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
-        last: T.Tensor((s.b, s.h, elements), compute),
+        *others: others_types,
+        before: s.states(spec.dtype),
+        last: T.Tensor(state_shape, compute),
     ):
-        with T.Kernel(T.ceildiv(elements, wide), s.h, s.b, threads=config.threads) as (bx, head, bz):
-            state = T.alloc_fragment((wide,), compute)
+        tiles = T.ceildiv(s.p, rows)
+        with T.Kernel(tiles * T.ceildiv(s.n, columns), s.h, s.b, threads=config.threads) as (bx, head, bz):
+            p, n = bx % tiles * rows, bx // tiles * columns
+            state = T.alloc_fragment((rows, columns), compute)
             T.clear(state)
             if spec.initial is not None:
-                for i in T.Parallel(wide):
-                    at = T.min(bx * wide + i, elements - 1)
-                    state[i] = T.cast(others[0][bz, head, at], compute)
-            if spec.reverse:
-                product = T.alloc_fragment((wide,), compute)
-                total = T.alloc_fragment((1,), compute)
-            for k in T.serial(s.chunks):
-                chunk = s.chunks - 1 - k if spec.reverse else k
+                for i, j in T.Parallel(rows, columns):
+                    given = others[0][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                    state[i, j] = T.cast(given, compute)
+            for k in T.serial(s.count):
+                chunk = s.count - 1 - k if spec.reverse else k
                 keep = T.exp2(decays[bz, head, chunk * config.chunk + config.chunk - 1])
                 if spec.reverse:
-                    for i in T.Parallel(wide):
-                        at = T.min(bx * wide + i, elements - 1)
-                        there = T.cast(others[-2][bz, chunk, head, at], compute) * keep
-                        product[i] = T.if_then_else(bx * wide + i < elements, there * state[i], 0.0)
-                    T.reduce_sum(product, total, dim=0)
+                    product = T.alloc_fragment((rows, columns), compute)
+                    of_rows = T.alloc_fragment((rows,), compute)
+                    total = T.alloc_fragment((1,), compute)
+                    for i, j in T.Parallel(rows, columns):
+                        inside = T.logical_and(p + i < s.p, n + j < s.n)
+                        there = others[-2][bz, chunk, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                        value = T.cast(there, compute) * keep * state[i, j]
+                        product[i, j] = T.if_then_else(inside, value, 0.0)
+                    T.reduce_sum(product, of_rows, dim=1)
+                    T.reduce_sum(of_rows, total, dim=0)
                     for i in T.Parallel(1):
                         others[-1][bz, head, chunk, bx + i] = total[i]
-                for i in T.Parallel(wide):
-                    before[bz, chunk + (1 if spec.reverse else 0), head, bx * wide + i] = T.cast(state[i], spec.dtype)
-                for i in T.Parallel(wide):
-                    at = T.min(bx * wide + i, elements - 1)
-                    state[i] = state[i] * keep + own[bz, chunk, head, at]
-            for i in T.Parallel(wide):
-                end = 0 if spec.reverse else s.chunks
-                before[bz, end, head, bx * wide + i] = T.cast(state[i], spec.dtype)
-                last[bz, head, bx * wide + i] = state[i]
+                for i, j in T.Parallel(rows, columns):
+                    before[bz, chunk + (1 if spec.reverse else 0), head, p + i, n + j] = T.cast(state[i, j], spec.dtype)
+                for i, j in T.Parallel(rows, columns):
+                    added = own[bz, chunk, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                    state[i, j] = state[i, j] * keep + added
+            for i, j in T.Parallel(rows, columns):
+                end = 0 if spec.reverse else s.count
+                before[bz, end, head, p + i, n + j] = T.cast(state[i, j], spec.dtype)
+                last[bz, head, p + i, n + j] = state[i, j]
 
     return ssd_pass_states
 
@@ -451,16 +460,16 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def ssd_chunk_scan(
-        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        scores: s.scores(config, spec),
         values: s.values("values", spec),
         keys: s.keys("keys", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
-        states: s.states(spec.dtype, more=1),
+        states: s.states(spec.dtype),
         *others: [*more, *results],
     ):
         tiles_p = T.ceildiv(s.p, tile_p)
-        with T.Kernel(size // rows * s.h, s.chunks * tiles_p, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel(size // rows * s.h, s.count * tiles_p, s.b, threads=config.threads) as (bx, by, bz):
             row, head = bx % (size // rows) * rows, bx // (size // rows)
             chunk, tile = by // tiles_p, by % tiles_p
             p, group, first = tile * tile_p, head // (s.h // s.g), chunk * size
@@ -492,7 +501,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
                 for k in T.Pipelined(end - begin, num_stages=config.stages):
                     column = (begin + k) * step
-                    T.copy(scores[bz, chunk, group, row : row + rows, column : column + step], score_tile)
+                    T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
                     T.copy(decays[bz, head, first + column], decay_tile)
                     T.copy(steps[bz, head, first + column], step_tile)
                     T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
@@ -549,11 +558,11 @@ def group_scan(config: Config, spec: Spec) -> Any:
         keys: s.keys("keys", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
-        states: s.states(spec.dtype, more=1),
+        states: s.states(spec.dtype),
         out: T.Tensor((s.b, s.length, s.g, s.n), spec.dtype),
     ):
         tiles_n = T.ceildiv(s.n, tile_n)
-        with T.Kernel(size // rows * tiles_n, s.chunks * s.g, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
             row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
             chunk, group, members, first = by // s.g, by % s.g, s.h // s.g, by // s.g * size
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
@@ -626,14 +635,14 @@ def pair_sums(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def ssd_pair_sums(
-        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        scores: s.scores(config, spec),
         left: s.values("left", spec),
         right: s.values("right", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
         out: s.of_times(spec),
     ):
-        with T.Kernel(size // rows * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+        with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
             row, head = bx % (size // rows) * rows, bx // (size // rows)
             group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
@@ -660,7 +669,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
                     between = there - own[i] if spec.reverse else own[i] - there
                     path = row + i < column + j if spec.reverse else row + i > column + j
                     size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
-                    score = T.cast(scores[bz, chunk, group, row + i, column + j], compute)
+                    score = T.cast(scores[bz, first + row + i, group, column + j], compute)
                     value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
                     products[i, j] = T.if_then_else(path, value, 0.0)
                 T.reduce_sum(products, total, dim=1, clear=False)
@@ -682,7 +691,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
     parts, parts_of_ends = T.dynamic("parts, parts_of_ends")
     padded = dynamic("padded", size)
     bias = [] if spec.dt_bias is None else [strided("dt_bias", (h,), spec.dt_bias, unit=False)]
-    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]
+    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]  # one more, for which there is 0
 
     @T.prim_func
     def ssd_step_gradients(
@@ -708,49 +717,55 @@ def step_gradients(config: Config, spec: Spec) -> Any:
             terms = T.alloc_fragment((DECAY_HEADS, size), compute)
             total = T.alloc_fragment((DECAY_HEADS,), compute)
             end = T.alloc_fragment((DECAY_HEADS,), compute)
-            for i, j in T.Parallel(DECAY_HEADS, size):
-                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                of_output = T.alloc_var(compute, 0.0)
-                of_input = T.alloc_var(compute, 0.0)
-                to_state = T.alloc_var(compute, 0.0)
-                for k in T.serial(parts):
-                    of_output += outputs[bz, head, k, time]
-                    of_input += inputs[bz, head, k, time]
-                    to_state += to_states[bz, head, k, time]
-                logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
-                direct[i, j] = of_input
-                behind[i, j] = to_state * steps[bz, head, time]
-                terms[i, j] = behind[i, j]
-            T.cumsum(logs, dim=1, reverse=True)
-            T.cumsum(behind, dim=1)
-            for i in T.Parallel(DECAY_HEADS):
-                head = T.min(bx * DECAY_HEADS + i, h - 1)
-                found = T.alloc_var(compute, 0.0)
-                for k in T.serial(parts_of_ends):
-                    found += ends[bz, head, chunk, k]
-                end[i] = found
-            for i, j in T.Parallel(DECAY_HEADS, size):
-                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
-                logs[i, j] = log
-                terms[i, j] = log * steps[bz, head, time]
-            T.reduce_sum(terms, total, dim=1)
-            for i in T.Parallel(DECAY_HEADS):
-                of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
-            for i, j in T.Parallel(DECAY_HEADS, size):
-                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                given = dt[bz, T.min(time, length - 1), head]
-                _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
-                slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
-                inside = T.logical_and(value >= low, value <= high)
-                found = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
-                found = T.if_then_else(T.logical_and(inside, time < length), found, 0.0)
-                terms[i, j] = found
-                ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(found, spec.dt)
-            if spec.dt_bias is not None:
+            if chunk == chunks - 1:
+                for i in T.Parallel(DECAY_HEADS):
+                    of_A[bz, chunk, bx * DECAY_HEADS + i] = 0.0
+                    if spec.dt_bias is not None:
+                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = 0.0
+            else:
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    of_output = T.alloc_var(compute, 0.0)
+                    of_input = T.alloc_var(compute, 0.0)
+                    to_state = T.alloc_var(compute, 0.0)
+                    for k in T.serial(parts):
+                        of_output += outputs[bz, head, k, time]
+                        of_input += inputs[bz, head, k, time]
+                        to_state += to_states[bz, head, k, time]
+                    logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
+                    direct[i, j] = of_input
+                    behind[i, j] = to_state * steps[bz, head, time]
+                    terms[i, j] = behind[i, j]
+                T.cumsum(logs, dim=1, reverse=True)
+                T.cumsum(behind, dim=1)
+                for i in T.Parallel(DECAY_HEADS):
+                    head = T.min(bx * DECAY_HEADS + i, h - 1)
+                    found = T.alloc_var(compute, 0.0)
+                    for k in T.serial(parts_of_ends):
+                        found += ends[bz, head, chunk, k]
+                    end[i] = found
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
+                    logs[i, j] = log
+                    terms[i, j] = log * steps[bz, head, time]
                 T.reduce_sum(terms, total, dim=1)
                 for i in T.Parallel(DECAY_HEADS):
-                    others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
+                    of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    given = dt[bz, T.min(time, length - 1), head]
+                    _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
+                    slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
+                    inside = T.logical_and(value >= low, value <= high)
+                    found = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
+                    found = T.if_then_else(T.logical_and(inside, time < length), found, 0.0)
+                    terms[i, j] = found
+                    ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(found, spec.dt)
+                if spec.dt_bias is not None:
+                    T.reduce_sum(terms, total, dim=1)
+                    for i in T.Parallel(DECAY_HEADS):
+                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
 
     return ssd_step_gradients
 
@@ -794,25 +809,17 @@ class Scan:
         """Launch a kernel."""
         self.machine.kernel(kernel)(self.config, spec)(*operands)
 
-    def flat(self, states: torch.Tensor) -> torch.Tensor:
-        """Contiguous states with P and N as one dimension: a view that asks nothing of sizes."""
-        outer, size = states.shape[:-2], self.head_dim * self.states
-        strides = [size]
-        for n in reversed(outer[1:]):
-            strides.insert(0, strides[0] * n)
-        return states.as_strided((*outer, size), (*strides, 1))
-
     def scores(self, reverse: bool = False) -> torch.Tensor:
-        """The scores of all chunks, `[B, chunks, G, chunk, chunk]`, those without a path not written."""
+        """The scores of all chunks, `[B, chunks * chunk, G, chunk]`, those without a path not written."""
         size = self.config.chunk
-        out = self.empty(self.batch, self.chunks, self.groups, size, size, dtype=self.x.dtype)
+        out = self.empty(self.batch, self.padded, self.groups, size, dtype=self.x.dtype)
         left, right = (self.B, self.C) if reverse else (self.C, self.B)
         self.run(chunk_scores, replace(self.plain, reverse=reverse), left, right, out)
         return out
 
     def own_states(self, values: torch.Tensor, reverse: bool = False) -> torch.Tensor:
         """What each chunk adds to the state."""
-        out = self.empty(self.batch, self.chunks, self.heads, self.head_dim, self.states)
+        out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
         return out
@@ -822,10 +829,9 @@ class Scan:
     ) -> torch.Tensor:
         """The states between chunks, `[B, chunks + 1, H, P, N]`; `last` is written."""
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
-        given = [] if initial is None else [dense_last(initial.reshape(self.batch, self.heads, -1))]
-        spec = replace(self.plain, vector=1, reverse=reverse, initial=None if initial is None else initial.dtype)
-        own, before_flat, last = (self.flat(t) for t in (own, before, last))
-        self.run(pass_states, spec, own, self.decays, *given, *more, before_flat, last)
+        given = [] if initial is None else [initial]
+        spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
+        self.run(pass_states, spec, own, self.decays, *given, *more, before, last)
         return before
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
@@ -971,10 +977,10 @@ def ssd_chunk_scan_backward(
     tiles_p, row_tiles = -(-head_dim // scan.config.head_tile), scan.padded // scan.config.rows
     last = scan.empty(batch, heads, head_dim, scan.states)
     before = scan.passed(scan.own_states(scan.x), args.initial_states, last)
-    ends = scan.empty(batch, heads, chunks, -(-head_dim * scan.states // (4 * scan.config.threads)))
+    ends = scan.empty(batch, heads, chunks + 1, -(-head_dim // PASSED[0]) * -(-scan.states // PASSED[1]))
     of_initial = last if args.initial_states is None or dinitial.dtype != scan.compute else dinitial
     behind = scan.passed(
-        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (scan.flat(before), ends), reverse=True
+        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before, ends), reverse=True
     )
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
@@ -993,8 +999,8 @@ def ssd_chunk_scan_backward(
     scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
     scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, dC)
     scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, dB)
-    of_A = scan.empty(batch, chunks, heads)
-    of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks, heads)]
+    of_A = scan.empty(batch, chunks + 1, heads)
+    of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
     operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
     scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
     add_up(of_A.view(-1, heads, 1), dA, scan.machine)
