@@ -56,7 +56,7 @@ class Layout:
         if self.ragged:
             found = [_ints("q_ends", sequences), T.Tensor((T.dynamic("tiles"), FIELDS), torch.int32)]
         if self.page:
-            table = strided("block_tables", (sequences, T.dynamic("columns")), torch.int32, align=4)
+            table = strided("block_tables", (sequences, T.dynamic("columns")), torch.int32, unit=False, align=4)
             return [*found, table, _ints("lengths", sequences)]
         return [*found, _ints("k_ends", sequences)] if self.ragged else []
 
@@ -66,7 +66,7 @@ class Layout:
 
 
 def _ints(name: str, count: Any) -> Any:
-    return strided(name, (count,), torch.int32, align=4)
+    return strided(name, (count,), torch.int32, unit=False, align=4)
 
 
 @dataclass(frozen=True)

@@ -84,12 +84,13 @@ def _backward(ctx: Any, grad: Tensor) -> Never:
 
 
 def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
-    # Runs of 128 need not end where a shard would, so only rows and columns with their own scales are sharded.
-    m = "m" if args.scale_a.shape[0] == args.a.shape[0] else "block"
-    n = "n" if args.scale_b.shape[1] == args.b.shape[1] else "strip"
-    free = tuple(name for name, scale in ((m, args.scale_a.shape[0]), (n, args.scale_b.shape[1])) if scale > 0)
-    inputs = [("m", "k"), ("k", "n"), (m, "group"), ("run", n), *gemm.aux_dims(args.aux, args.kinds, ())]
-    return Rule(outputs=[("m", "n")], inputs=inputs, free=tuple(name for name in free if name in ("m", "n")))
+    # Runs of 128 need not end where a shard would: only what has one scale, or scales of its own, is sharded.
+    rows, columns = args.scale_a.shape[0], args.scale_b.shape[1]
+    of_a = ("m" if rows == args.a.shape[0] else "block", "group")
+    of_b = ("run", "n" if columns == args.b.shape[1] else "strip")
+    free = [("m", rows in (1, args.a.shape[0])), ("n", columns in (1, args.b.shape[1]))]
+    inputs = [("m", "k"), ("k", "n"), of_a, of_b, *gemm.aux_dims(args.aux, args.kinds, ())]
+    return Rule(outputs=[("m", "n")], inputs=inputs, free=tuple(name for name, fits in free if fits))
 
 
 def _flops(args: ScaledGemmArgs[Shape]) -> int:
