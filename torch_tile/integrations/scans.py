@@ -145,7 +145,7 @@ def replacement(old: Call, ours: Call) -> Call:
 
 
 def agrees(old: Call, ours: Call, trial: Call) -> bool:
-    """Whether both functions give the same results on small random tensors; ours by the operators in plain torch."""
+    """Return whether both functions give equal results on small random tensors; ours runs in plain torch."""
     found = []
     plain = getattr(old, "__wrapped__", old)
     for function in (plain, functools.partial(ours, plain, run=reference)):
