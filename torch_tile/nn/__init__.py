@@ -10,7 +10,12 @@ from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
 from torch_tile.nn.loss import CrossEntropyLoss, cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
-from torch_tile.nn.scans import causal_conv1d_fn, causal_conv1d_update, mamba_chunk_scan_combined, selective_state_update
+from torch_tile.nn.scans import (
+    causal_conv1d_fn,
+    causal_conv1d_update,
+    mamba_chunk_scan_combined,
+    selective_state_update,
+)
 
 __all__ = [
     "Attention",
