@@ -99,7 +99,7 @@ class JITKernel:
 
     @property
     def schedule(self) -> Schedule:
-        """What each operation became, and why nothing faster; prints as a table."""
+        """The schedule report: what each operation became, and why nothing faster. It prints as a table."""
         return self.build.schedule(self.__name__)
 
     @property

@@ -17,7 +17,7 @@ from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Scalar, Var
 from torch_tile.ir.idmap import mentions
-from torch_tile.ir.node import walk
+from torch_tile.ir.node import find, walk
 from torch_tile.ir.stmt import Program, dimensions
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Binding:
         self.names = [p.name for p in self.given]
         self.sizes = dimensions(program)
         self.has_pointers = any(isinstance(p, Buffer) and p.origin == "pointer" for p in self.given)
+        # Whether the check of a call asks for its scalars, too.
+        self.asks_scalars = self.has_pointers or any(mentions(c, p) for c in program.assumed for p in program.params)
 
     def in_order(self, args: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """Return the arguments in the order of the parameters; `args` may map names to arguments."""
@@ -88,7 +90,16 @@ class Binding:
                 raise LaunchError(
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"
                 )
+        self._check_assumed(args, sizes)
         return sizes
+
+    def _check_assumed(self, args: Sequence[Any], sizes: Sizes) -> None:
+        """Raise LaunchError where a condition of T.assume does not hold."""
+        values: dict[Var, Scalar] = {**sizes, **(self.scalars_of(args) if self.asks_scalars else {})}
+        for condition in self.program.assumed:
+            if not evaluate(condition, values):
+                known = ", ".join(f"{v.name} = {values[v]}" for v in dict.fromkeys(find(condition, Var)))
+                raise LaunchError(f"{self.program.name} assumes {condition!r}, got {known}")
 
     def _check_pointers(self, args: Sequence[Any], sizes: Sizes) -> None:
         """Raise LaunchError for a tensor smaller than the kernel's declared shape behind a pointer."""

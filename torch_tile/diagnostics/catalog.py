@@ -31,6 +31,15 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{name}` was bound outside this {region} and is bound again inside it, which would not outlive the region",
         "make it a mutable variable before the region: {name} = T.alloc_var(dtype, init)",
     ),
+    "rebound_buffer": (
+        "`{name}` names a buffer outside this {region} and another one inside it: the body is traced once, so that "
+        "later turns would not see it",
+        "keep both in one buffer and choose by an index, {name}[turn % 2, ...], or unroll: for turn in (0, 1, 2):",
+    ),
+    "lost_at_grid_sync": (
+        "`{name}` is used behind T.sync_grid(), where nothing is left of what was computed before it on a chip",
+        "write it to global memory (T.alloc_global) and read it behind T.sync_grid(), or set all of it again there",
+    ),
     "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
     "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
     "unknown_keyword": ("T.{name} has no parameter `{keyword}`", "{fix}"),

@@ -111,6 +111,14 @@ def _settled(name: str, bound: Expr, body: Block) -> Expr:
     return let(name, bound) if shared.any_in(body) else bound
 
 
+def loop_break() -> None:
+    """Leave the loop around, as `break` does; it stands as a statement of its own in the text of that loop."""
+    raise error("bad_argument", None, op="T.loop_break", name="()", why="stands in no loop", fix="write `break`")
+
+
+loop_break.is_break = True  # type: ignore[attr-defined]  # rewrite.py looks for it
+
+
 def index_bound(value: Any, what: str) -> Expr:
     """An integer, or an expression of integers, as a bound of the loop `what`."""
     if isinstance(value, Expr) and value.dtype.is_integer:

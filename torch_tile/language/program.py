@@ -191,7 +191,8 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
     switches = tuple(sorted(at.switches))
-    program = Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views), switches)
+    views, assumed = tuple(at.views), tuple(at.assumed)
+    program = Program(name, params, tuple(at.kernels), workspaces, outputs, views, switches, assumed)
     return widen(resolve(program))
 
 

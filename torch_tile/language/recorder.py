@@ -17,7 +17,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
-from torch_tile.ir.node import Node, contains
+from torch_tile.ir.node import Node, contains, walk
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
 from torch_tile.language.loops import Grid, Loop, serial
@@ -80,6 +80,7 @@ class Recorder:
         self.left: list[list[Any]] = []  # the same for the loop that has ended last
         self.broken: list[Any] = []  # for each loop around: whether a `break` was taken, a variable of a device loop
         self.broke: Any = False  # the same for the loop that has ended last
+        self.passing: dict[str, Any] = {}  # numbers that loops bind names to which had others before
         self.kept: Any = None  # a value that Python itself stores
         self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
@@ -187,17 +188,25 @@ class Recorder:
         After a branch nothing is lost: numbers become variables there.
         """
         if self._is_carried(name, previous) and not is_same(previous, value):
-            raise error("rebound_in_region", None, name=name, region="loop")
-        if not (isinstance(previous, Expr | Handle) or is_number(previous)):
+            raise _rebound(name, previous, value, "loop")
+        if not (isinstance(previous, Expr | Handle) or is_number(previous)) or self._is_dead(previous):
             return
-        kept = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
+        kept: tuple[str, ...] = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
+        if kept and not any(name in names for _, names in self.carried):  # no later turn reads it
+            kept += ("loop", "while")
         own = self.tracer.owner.get(previous) if isinstance(previous, Node) else None  # of a loop variable
         home = self.bound_in.get(name, own or self.entry)  # other names came as arguments
         scopes = self.tracer.scopes
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:
             if scope.what in _REGIONS and scope.what not in kept:
-                raise error("rebound_in_region", None, name=name, region=scope.what)
+                raise _rebound(name, previous, value, scope.what)
+        if inside and is_number(value) and not is_same(previous, value):
+            self.passing[name] = value
+
+    def _is_dead(self, value: Any) -> bool:
+        """Whether a value names what no longer lives, so that nobody can read it."""
+        return isinstance(value, Expr) and any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     def _is_carried(self, name: str, previous: Any) -> bool:
         """Return whether a name's value was bound before this iteration of a loop, which may have read it."""
@@ -278,7 +287,8 @@ class Recorder:
             yield
         self.splits.pop()
         split.declare()
-        self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
+        if not split.is_done:
+            self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
 
     def end_branch(self, **olds: Callable[[], Any]) -> bool:
         """At the end of a branch: `now` says what the names are bound to. False where Python knew the branch."""
@@ -406,11 +416,17 @@ class Recorder:
         self.now = {name: _current(old) for name, old in olds.items()}
         lost = [
             name for n, name in enumerate(olds)
-            if any(values[n] is not UNBOUND and not is_same(values[n], self.now[name]) for values in self.left)
+            if self._passes(name)
+            or any(values[n] is not UNBOUND and not is_same(values[n], self.now[name]) for values in self.left)
         ]  # fmt: skip
         self.now |= dict.fromkeys(lost, UNBOUND)
         self.tracer.lost |= dict.fromkeys(lost, "loop")
         return bool(lost)
+
+    def _passes(self, name: str) -> bool:
+        """Whether a name has a number that only a turn of an ended loop gave it: without a turn it has another."""
+        home = self.bound_in.get(name)
+        return home is not None and home.closed and self.now[name] is self.passing.get(name, UNBOUND)
 
     def leave(self, word: str, *olds: Callable[[], Any]) -> bool:
         """`break` or `continue`: True if Python should do it, else it is recorded."""
@@ -442,6 +458,13 @@ class Recorder:
             self.tracer.emit(Assert(condition, str(message)))
         elif not condition:
             raise AssertionError(message)
+
+
+def _rebound(name: str, previous: Any, value: Any, region: str) -> TileError:
+    """Return the error for a name that is bound in a region and has another value around it."""
+    if isinstance(previous, Handle) and isinstance(value, Handle):
+        return error("rebound_buffer", None, name=name, region=region)
+    return error("rebound_in_region", None, name=name, region=region)
 
 
 def _current(old: Callable[[], Any]) -> Any:

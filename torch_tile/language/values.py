@@ -16,6 +16,7 @@ from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
+from torch_tile.language.lengths import settled
 from torch_tile.language.trace import author_span, expand_names, let, tracer
 from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
@@ -89,7 +90,7 @@ class Handle(NotAValue):
             made = fill_strided(place, value) if filled else copy_strided(value, place)
             tracer("an assignment").emit(made)
         elif isinstance(value, Region | Handle | Load):
-            tracer("an assignment").emit(Copy.build(value, place))
+            tracer("an assignment").emit(settled(Copy.build(value, place)))
         else:
             tracer("an assignment").emit(Fill.build(place, value))
 

@@ -10,15 +10,18 @@ from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
 from torch_tile.nn.loss import CrossEntropyLoss, cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
+from torch_tile.nn.quantized import Float8Linear, QuantizedLinear
 
 __all__ = [
     "Attention",
     "CrossEntropyLoss",
+    "Float8Linear",
     "GatedMLP",
     "LayerNorm",
     "Linear",
     "MLAAttention",
     "PagedLatents",
+    "QuantizedLinear",
     "RMSNorm",
     "SwiGLU",
     "cross_entropy",
