@@ -63,6 +63,12 @@ def calls():
         "attention",
         (q, k, v, None, False, None, 0, 0, [t(4, 1, 1)], "v0=mul(i3,x0);v1=mul(v0,i2);v2=add(acc0,v1);ret v2"),
     )
+    rows = t(6, 4, 8), t(7, 2, 8), t(7, 2, 8), integers([0, 2, 6]), integers([0, 0, 6]), 4, 6
+    yield "attention_varlen", (*rows, True)
+    yield "attention_varlen_lse", (*rows, False, 0.3, 2, [t(4, 1, 1).detach()], "v=mul(acc0,x0);ret v")
+    pages = t(4, 4, 2, 8), t(4, 4, 2, 6), integers([[1, 0], [3, 2]]), integers([5, 8])
+    yield "attention_paged", (t(2, 2, 4, 8), *pages)
+    yield "attention_paged_lse", (t(6, 4, 8), *pages, integers([0, 2, 6]), 4)
     yield "mla_decode", (*latent, t(2, 7, 8), t(2, 7, 6))
     yield "mla_decode", (*latent, t(4, 4, 8), t(4, 4, 6), integers([[1, 0], [3, 2]]), integers([5, 8]), 0.2)
     yield "mla_decode_lse", (*latent, t(2, 7, 8), t(2, 7, 6), None, integers([7, 3]))

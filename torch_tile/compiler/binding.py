@@ -125,6 +125,17 @@ class Binding:
         return {p: scalar(p, a) for p, a in zip(self.given, args, strict=True) if isinstance(p, Var)}
 
 
+def not_a_tensor(name: str, value: object) -> str:
+    """Return the message for an argument that should be a tensor, with what makes one of it."""
+    kind = type(value)
+    text = f"argument `{name}` must be a tensor, got {'a numpy.' * (kind.__module__ == 'numpy')}{kind.__name__}"
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return f"{text}: give torch.from_numpy({name}), which shares its memory"
+    if kind in (list, tuple, int, float):
+        return f"{text}: give torch.tensor({name}) of the kernel's dtype"
+    return text
+
+
 def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.device] | None = None) -> None:
     """Raise unless `value` is a tensor of the parameter's dtype and rank on the right device.
 
@@ -134,7 +145,7 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
 
     name = param.name
     if not isinstance(value, torch.Tensor):
-        raise LaunchError(f"argument `{name}` must be a tensor, got {type(value).__name__}")
+        raise LaunchError(not_a_tensor(name, value))
     wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}
     if value.dtype not in wanted:
         raise LaunchError(f"argument `{name}` must have dtype {param.torch_dtype()}, got {value.dtype}")

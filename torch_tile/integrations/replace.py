@@ -15,6 +15,7 @@ from torch import nn
 
 import torch_tile.nn as tnn
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
+from torch_tile.integrations.scans import replace_scans
 
 log = logging.getLogger("torch_tile")
 
@@ -38,6 +39,7 @@ def replace_layers(
     norm: bool = True,
     mlp: bool = True,
     attention: bool = True,
+    scan: bool = False,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> list[Replacement]:
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
@@ -53,6 +55,8 @@ def replace_layers(
         norm: `nn.LayerNorm`, `nn.RMSNorm` over the last dimension, and transformers' RMS norms.
         mlp: gated MLPs: `down_proj(act(gate_proj(x)) * up_proj(x))`.
         attention: DeepSeek's latent attention, and `attn_implementation="tile"` for a model of transformers.
+        scan: scans and short convolutions of transformers' models (Mamba-2 and its hybrids), in the file of
+            the model: all models of the file use ours from then on. Filters are not asked.
         filter_fn: called with each layer that could be replaced and its name; False leaves it alone.
 
     Returns:
@@ -73,6 +77,8 @@ def replace_layers(
         done += fuse_activations(model, wanted)
     if attention:
         done += switch_attention(model, wanted)
+    if scan:
+        done += [Replacement(file, name, "torch_tile.nn.scans") for file, name in replace_scans(model)]
     return done
 
 

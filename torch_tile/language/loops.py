@@ -22,7 +22,7 @@ from torch_tile.language.reducers import split_updates
 from torch_tile.language.thread_roles import needs_all
 from torch_tile.language.threads import get_block_extent
 from torch_tile.language.trace import close_body, let, make_variable, tracer
-from torch_tile.language.values import store_variable
+from torch_tile.language.values import Indices, store_variable
 from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar
 from torch_tile.tileop.copy.cp_async import AsyncLoop
 
@@ -59,7 +59,7 @@ class Loop:
         with at.open("loop") as scope:
             for var in loop_vars:
                 at.own(var)
-            yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
+            yield Indices(loop_vars) if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
         starts = tuple(_settled("start", bound, body) for bound in self.starts)

@@ -41,7 +41,7 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
 # Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
-OTHERS = re.compile(rf"ieee_.*|{intrinsics.random.NAME}")
+OTHERS = re.compile(rf"ieee_.*|table_nibble|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
     n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )
@@ -100,6 +100,16 @@ def _of_numbers(name: str, a: Any, b: Any) -> Any:
 def clamp(dst: Scalar, min_val: Scalar, max_val: Scalar) -> Any:
     """The value `dst` limited to [min_val, max_val]; NaN if one of the three is."""
     return min(max(dst, min_val), max_val)
+
+
+def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[float]) -> Expr:
+    """The one of 16 float32 `values` whose index is `T.nibble(word, byte, upper)`."""
+    if len(values) != 16:
+        why = f"has {len(values)} numbers"
+        raise error("bad_argument", None, op="T.table_nibble", name="values", why=why, fix="give 16, one for each code")
+    return intrinsics.call(
+        "table_nibble", word, byte, upper, *(bits.reinterpret(const(value, dt.float32), dt.int32) for value in values)
+    )
 
 
 def exp10(x: Scalar) -> Expr:

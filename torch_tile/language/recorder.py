@@ -25,13 +25,21 @@ from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
     Scope,
     Tracer,
+    author_span,
     close_body,
     let,
     make_variable,
     name_symbol,
     tracer,
 )
-from torch_tile.language.values import Handle, store_variable, stored
+from torch_tile.language.values import AssignedType, Handle, TensorType, store_variable, stored
+
+
+def _unpacked(names: int, values: int) -> TileError:
+    problem = f"{names} names are given to {values} value{'s'[: values != 1]}"
+    fix = "give as many names as values, as in `M, N = T.const('M, N')`"
+    return error("python_value", None, problem=problem, fix=fix)
+
 
 _DEVICE = object()
 _NEST = object()  # device loops that the author sees as one
@@ -101,6 +109,8 @@ class Recorder:
         if isinstance(value, Handle) or fresh:
             name_symbol(value, name)
             return value
+        if type(value) is TensorType:
+            return AssignedType(value.shape, value.dtype, value.strides, value.align, name, author_span())
         if isinstance(value, Expr):
             if mutable and self.tracer.scope is not None:
                 return make_variable(name, value.dtype, value)
@@ -113,7 +123,7 @@ class Recorder:
         """`a, b = values`."""
         items = (values,) if isinstance(values, Expr) else tuple(values)
         if len(items) != len(names):
-            raise ValueError(f"expected {len(names)} values to unpack, got {len(items)}")
+            raise _unpacked(len(names), len(items))
         # Read every value before the first store: a, b = b, a must swap.
         items = tuple(
             let(n or "t", v) if isinstance(v, Expr) and not _is_fresh(v) else v
@@ -122,11 +132,23 @@ class Recorder:
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     @staticmethod
+    def printing(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Python's `print`, which shows expressions while the kernel is traced; of elements that is a mistake."""
+
+        def checked(*values: Any, **options: Any) -> Any:
+            if any(isinstance(value, Expr) and contains(value, Load) for value in values):
+                problem = "`print` shows an expression once, while the kernel is traced, and no element"
+                raise error("python_value", None, problem=problem, fix="T.print(value) prints on the device")
+            return function(*values, **options)
+
+        return checked if function is print else function
+
+    @staticmethod
     def values(value: Any, count: int) -> tuple[Any, ...]:
         """Unpack a value into `count` values, all read now. Raises ValueError if it has not that many."""
         items = (value,) if isinstance(value, Expr) else tuple(value)
         if len(items) != count:
-            raise ValueError(f"expected {count} values to unpack, got {len(items)}")
+            raise _unpacked(count, len(items))
         return tuple(_read_now("t", item) for item in items)
 
     def keeps_item(self, where: Any, key: Any, value: Any) -> bool:

@@ -334,6 +334,12 @@ class _Reroute(ast.NodeTransformer):
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.copy_location(loop, node)
 
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "print":
+            node.func = _call("printing", node.func, at=node.func)
+        return node
+
     def visit_For(self, node: ast.For) -> Any:
         carried = _literal(tuple(self.reads.carried(node)))
         over = self.visit(node.iter)

@@ -22,7 +22,7 @@ from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
-from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
+from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
 
@@ -84,7 +84,7 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return self.blocks if self.as_tuple else self.blocks[0]
+        return Indices(self.blocks) if self.as_tuple else self.blocks[0]
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

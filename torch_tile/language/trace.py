@@ -27,7 +27,8 @@ from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
-_OURS_FILES = (os.path.join(_PACKAGE, "diagnostics", "errors.py"), contextlib.__file__, "<string>")
+_JIT, _ERRORS = os.path.join(_PACKAGE, "jit.py"), os.path.join(_PACKAGE, "diagnostics", "errors.py")
+_OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
 _POSITIONS: dict[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = {}
 
 
@@ -162,7 +163,7 @@ def tracing() -> Iterator[Tracer]:
         raise error("undefined_name", _span_of(problem), name=name) from problem
     except TileError:
         raise
-    except (TypeError, AttributeError, IndexError) as problem:
+    except (TypeError, AttributeError, LookupError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem
         raise

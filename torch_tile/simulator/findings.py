@@ -10,7 +10,12 @@ from torch_tile.diagnostics.errors import Diagnostic, Span
 
 # Kind of a finding -> the general fault, and its fix.
 KINDS = {
-    "race": ("threads meet at the same place of shared memory with no barrier between", "place a barrier between"),
+    "race": ("threads meet at the same place of memory with no barrier between", "place a barrier between"),
+    "block_race": (
+        "blocks meet at the same place of memory, and nothing orders blocks",
+        "update it in one step, T.atomic_add(A[i], x), or give each block a place of its own and join these in a "
+        "second T.Kernel; blocks of a cluster meet by T.cluster_sync()",
+    ),
     "missing_wait": ("asynchronous work may still be in flight", "wait for it, then place a barrier if others need it"),
     "missing_fence": ("ordinary and asynchronous accesses have no order", "place the fence after the ordinary ones"),
     "unwritten": ("a tile is read where nothing was written", "write or clear it first"),

@@ -23,7 +23,7 @@ SCOPES = ("fragment", "shared", "local")
 
 def unwritten_reads(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for the first read of each unwritten tile, and for each lost result."""
-    found = _lost_results(program)
+    found = [*_lost_results(program), *_unwritten_results(program)]
     for kernel in program.kernels:
         order = _Order(kernel)
         order(kernel.body)
@@ -163,3 +163,14 @@ def _lost_results(program: Program) -> list[Diagnostic]:
             if buffer in lost and lost[buffer] is None:
                 lost[buffer] = node.span
     return [diagnose("lost_result", span, buffer=buffer.name) for buffer, span in lost.items()]
+
+
+def _unwritten_results(program: Program) -> list[Diagnostic]:
+    """Report tensors that are returned and that no kernel can write. A pointer to one may be written by."""
+    written: IdSet[Buffer] = IdSet()
+    for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
+        if isinstance(node, RegisteredOp):
+            written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
+        else:
+            written.add(node.buffer.base or node.buffer)
+    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in program.outputs if b not in written]
