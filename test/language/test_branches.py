@@ -411,3 +411,30 @@ def test_branches_that_do_more_keep_variables(way):
     a, b = torch.randn(8), torch.zeros(8)
     way(kernel, a, b)
     torch.testing.assert_close(b, torch.where(a > 0, 1 - a, a))
+
+
+def test_choices_read_only_what_they_choose(way):
+    """The branch guards its index, of memory on and off the chip, and its division."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32"), C: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((64,), "int32")
+            T.copy(A, tile)
+            for i in T.Parallel(64):
+                left, part, far = 0, 1, -1
+                if i > 0:
+                    left = tile[i - 1]
+                if A[i] != 0:
+                    part = 100 // A[i]
+                if A[i] >= 0 and A[i] < 64:
+                    far = tile[A[i]]
+                B[i] = left + part
+                C[i] = far
+
+    a, b, c = torch.randint(-9, 70, (64,)).int(), torch.zeros(64).int(), torch.zeros(64).int()
+    a[5] = 0
+    way(kernel, a, b, c)
+    want = [(int(a[i - 1]) if i else 0) + (100 // int(a[i]) if a[i] else 1) for i in range(64)]
+    assert b.tolist() == want
+    assert c.tolist() == [int(a[x]) if 0 <= x < 64 else -1 for x in a.tolist()]

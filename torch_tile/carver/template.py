@@ -35,7 +35,7 @@ class BaseTemplate:
         return self
 
     def has_arch(self) -> bool:
-        """Whether a machine was chosen."""
+        """Return whether a machine was chosen."""
         return self.arch is not None
 
     @property

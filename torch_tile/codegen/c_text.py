@@ -35,6 +35,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Visitor, children, contains, find
 from torch_tile.ir.stmt import Print
+from torch_tile.ir.widths import SIGNED
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
@@ -61,7 +62,6 @@ _MACROS = re.compile(
     """,
     re.VERBOSE,
 )
-SIGNED = (dt.int32, dt.int64)  # types whose arithmetic does not wrap
 
 
 def storage(dtype: DType) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from torch_tile.codegen.c_text import (
     PREFIX,
-    SIGNED,
     Names,
     Text,
     foreign_lines,
@@ -45,6 +44,7 @@ from torch_tile.ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
+from torch_tile.ir.widths import SIGNED
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from torch_tile.codegen.c_text import (
     PRECEDENCE,
     PREFIX,
-    SIGNED,
     SPELLING,
     Names,
     Text,
@@ -47,6 +46,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
+from torch_tile.ir.widths import SIGNED, Made
 
 INT = range_of(dt.int32)
 
@@ -60,7 +60,7 @@ class CudaText(Text):
         self.intervals: IdMap[Expr, Interval] = IdMap()
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
-        self.made: IdMap[Expr, bool] = IdMap()
+        self.is_made = Made(self.index_names)
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
@@ -140,20 +140,6 @@ class CudaText(Text):
         if expr.dtype == dt.int32:
             return (exact or self.is_made(expr)) and not self.interval(expr).within(INT)
         return expr.dtype.is_integer and expr.dtype.bits == 64 and not isinstance(expr, Const)
-
-    def is_made(self, expr: Expr) -> bool:
-        """Return whether a signed integer is made from indices and sizes, so that its arithmetic never wraps."""
-        found = self.made.get(expr)
-        if found is None:
-            found = self.made[expr] = self._is_made(expr)
-        return found
-
-    def _is_made(self, expr: Expr) -> bool:
-        if expr.dtype not in SIGNED or isinstance(expr, Load):
-            return False
-        if isinstance(expr, Var):
-            return expr.role in ("loop", "block", "thread", "dim", "param") or expr in self.index_names
-        return any(isinstance(c, Expr) and self.is_made(c) for c in children(expr))
 
     def is_index(self, expr: Expr) -> bool:
         """Return whether an int32 is held in 64 bits."""

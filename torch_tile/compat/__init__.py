@@ -98,7 +98,7 @@ def counterpart(name: str) -> str:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is a module of this name."""
+    """Return whether there is a module of this name."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # a module around it is no package
@@ -106,7 +106,7 @@ def _exists(name: str) -> bool:
 
 
 def _hides(name: str) -> bool:
-    """Whether the module would take the place of a function of the module around, such as T.copy."""
+    """Return whether the module would hide a function of its package, such as T.copy."""
     above, _, last = name.rpartition(".")
     return name in ELSEWHERE and not isinstance(vars(sys.modules.get(above, sys)).get(last, sys), ModuleType)
 

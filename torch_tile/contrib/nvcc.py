@@ -31,27 +31,27 @@ def _of(compute_version: str) -> Target:
 
 
 def have_bf16(compute_version: str) -> bool:
-    """Whether the chip computes with bfloat16: from 8.0 on."""
+    """Return whether the chip computes with bfloat16: from 8.0 on."""
     return parse_compute_version(compute_version) >= (8, 0)
 
 
 def have_fp8(compute_version: str) -> bool:
-    """Whether the chip has fp8: from 8.9 on."""
+    """Return whether the chip has fp8: from 8.9 on."""
     return _of(compute_version).has_fp8
 
 
 def have_tma(target: object) -> bool:
-    """Whether a target has bulk copies by tensor maps."""
+    """Return whether a target has bulk copies by tensor maps."""
     return Target.of(target).has_tma
 
 
 def have_pdl(target: object) -> bool:
-    """Whether a kernel on a target may begin before the one before it has ended: from 9.0 on."""
+    """Return whether a kernel may start before its predecessor ends (programmatic dependent launch): from 9.0 on."""
     return Target.of(target).has_early_start
 
 
 def is_hopper(target: object) -> bool:
-    """Whether a target is sm_90a."""
+    """Return whether a target is sm_90a."""
     return Target.of(target).has_wgmma
 
 

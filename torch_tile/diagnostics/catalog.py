@@ -163,7 +163,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "dynamic_tile": (
         "on-chip buffer `{buffer}` has the size `{size}`, known only at run time",
-        "tile sizes must be compile-time integers",
+        "tile sizes must be compile-time integers: name the size by T.const, or allocate the most that it may be",
     ),
     "out_of_bounds": (
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",

@@ -97,10 +97,10 @@ def try_scan(function: Call) -> list[Any]:
 
 def try_scan_step(function: Call) -> list[Any]:
     """Results of a step of a scan, and its state."""
-    state, head = torch.randn(2, 4, 3, 5), lambda: torch.randn(4)[:, None].expand(-1, 3)
+    state, skip, bias = torch.randn(2, 4, 3, 5), *(torch.randn(4)[:, None].expand(-1, 3) for _ in range(2))
     x, dt, A = torch.randn(2, 4, 3), torch.randn(2, 4, 1).expand(-1, -1, 3), -torch.rand(4)[:, None, None]
     keys = torch.randn(2, 2, 5), torch.randn(2, 2, 5)
-    options = {"D": head(), "z": None, "dt_bias": head(), "dt_softplus": True}
+    options = {"D": skip, "z": None, "dt_bias": bias, "dt_softplus": True}
     return [function(state, x, dt, A.expand(-1, 3, 5), *keys, **options), state]
 
 
@@ -144,7 +144,7 @@ def replacement(old: Call, ours: Call) -> Call:
 
 
 def agrees(old: Call, ours: Call, trial: Call) -> bool:
-    """Whether both functions give the same results on small random tensors; ours by the operators in plain torch."""
+    """Return whether both functions give equal results on small random tensors; ours runs in plain torch."""
     found = []
     plain = getattr(old, "__wrapped__", old)
     for function in (plain, functools.partial(ours, plain, run=reference)):

@@ -167,7 +167,7 @@ def intrinsic_of(node: object) -> Intrinsic | None:
 
 
 def is_pure(node: Call) -> bool:
-    """Whether a call is a function of its operands alone, which may be computed anywhere or not at all."""
+    """Return whether a call is a function of its operands alone, so that it may be moved or left out."""
     found = intrinsic_of(node)
     if found is None or found.evaluate is None or found.effects is not no_effects:
         return False

@@ -214,7 +214,6 @@ FAMILIES = (
     (r"(ret|thread_return|break_loop|continue_loop)", "write `return`, `break` or `continue`"),
     (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
-    (r"copy_cluster", "blocks read each other's tiles by T.at_rank(tile[i, j], rank)"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
     (r"tvm_storage_sync", "write T.sync_threads()"),
     (r"ldexp", "write x * T.exp2(n)"),

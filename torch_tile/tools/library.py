@@ -17,7 +17,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, forward as attention
+from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad, scaled
@@ -44,7 +44,8 @@ class Case:
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms()
-    return [*products, *_attentions(), *_attention_backwards(), *_decodings(), *_rows(), *_scans()]
+    attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
+    return [*products, *attentions, *_decodings(), *_rows(), *_scans()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -310,6 +311,50 @@ def _attention_backward(
         return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep, operands, score)
 
     return call
+
+
+def _attentions_of_sequences() -> Iterator[Case]:
+    """Attention over ragged sequences and over keys in pages."""
+    for name, dtype in FLOATS.items():
+        for size in (64, 128):
+            yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
+        yield Case(f"attention_varlen {name} d80 grouped", _varlen(dtype, 80, groups=4))
+        yield Case(f"attention_varlen {name} window cap", _varlen(dtype, 128, causal=True, window=256, score=CAP))
+        for page in (16, 24, 64, 256):
+            yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
+        yield Case(f"attention_paged {name} chunk", _paged(dtype, 64, 256))
+        yield Case(f"attention_paged {name} ragged chunks", _paged(dtype, 16, 256, ragged=True))
+        yield Case(f"append_to_pages {name}", partial(_append, dtype))
+
+
+def _varlen(
+    dtype: torch.dtype, size: int, groups: int = 1, causal: bool = False, window: int = 0, score: str = ""
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        q, k, v = (make((4096, heads, size), dtype) for heads in (8 * groups, 8, 8))
+        starts = make((9,), torch.int32)
+        rest = starts, starts, 1024, 1024, causal, None, window, None, score
+        out, lse = varlen.attention_varlen(q, k, v, *rest)
+        return varlen.attention_varlen_backward(out, q, k, v, out, lse, *rest)
+
+    return call
+
+
+def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        shape = (8 * queries,) if ragged else (8, queries)
+        q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), dtype) for _ in range(2))
+        table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
+        rest = (make((9,), torch.int32), queries) if ragged else ()
+        return paged.attention_paged(q, k, v, table, lengths, *rest)
+
+    return call
+
+
+def _append(dtype: torch.dtype, make: Make) -> None:
+    k, v = (make((8, 4, 8, 128), dtype) for _ in range(2))
+    pages = [make((64, 16, 8, 128), dtype) for _ in range(2)]
+    paged.append_to_pages(k, v, *pages, make((8, 8), torch.int32), make((8,), torch.int32))
 
 
 def _decodings() -> Iterator[Case]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPU of this machine has, by TileLang's names; without a GPU, what the typical board of a target has."""
+"""Properties of this machine's GPU by TileLang's names; without a GPU, those of a target's typical board."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def get_registers_per_block(device_id: int = 0) -> int:
 
 
 def get_cuda_device_properties(device_id: int = 0) -> Any:
-    """What torch tells of the GPU; None where there is none."""
+    """Return torch's properties of the GPU; None without one."""
     import torch
 
     return torch.cuda.get_device_properties(device_id) if torch.cuda.is_available() else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a suggestion consists of, by TileLang's names."""
+"""The parts of a suggested tiling, by TileLang's names."""
 
 from torch_tile.carver.roller.hint import Hint
 from torch_tile.carver.roller.rasterization import NoRasterization, Rasterization2DColumn, Rasterization2DRow

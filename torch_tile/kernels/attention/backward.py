@@ -159,8 +159,8 @@ def run(
     )  # fmt: skip
     problem = Problem(batch * kv_heads, groups * q_len, kv_len, groups)
     if sequences is not None:
-        rows = groups * sequences.most_queries
-        problem = Problem(sequences.count * kv_heads, rows, sequences.most_keys, groups)
+        rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
+        problem = Problem(sequences.count * kv_heads, rows, most_keys, groups)
     tilings = tilings or tilings_for(spec, problem, machine)
     if tilings is None:
         return False
@@ -341,7 +341,7 @@ class _Kind:
 
     def room(self, spec: Spec) -> int:
         """Return the registers of a thread that are left for tiles."""
-        taken = self.text if spec.mask is None else self.masked_text
+        taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
         return self.registers - (taken if spec.score else 0)
 
 

@@ -342,8 +342,8 @@ def run(
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
     if sequences is not None:
         batch = q.shape[0]
-        rows = groups * sequences.most_queries
-        problem = Problem(sequences.count * kv_heads, rows, sequences.most_keys, groups, adjacent)
+        rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
+        problem = Problem(sequences.count * kv_heads, rows, most_keys, groups, adjacent)
     config = config or config_for(spec, problem, machine)
     if config is None:
         return False

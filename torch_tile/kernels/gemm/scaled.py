@@ -252,7 +252,7 @@ def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
     return dtype if machine.target.has_fp8 else torch.float16
 
 
-# How a product is cut into blocks. The result never depends on it, only the speed.
+# Tilings of a scaled product. They change the speed, never the result.
 
 
 @dataclass(frozen=True)
