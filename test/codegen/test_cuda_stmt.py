@@ -13,8 +13,9 @@ from torch_tile.diagnostics.errors import Span
 from torch_tile.intrinsics import bulk, matrix, memory, wgmma
 from torch_tile.intrinsics.base import call
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bits import reinterpret
 from torch_tile.ir.buffer import Buffer, TensorMap
-from torch_tile.ir.expr import Var, binary, cast, select
+from torch_tile.ir.expr import Var, binary, cast, const, select
 from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.stmt import Alloc, Assert, Block, Break, Continue, Do, If, Let, Print, Role, While
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
@@ -219,6 +220,10 @@ def test_neighbouring_fields_are_widened_together():
     def field(i, upper=None, less=8.0):
         return call("nibble", load(words, 0), t % 4, i % 2 if upper is None else upper) - less
 
+    def looked_up(i):
+        bits = [reinterpret(const(float(n), dt.float32), dt.int32) for n in range(16)]
+        return call("table_nibble", load(words, 0), t % 4, i % 2, *bits)
+
     def narrowed(value):
         return cast(value, "float16")
 
@@ -227,6 +232,8 @@ def test_neighbouring_fields_are_widened_together():
         lambda i: field(i),
         lambda i: field(i, 1 - i % 2, 56.0) * scale,
         lambda i: cast(narrowed(field(i, less=0.0) - zero), "float32") * scale,
+        lambda i: cast(narrowed(looked_up(i)), "float32") * cast(load(factor, 0), "float32"),
+        lambda i: looked_up(i),
         lambda i: (field(i) - zero) * scale,  # is rounded once only
         lambda i: field(i, 0),  # the same one twice
         lambda i: field(i, less=65.0),  # leaves no room for the field
@@ -245,6 +252,8 @@ def test_neighbouring_fields_are_widened_together():
 nibble_pair<f16, 8, false>(words[0], t % 4))
 pair_times<f16>(nibble_pair<f16, 56, true>(words[0], t % 4), factor[0]))
 pair_times<f16>(pair_less<f16>(nibble_pair<f16, 0, false>(words[0], t % 4), factor[1]), factor[0]))
+pair_times<f16>(table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c00, 0x47464544,
+table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c00, 0x47464544, 0x49494848, 0x4
 (nibble(words[0], t % 4, i % 2) - 8.0f - widen(factor[1])) * widen(factor[0]), (nibble(words[0], t % 4, (i + 1
 nibble(words[0], t % 4, 0) - 8.0f, nibble(words[0], t % 4, 0) - 8.0f)
 nibble(words[0], t % 4, i % 2) - 65.0f, nibble(words[0], t % 4, (i + 1) % 2) - 65.0f)

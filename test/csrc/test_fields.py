@@ -18,7 +18,9 @@ extern "C" __global__ void pairs(const unsigned* in, const tile::{kind}* factor,
   const unsigned other = tile::nibble_pair<tile::{kind}, 0, true>(word, 1);
   tile::store_pair(&local[4], tile::pair_less<tile::{kind}>(other, factor[0]));
   tile::store_pair(&local[6], tile::pair_times<tile::{kind}>(other, factor[1]));
+  const unsigned looked = tile::table_pair<tile::{kind}, true, 1, 2, 3, 4, 5, 6, 7, 8>(word, byte);
+  tile::store_pair(&local[6], tile::pair_times<tile::{kind}>(looked, one[threadIdx.x]));
   for (int i = 0; i < 8; ++i) out[threadIdx.x * 8 + i] = local[i];
-  one[threadIdx.x] = tile::nibble(word, byte, 1);
+  one[threadIdx.x] = tile::nibble(word, byte, 1) + tile::table_nibble(word, byte, 1, {", ".join(map(str, range(16)))});
 }}
 """)

@@ -77,6 +77,26 @@ def test_nibble():
         assert torch.equal(out, want)
 
 
+def test_table_nibble():
+    """The number with the index that a field of 4 bits is; a table of another length is refused."""
+    table = [*torch.randn(16).tolist()[:-1], -0.0]
+
+    @T.prim_func
+    def kernel(x: T.Tensor((16,), "int32"), out: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1) as _:
+            for i, j in T.Parallel(16, 8):
+                out[i, j] = T.table_nibble(x[i], j // 2, j % 2, table)
+
+    x = torch.randint(-(2**31), 2**31, (16,), dtype=torch.int32)
+    want = torch.tensor(table)[torch.stack([x.long() % 2**32 >> 4 * j & 15 for j in range(8)], 1)]
+    for run in (lambda *args: evaluate(kernel, *args), tilelang.compile(kernel)):
+        out = torch.empty(16, 8)
+        run(x, out)
+        assert torch.equal(out, want)
+    with pytest.raises(TileError, match=r"T\.table_nibble.* has 3 numbers"):
+        T.table_nibble(0, 0, 0, [1.0, 2.0, 3.0])
+
+
 def test_float_from_bits():
     """Integers become floats by their bits, in the interpreter and on the CPU; the fourth byte holds -0.5's."""
 

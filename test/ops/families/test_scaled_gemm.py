@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import torch_tile.ops as ops
+from torch_tile.ops import sharding
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 A, B = torch.ones(5, 300).to(E4M3), torch.ones(300, 9).to(E4M3)
@@ -56,6 +59,24 @@ def test_gradients_are_refused():
     x = torch.ones(3, 5, requires_grad=True)
     with pytest.raises(NotImplementedError, match=r"tile\.quantize_fp8 has no gradient"):
         ops.quantize_fp8(x)[1].sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "free"),
+    [
+        ((1, 1), (1, 1), ("m", "n")),
+        ((300, 1), (1, 9), ("m", "n")),
+        ((300, 2), (2, 9), ("m", "n")),
+        ((3, 2), (1, 1), ("n",)),
+        ((300, 2), (2, 2), ("m",)),
+    ],
+)
+def test_rows_and_columns_are_sharded_where_no_scale_spans_several(of_a, of_b, free):
+    """gloo sends no float8, so the rule is looked at alone."""
+    n = 9 if of_b[1] in (1, 9) else 200
+    shapes = [SimpleNamespace(shape=shape) for shape in ((300, 200), (200, n), of_a, of_b)]
+    op = torch.ops.tile.scaled_gemm.default
+    assert sharding.rule_of(op, (*shapes, [], "", "", BF16)).free == free
 
 
 @pytest.mark.parametrize(
