@@ -264,7 +264,8 @@ class Grammar(Kinds, Expressions):
             update = self.pick("max", "min", "and", "or", "xor", *["add"] * 3 * (dtype != "bool"))
             tensors.append(Buffer(f"C{n}", (4,), dtype, "global", update=update))
         program = Program(self.seed, self.name, tensors)
-        program.body = [self.kernel(program, tensors) for _ in range(self.pick(1, 1, 2, 3))]
+        kernels = [self.kernel(program, tensors) for _ in range(self.pick(1, 1, 2, 3))]
+        program.body += kernels  # behind the memory that these share
         return program
 
     def kernel(self, program, tensors):

@@ -20,9 +20,9 @@ class Kinds:
         try:
             if not self.chance(SHARE):
                 return []
-            kinds = [self.counting, self.wrapping_index, self.told_across, self.arms_of_floats, self.of_a_given_number]
+            kinds = [self.counting, self.wrapping_index, self.told_across, self.arms_of_floats, self.of_known_numbers]
             with self.scope():
-                found = self.pick(*kinds)(line) or []
+                found = self.pick(*kinds)(program, line) or []
             if self.chance(0.05):
                 found += self.refused_update(program, line)
             return found
@@ -34,7 +34,7 @@ class Kinds:
         found = [b for b in self.buffers if b.owned and len(b.shape) == 2 and (not dtypes or b.dtype in dtypes)]
         return self.pick(*found) if found else None
 
-    def counting(self, line):
+    def counting(self, program, line):
         """The body changes the bound of its loop; how often it ran is stored."""
         w = self.owned("int32", "int64", "uint8", "int8", "uint64")
         if w is None:
@@ -50,7 +50,7 @@ class Kinds:
         place = f"{w.name}[{self.block_name}, {self.random.randrange(w.shape[1])}] = {turns}"
         return [line(text + place, reference + place)]
 
-    def wrapping_index(self, line):
+    def wrapping_index(self, program, line):
         """A nest goes round a fragment several times."""
         w = self.owned()
         if w is None or w.shape[1] < 3:
@@ -67,7 +67,7 @@ class Kinds:
         reference += f"for {i} in range({w.shape[1]}):\n    {name} = {value}"
         return [line(text, reference)]
 
-    def told_across(self, line):
+    def told_across(self, program, line):
         """All threads read an element of global memory before and after one of them writes it."""
         w = self.owned("int32", "int64", "uint32", "uint64")
         if w is None:
@@ -82,34 +82,53 @@ class Kinds:
         reference = f"{f} = {place}\n{place} = {place} ^ 5\n{row}{to}] = {f} ^ ({place} & 3)"
         return [line(text, reference)]
 
-    def arms_of_floats(self, line):
+    def arms_of_floats(self, program, line):
         """Branches on the index store products and differences to the same elements."""
-        w = self.owned("float32")
+        w = self.owned("float32", "int32")
         if w is None:
             return None
-        f, i, n = self.fresh("t"), self.fresh("i"), w.shape[1]
-        row = f"{w.name}[{self.block_name}, 0:{n}]"
-        cut, scale, shift = self.random.randint(1, n - 1), self.pick("2.5", "-0.75", f"{f}[{i}]"), self.pick(1.0, -3.25)
-        arms = f"{f}[{i}] * {scale}", f"{f}[{i}] - {shift}"
-        test = self.pick(f"{i} < {cut}", f"{i} >= {cut}", f"{i} % 2 == 0")
-        text = f"{f} = T.alloc_fragment(({n},), 'float32')\nT.copy({row}, {f})\nfor {i} in T.Parallel({n}):\n"
-        text += f"    if {test}:\n        {f}[{i}] = {arms[0]}\n    else:\n        {f}[{i}] = {arms[1]}\n"
-        text += f"T.copy({f}, {row})"
-        reference = f"{f} = tile(({n},), 'float32')\n"
-        reference += f"copy({w.name}, ({self.block_name}, 0), {f}, (0,), (1, {n}), ({n},))\n"
-        reference += f"for {i} in range({n}):\n    if {test}:\n        {f}[{i}] = float32_({arms[0]})\n"
-        reference += f"    else:\n        {f}[{i}] = float32_({arms[1]})\n"
-        reference += f"copy({f}, (0,), {w.name}, ({self.block_name}, 0), ({n},), (1, {n}))"
-        return [line(text, reference)]
+        f, g, i, n = self.fresh("t"), self.fresh("t"), self.fresh("i"), w.shape[1]
+        size = self.pick(16, 48, 64)
+        cut, scale, shift = self.random.randint(1, size - 1), self.pick("2.5", "-0.75"), self.pick(1.0, -3.25)
+        test = self.pick(f"{i} < {cut}", f"{i} >= {cut}")
+        for x in (f, g):  # tiles on a stack are no case for the compilers that go wrong
+            shape = f"({self.blocks}, {size}), 'float32'"
+            program.body.append(line(f"{x} = T.alloc_global({shape})", f"{x} = tile({shape})"))
+        row, f, g = (f"{x}[{self.block_name}, " for x in (w.name, f, g))
+        text, reference = self.bits_of(w, f"{f}{i} % {size}]")
+        begin = f"{row}{i} % {n}]" if w.dtype == "float32" else f"({row}{i} % {n}] & 1023)"
+        lines = [
+            [f"for {i} in T.Parallel({size}):", f"for {i} in range({size}):"],
+            *([f"    {x}{i}] = {begin}"] * 2 for x in (f, g)),
+            [f"for {i} in T.Parallel({size}):", f"for {i} in range({size}):"],
+            [f"    if {test}:"] * 2,
+            [f"        {f}{i}] = {f}{i}] * {scale}", f"        {f}{i}] = float32_({f}{i}] * {scale})"],
+            ["    else:"] * 2,
+            [f"        {f}{i}] = {g}{i}] - {shift}", f"        {f}{i}] = float32_({g}{i}] - {shift})"],
+            [f"for {i} in T.Parallel({n}):", f"for {i} in range({n}):"],
+            [f"    {row}{i}] = {text}", f"    {row}{i}] = {reference}"],
+        ]
+        return [line(*("\n".join(part) for part in zip(*lines, strict=True)))]
 
-    def of_a_given_number(self, line):
-        """An element made from a number that is known where the kernel is compiled."""
-        w = self.owned("float32")
+    @staticmethod
+    def bits_of(w, value):
+        """A float as the text and the reference store it: as it is, or its bits."""
+        if w.dtype == "float32":
+            return value, value
+        return f"T.reinterpret({value}, 'int32')", f"bits({value})"
+
+    def of_known_numbers(self, program, line):
+        """An element made from numbers that are known where the kernel is traced or compiled."""
+        w = self.owned("float32", "int32")
         if w is None:
             return None
         place = f"{w.name}[{self.block_name}, {self.random.randrange(w.shape[1])}]"
-        text, reference = "T.float32(given)", "float32_(given)"
-        if self.chance(0.5):
+        made = "T.float32(given)", "float32_(given)"
+        if self.chance(0.5):  # folded
+            (x, y), op = (self.pick("0.0", "-0.0", "1.5") for _ in "ab"), self.pick("max", "min")
+            made = f"T.{op}(T.float32({x}), T.float32({y}))", f"{'greater' if op == 'max' else 'lesser'}({x}, {y})"
+        text, reference = (self.bits_of(w, of)[n] for n, of in enumerate(made))
+        if w.dtype == "float32" and self.chance(0.5):
             text, reference = f"T.max({text}, {place})", f"greater({reference}, {place})"
         return [line(f"{place} = {text}", f"{place} = {reference}")]
 

@@ -205,7 +205,8 @@ def joined(cases):
     for n, case in enumerate(cases):
         text = case.cpu().text.replace(ENTRY, f"{ENTRY}_{n}")
         heads |= dict.fromkeys(re.findall(r"^#include .*$", text, re.MULTILINE))
-        bodies.append(f"namespace p{n} {{\n" + re.sub(r"^#include .*\n", "", text, flags=re.MULTILINE) + "}\n")
+        text = re.sub(r"^#include .*\n", "", text, flags=re.MULTILINE)
+        bodies += ["#pragma GCC push_options", f"namespace p{n} {{\n{text}}}", "#pragma GCC pop_options\n"]
     return "\n".join([*heads, *bodies])
 
 

@@ -341,6 +341,11 @@ def float32_(x):
         return float(np.float32(x))
 
 
+def bits(x):
+    """The bits of a float32 as an int32; those of one NaN stand for all."""
+    return int(np.float32(x).view(np.int32))
+
+
 def lesser(a, b):
     """NaN if one is, and -0.0 is below 0.0."""
     if a != a or b != b:
@@ -371,7 +376,7 @@ def truncdiv(a, b):
 
 
 FUNCTIONS = {
-    **{dtype: wrapping(dtype) for dtype in INTS}, "float32_": float32_, "bool_": bool, "lesser": lesser,
+    **{dtype: wrapping(dtype) for dtype in INTS}, "float32_": float32_, "bits": bits, "bool_": bool, "lesser": lesser,
     "greater": greater, "remainder": remainder, "floor_divide": floor_divide, "truncdiv": truncdiv,
     "truncmod": lambda a, b: a - b * truncdiv(a, b), "ceildiv": lambda a, b: -(-a // b),
 }  # fmt: skip

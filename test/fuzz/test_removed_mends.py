@@ -28,6 +28,7 @@ import torch_tile.codegen.c_text as c_text
 import torch_tile.codegen.cuda as cuda
 import torch_tile.codegen.cuda_stmt as cuda_stmt
 import torch_tile.codegen.cuda_text as cuda_text
+import torch_tile.ir.arith_util as arith_util
 import torch_tile.ir.expr as expr
 import torch_tile.language.loops as loops
 import torch_tile.language.math as language_math
@@ -122,31 +123,34 @@ KINDS = {
     "partial nests": Mend(bind_loop._Binder, "_stays_in_padding", yes, "sm_80", (72,)),
     "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (8,)),
     "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (2,)),
-    "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text"),
-    "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles"),
+    "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text", (5,)),
+    "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (76,)),
     "numbers outside a type": Mend(expr, "_outside", lambda *_: None, "tiles", (12,)),
-    "extrema of folded floats": Mend(expr, "extremum", plain_extremum, "tiles"),
+    "extrema of folded floats": Mend(
+        language_math, "extremum", plain_extremum, "tiles", (),
+        ((expr, "extremum", plain_extremum), (arith_util, "extremum", plain_extremum)),
+    ),
     "uint64 as signed": Mend(tile_values, "_ORDERED", {}, "tiles", (17,)),
     "unsigned extrema of threads": Mend(simt_values, "_UNSIGNED", {}, "sm_80", (0,)),
     "overlapping copies": Mend(part_overlaps, "may_overlap", no, "sm_80", (19,)),
     "chains of elif": Mend(rewrite, "error", too_deep, "tiles", (80,)),
     "negative steps": Mend(loops.Loop, "_downwards", upwards, "tiles", (22,)),
-    "else of a loop": Mend(rewrite, "_breaks", no, "tiles"),
+    "else of a loop": Mend(rewrite, "_breaks", no, "tiles", (2,)),
     "operands of or": Mend(recorder, "_operand", truths, "tiles", (3,)),
     "shifted literals": Mend(c_text.Text, "shifted", lambda *_: None, "text", (83,)),
     "operands of atomics": Mend(cuda_text.CudaText, "_operand", lambda self, node, _: self.value(node), "text", (12,)),
     "remainders of floats": Mend(tile_values, "remainder", plain_remainder, "tiles", (33,)),
     "copies of an element that meet": Mend(bind_loop, "_told_apart", nothing, "sm_80", (37,)),
-    "fills by the tile itself": Mend(fill, "find", nothing, "cpu"),
-    "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80"),
-    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx"),
+    "fills by the tile itself": Mend(fill, "find", nothing, "cpu", (1271,)),
+    "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80", (0,)),
+    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx", (1,)),
     "products fused by the compiler": Mend(host_compiler, "find_compiler", contracting, "cpu"),
     "divisors at which a machine stops": Mend(
-        host_compiler, "csrc_dir", folder_without_divisors, "cpu", (),
+        host_compiler, "csrc_dir", folder_without_divisors, "cpu", (2,),
         ((host_compiler, "headers_digest", lambda: "no divisors"),), dies=True,
     ),
-    "addition of bools": Mend(atomic.Atomic, "check", nothing, "cpu"),
-    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys"),
+    "addition of bools": Mend(atomic.Atomic, "check", nothing, "cpu", (75,)),
+    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys", (567,)),
 }  # fmt: skip
 
 
@@ -162,9 +166,11 @@ def taken_out(mend: Mend):
     given = [(place, name, getattr(place, name)) for place, name, _ in mend.places]
     for place, name, without in mend.places:
         setattr(place, name, without)
+    rewrite._COMPILED.clear()  # what was rewritten with the mend
     try:
         yield
     finally:
+        rewrite._COMPILED.clear()
         for place, name, value in given:
             setattr(place, name, value)
 

@@ -79,6 +79,32 @@ def dequant_gemm_samples(t: Maker) -> list[tuple]:
         (t(5, 7) / 64, [whole], [], [], 8, False, 0, [], "", "", t.dtype),
         (t.strided(5, 64), nibbles[:1], leaves[:1], [], 4, True, 8, [t(9)], "r", "v0=add(acc0,x0);ret v0", t.dtype),
         (t(5, 64), nibbles, leaves[:2], leaves[2:], 4, False, 3, [], "", swiglu, t.dtype),
+        (t(5, 64), nibbles[:1], leaves[:1], [], 4, True, 0, [], "", "", t.dtype, "nf4"),
+    ]
+
+
+def scaled_gemm_samples(t: Maker) -> list[tuple]:
+    def of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=t.generator).to(dtype)
+
+    def scale(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=t.generator) + 0.5
+
+    a, b = of(torch.float8_e4m3fn, 5, 130), of(torch.float8_e4m3fn, 9, 130).mT
+    bias, text = torch.randn(9, generator=t.generator), "v0=add(acc0,x0);ret v0"
+    return [
+        (a, b, scale(1, 1), scale(1, 1), [], "", "", t.dtype),
+        (a, of(torch.float8_e5m2, 130, 9), scale(5, 1), scale(1, 9), [bias], "r", text, t.dtype),
+        (a, b, scale(5, 2), scale(2, 1), [], "", "", t.dtype),
+        (a, b, scale(5, 2), scale(2, 9), [bias], "r", text, t.dtype),
+    ]
+
+
+def quantize_fp8_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(5, 7).detach(), 0, torch.float8_e4m3fn),
+        (t.strided(5, 150).detach(), 128, torch.float8_e5m2),
+        (t(2, 3, 64).detach(), 32, torch.float8_e4m3fn),
     ]
 
 
@@ -332,6 +358,8 @@ SAMPLES = {
     "grouped_gemm": grouped_gemm_samples,
     "k_grouped_gemm": k_grouped_gemm_samples,
     "dequant_gemm": dequant_gemm_samples,
+    "scaled_gemm": scaled_gemm_samples,
+    "quantize_fp8": quantize_fp8_samples,
     "linear": linear_samples,
     "swiglu": swiglu_samples,
     "attention": attention_samples,

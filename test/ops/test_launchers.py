@@ -18,7 +18,7 @@ from torch_tile.ops.registry import OPERATORS
 from torch_tile.runtime.launch_plan import LaunchPlan, planning
 from torch_tile.runtime.replay import LongWay
 
-BF16 = torch.bfloat16
+BF16, FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
 
 
 def half(*shape):
@@ -39,6 +39,10 @@ def k_grouped_call(a, b, offsets, out):
 
 def dequant_call(a, b, scale, x, out):
     launchers.dequant_gemm(a, [b], [scale], [], 4, False, 8, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
+
+
+def scaled_call(a, b, scale_a, scale_b, x, out):
+    launchers.scaled_gemm(a, b.mT, scale_a, scale_b, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
 
 
 def attention_call(qkv, out):
@@ -125,6 +129,16 @@ CALLS = {
         "ttttt",
         dequant_call,
         lambda: (half(16, 256), torch.zeros(64, 128, dtype=torch.uint8), half(64, 2), half(64), half(16, 64)),
+    ),
+    "scaled_gemm": (
+        "tttttt",
+        scaled_call,
+        lambda: (half(16, 256).to(FLOAT8), half(64, 256).to(FLOAT8), torch.ones(16, 2), torch.ones(2, 1), half(64),
+                 half(16, 64)),
+    ),
+    "quantize_fp8": (
+        "ttt", lambda x, values, scales: launchers.quantize_fp8(x, 0, FLOAT8, out=(values, scales)),
+        lambda: (half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
     ),
     "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
     "attention_backward": (
@@ -306,7 +320,8 @@ def entries_of(plan):
 
 SIZES = {
     "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
-    "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
+    "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
+    "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
     "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,

@@ -48,6 +48,12 @@ def calls():
         "dequant_gemm",
         (t(4, 32), [words], [t(8, 2, by=0.02)], [t(8, 2)], 4, True, 8, [t(8)], "r", scale, torch.float32),
     )
+    eights = lambda *shape: t(*shape).detach().to(torch.float8_e4m3fn)  # noqa: E731
+    by = lambda *shape: t(*shape).detach().abs() + 0.1  # noqa: E731
+    for of_a, of_b in (((1, 1), (1, 8)), ((4, 2), (2, 1)), ((4, 1), (1, 1))):
+        given = (eights(4, 200), eights(200, 8), by(*of_a), by(*of_b), [t(8).detach()], "r", "v=add(acc0,x0);ret v")
+        yield "scaled_gemm", (*given, torch.float32)
+    yield "quantize_fp8", (t(4, 3, 200).detach(), 128, torch.float8_e4m3fn)
     yield "linear", (t(4, 3, 6), t(8, 6))
     yield "linear", (t(4, 3, 6), t(8, 6), t(8), t(4, 3, 8))
     yield "linear", (t(4, 3, 6), t(8, 6), t(8), None, "gelu")

@@ -20,10 +20,10 @@ from torch_tile.kernels import common
 from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad, scaled
 from torch_tile.kernels.loss import cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
-from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
+from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
 from torch_tile.runtime.launch_plan import Launch, LaunchPlan, planning
 
@@ -43,7 +43,7 @@ class Case:
 
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
-    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms()
+    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
     return [*products, *attentions, *_decodings(), *_rows(), *_scans()]
 
@@ -150,6 +150,49 @@ def _dequant_gemms() -> Iterator[Case]:
         yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
+    tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
+    for name, dtype in HALVES.items():
+        for table, scales in tables.items():
+            for m in (1, 64, 1024):
+                yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
+
+
+def _scaled_gemms() -> Iterator[Case]:
+    """Products of float8, by how operands are scaled, and the rounding of activations to it."""
+    forms = {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128)), "runs": ((1, 128), (1, 128))}
+    for name, form in forms.items():
+        for m in (16, 4096):
+            yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
+    for group in (0, 128):
+        yield Case(f"quantize_fp8 {group}", _quantization(group))
+
+
+def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
+    """Scales as (rows that share one, columns that share one or 0)."""
+    float8, n, k = torch.float8_e4m3fn, 4096, 4096
+
+    def call(make: Make) -> object:
+        scale_a, scale_b = (
+            make((rows // shared, k // group if group else 1), torch.float32)
+            for rows, (shared, group) in ((m, of_a), (n, of_b))
+        )
+        a, b = make((m, k), float8), make((n, k), float8)
+        return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16)
+
+    return call
+
+
+def _quantization(group: int) -> Callable[[Make], object]:
+    return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, torch.float8_e4m3fn)
+
+
+def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        n = k = 4096
+        a, words, scales = make((m, k), dtype), make((n, k // 2), torch.uint8), make((n, k // group), scale)
+        return dequant_gemm.dequant_gemm(a, [words], [scales], [], 4, True, 0, [], "", "", dtype, table)
+
+    return call
 
 
 def _dequant_gemm(

@@ -162,3 +162,17 @@ def test_refuses(args, error, message):
         ops.mla_decode(*args)
     with pytest.raises(error, match=f"tile.mla_decode: {message}"):
         ops.mla_decode_lse(*args)
+
+
+def test_a_fixed_number_of_splits_gives_the_same_bits_on_any_number_of_threads(seed):
+    torch.manual_seed(seed)
+    q, q_pe = torch.randn(1, 1, 16, 64), torch.randn(1, 1, 16, 16)
+    kv, k_pe, threads = torch.randn(1, 900, 64), torch.randn(1, 900, 16), torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(torch.ops.tile.mla_decode(q, q_pe, kv, k_pe, num_splits=3))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

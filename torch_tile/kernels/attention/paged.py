@@ -202,13 +202,13 @@ def write_pages(dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: 
     sizes = list(zip("kv", widths, strict=True))
     new_types = [strided(name, (slabs, rows, heads, width), dtype) for name, width in sizes]
     page_types = [strided(f"{name}_pages", (pages, page, heads, width), dtype) for name, width in sizes]
-    start_types = [strided("cu_seqlens", (sequences + 1,), torch.int32, align=4)] if ragged else []
+    start_types = [strided("cu_seqlens", (sequences + 1,), torch.int32, unit=False, align=4)] if ragged else []
 
     @T.prim_func
     def write_pages(
         *tensors: [*new_types, *page_types, *start_types],
-        block_tables: strided("block_tables", (sequences, columns), torch.int32, align=4),
-        lengths: strided("lengths", (sequences,), torch.int32, align=4),
+        block_tables: strided("block_tables", (sequences, columns), torch.int32, unit=False, align=4),
+        lengths: strided("lengths", (sequences,), torch.int32, unit=False, align=4),
         most: T.int32,
     ):
         with T.Kernel(T.ceildiv(most, ROWS), heads, sequences, threads=128) as (bx, head, sequence):

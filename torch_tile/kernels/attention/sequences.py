@@ -1,13 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows and the keys of each sequence lie in memory, which the kernels of attention are compiled for.
-
-Dense sequences have one length: a matrix of rows and one of keys each. Ragged ones lie one after the other, and a
-tensor says where each begins; a plan on the device cuts them into tiles (row_groups.py). Keys may lie in pages, which a
-table names, up to a length that a tensor holds. Queries of ragged and of paged sequences are at the end of the keys.
-
-Tiles reach over the end of a sequence, into rows of the next one or unused memory. What is read there is hidden before
-the softmax; where products would sum it up, tiles are cleared from there on, since 0 times NaN is not 0.
-"""
+"""The memory layout of each sequence's rows and keys, which the kernels of attention are compiled for."""
 
 from __future__ import annotations
 
@@ -55,7 +47,7 @@ class Layout:
 
     @property
     def fixed(self) -> bool:
-        """Whether all sequences have the lengths that the tensors' shapes say."""
+        """Return whether all sequences have the lengths of the tensors' shapes."""
         return not (self.ragged or self.page)
 
     def types(self, sequences: Any) -> list[Any]:
@@ -64,7 +56,7 @@ class Layout:
         if self.ragged:
             found = [_ints("q_ends", sequences), T.Tensor((T.dynamic("tiles"), FIELDS), torch.int32)]
         if self.page:
-            table = strided("block_tables", (sequences, T.dynamic("columns")), torch.int32, align=4)
+            table = strided("block_tables", (sequences, T.dynamic("columns")), torch.int32, unit=False, align=4)
             return [*found, table, _ints("lengths", sequences)]
         return [*found, _ints("k_ends", sequences)] if self.ragged else []
 
@@ -74,7 +66,7 @@ class Layout:
 
 
 def _ints(name: str, count: Any) -> Any:
-    return strided(name, (count,), torch.int32, align=4)
+    return strided(name, (count,), torch.int32, unit=False, align=4)
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class Given:
 
     @property
     def q_ends(self) -> Any:
-        """Where the queries of each ragged sequence end."""
+        """Return the ends of the queries of each ragged sequence."""
         return self.tensors[0]
 
     @property
@@ -96,7 +88,7 @@ class Given:
 
     @property
     def k_ends(self) -> Any:
-        """Where the keys of each ragged sequence end."""
+        """Return the ends of the keys of each ragged sequence."""
         return self.tensors[2]
 
     @property

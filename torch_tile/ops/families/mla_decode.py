@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.hardware import GRID_LIMITS
+from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
@@ -141,7 +142,6 @@ def _save(ctx: Any, args: MlaDecodeArgs[Tensor], output: Any) -> None:
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     from torch_tile.kernels.attention.forward import default_scale
-    from torch_tile.kernels.gemm.gemm import compute_dtype
     from torch_tile.kernels.mla import decode as family
 
     q, q_pe, kv, k_pe, block_table, seq_lens = ctx.saved_tensors
@@ -215,7 +215,9 @@ Args:
     seq_lens: int32 `[B]`: positions in use, the new ones included; default all of the cache.
     scale: default `(C + R) ** -0.5`. Absorbing does not change a model's own scale, so pass it: DeepSeek-V3's is
         `(128 + 64) ** -0.5`.
-    num_splits: into how many parts at most a kernel splits a sequence; 0 lets it choose. The result is the same.
+    num_splits: into how many parts at most a kernel splits a sequence. 0 lets it choose: by the multiprocessors of the
+        GPU, or the threads that torch uses on the CPU. Parts are summed apart, so the last bits of the result depend on
+        their number. A fixed num_splits gives the same bits with any number of threads.
     schedule: what `mla_schedule` made of seq_lens, for sequences that differ in length.
 
 Returns:

@@ -15,8 +15,10 @@ import numpy as np
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import expr as ex
 from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import int32, int64
 from torch_tile.ir.expr import Expr
 from torch_tile.ir.node import Node, Visitor
+from torch_tile.ir.widths import Made
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.calls import Calls
 from torch_tile.simulator.simt.memory import Memory, Threads
@@ -45,26 +47,51 @@ class Expressions(Visitor):
         self.thread: ex.Var | None = None
         self.span: Span | None = None  # of the statement being compiled
         self.lets: dict[ex.Var, Fixed] = {}  # names of values that never change
-        self.known: dict[Node, Run] = {}
+        self.known: dict[tuple[Node, bool], Run] = {}
+        self.is_made = Made()
+        self.wide = False  # whether int32 is computed in 64 bits, as where it makes an index
 
-    def compile(self, node: Expr) -> Run:
-        """Return the function that computes `node`."""
-        found = self.known.get(node)
+    def compile(self, node: Expr, wide: bool = False) -> Run:
+        """Return the function that computes `node`; with `wide` an int32 does not wrap."""
+        wide = wide and node.dtype == int32
+        found = self.known.get((node, wide))
         if found is None:
             handler = self.method_of(node)
             if handler is None:
                 raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span or self.span)
-            found = self.known[node] = handler(node)
+            outer, self.wide = self.wide, wide
+            found = handler(node)
+            self.wide = outer
+            if wide and not isinstance(node, ex.Binary | ex.Unary | ex.Select):
+                found = self._widened(found)
+            self.known[node, wide] = found
         return found
+
+    def element(self, node: Expr) -> Run:
+        """Return the function that computes `node` as memory of its type holds it."""
+        run = self.compile(node)
+        if node.dtype != int32 or not self.is_made(node):
+            return run
+        narrow = va.cast(int64, int32)
+        return Fixed(narrow(run())) if isinstance(run, Fixed) else lambda: narrow(run())
+
+    @staticmethod
+    def _widened(run: Run) -> Run:
+        """Return the function that computes the same in 64 bits."""
+        return Fixed(_in_64_bits(run())) if isinstance(run, Fixed) else lambda: _in_64_bits(run())
 
     def fixed(self, node: Expr) -> Value | None:
         """Return the value of an expression that depends on the thread's number alone, else None."""
         run = self.compile(node)
         return run() if isinstance(run, Fixed) else None
 
-    def _pure(self, function: Callable[..., Value], *parts: Expr) -> Run:
+    def _pure(self, function: Callable[..., Value], *parts: Expr, wide: bool = False) -> Run:
         """Compile a function of values; compute the result now if all values are known."""
-        runs = [self.compile(p) for p in parts]
+        return self._applied(function, [self.compile(p, wide) for p in parts])
+
+    @staticmethod
+    def _applied(function: Callable[..., Value], runs: list[Run]) -> Run:
+        """Return the function that applies `function` to the values of others."""
         if all(isinstance(r, Fixed) for r in runs):
             return Fixed(function(*(r() for r in runs)))
         if len(runs) == 1:
@@ -90,17 +117,19 @@ class Expressions(Visitor):
 
     def visit_Unary(self, node: ex.Unary) -> Run:
         """Compile an operator with one operand."""
-        return self._pure(va.unary(node.op, node.a.dtype), node.a)
+        wide = node.dtype == int32 and (self.wide or self.is_made(node))
+        return self._pure(va.unary(node.op, int64 if wide else node.a.dtype), node.a, wide=wide)
 
     def visit_Binary(self, node: ex.Binary) -> Run:
         """Compile an operator with two operands."""
         if node.op in ex.LOGICAL:
             return self._logical(node)
-        return self._pure(va.binary(node.op, node.a.dtype), node.a, node.b)
+        wide = node.a.dtype == int32 and (self.wide or node.op in ex.COMPARISONS or self.is_made(node))
+        return self._pure(va.binary(node.op, int64 if wide else node.a.dtype), node.a, node.b, wide=wide)
 
     def visit_Cast(self, node: ex.Cast) -> Run:
         """Compile a conversion."""
-        return self._pure(va.cast(node.a.dtype, node.type), node.a)
+        return self._pure(va.cast(node.a.dtype, node.type), node.a, wide=node.type == int64)
 
     def visit_Load(self, node: ex.Load) -> Run:
         """Compile the load of an element."""
@@ -110,13 +139,14 @@ class Expressions(Visitor):
 
     def index(self, node: Any) -> Run:
         """Compile the one index of an access; a variable has none."""
-        return self.compile(node.indices[0]) if node.indices else Fixed(0)
+        return self.compile(node.indices[0], True) if node.indices else Fixed(0)
 
     def visit_Call(self, node: ex.Call) -> Run:
         """Compile a call."""
         if node.name in self.calls.table:
             return self.calls.compile(node, self)
-        return self._pure(va.mathematics(node.name, node.args[0].dtype, node.type), *node.args)
+        function = va.mathematics(node.name, node.args[0].dtype, node.type)
+        return self._applied(function, [self.element(a) for a in node.args])
 
     def _logical(self, node: ex.Binary) -> Run:
         """Compile `and` or `or`; the second operand runs only for threads that need it."""
@@ -137,8 +167,10 @@ class Expressions(Visitor):
 
     def visit_Select(self, node: ex.Select) -> Run:
         """Compile a choice between two values."""
-        condition, yes, no = self.compile(node.condition), self.compile(node.a), self.compile(node.b)
-        threads, width, dtype = self.threads, va.carrier(node.dtype), node.dtype
+        dtype = int64 if self.wide or (node.dtype == int32 and self.is_made(node)) else node.dtype
+        wide = dtype is not node.dtype
+        condition, yes, no = self.compile(node.condition), self.compile(node.a, wide), self.compile(node.b, wide)
+        threads, width = self.threads, va.carrier(dtype)
         if all(isinstance(r, Fixed) for r in (condition, yes, no)):
             a, b = np.asarray(yes(), width), np.asarray(no(), width)
             return Fixed(va.number(np.asarray(np.where(condition(), a, b), width), dtype))
@@ -153,6 +185,10 @@ class Expressions(Visitor):
             return np.where(c, np.asarray(a, width), np.asarray(b, width))
 
         return run
+
+
+def _in_64_bits(value: Value) -> Value:
+    return value.astype(np.int64) if isinstance(value, np.ndarray) else value
 
 
 def _under(threads: Threads, condition: Value, run: Run) -> Value:

@@ -208,6 +208,8 @@ class _Machine(Visitor):
     def visit_Let(self, node: st.Let) -> Step:
         """Compile a name for a value."""
         run, values, var = self.value(node.value), self.values, node.var
+        if self.expressions.is_made(node.value):
+            self.expressions.is_made.names.add(var)
         if isinstance(run, Fixed):
             self.expressions.lets[var] = run
             return lambda: None
@@ -222,7 +224,7 @@ class _Machine(Visitor):
         buffer, threads = node.buffer, self.threads
         if buffer.scope == "var":
             variable = self.memory[buffer] = Variable(buffer, threads)
-            init = None if node.init is None else self.value(node.init)
+            init = None if node.init is None else self.expressions.element(node.init)
             return variable.reset if init is None else lambda: variable.store(0, init(), node.span)
         shape = buffer.static_shape
         if shape is None or buffer.scope not in ("shared", "local", "barrier"):
@@ -242,7 +244,7 @@ class _Machine(Visitor):
 
     def visit_Store(self, node: st.Store) -> Step:
         memory, span = self.memory[node.buffer], node.span
-        index, value = self.expressions.index(node), self.value(node.value)
+        index, value = self.expressions.index(node), self.expressions.element(node.value)
         return lambda: memory.store(index(), value(), span)
 
     def visit_Do(self, node: st.Do) -> Step:
