@@ -353,8 +353,8 @@ def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) ->
 
 def _append(dtype: torch.dtype, make: Make) -> None:
     k, v = (make((8, 4, 8, 128), dtype) for _ in range(2))
-    pages = [make((64, 16, 8, 128), dtype) for _ in range(2)]
-    paged.append_to_pages(k, v, *pages, make((8, 8), torch.int32), make((8,), torch.int32))
+    k_pages, v_pages = (make((64, 16, 8, 128), dtype) for _ in range(2))
+    paged.append_to_pages(k, v, k_pages, v_pages, make((8, 8), torch.int32), make((8,), torch.int32))
 
 
 def _decodings() -> Iterator[Case]:
