@@ -191,8 +191,8 @@ CALLS = {
     ),
     "attention_paged_lse": (
         "ttttttt", paged_call,
-        lambda: (half(3, 2, 8, 64), half(9, 64, 2, 64), half(9, 64, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
-                 starts(1, 0, 60), half(3, 2, 8, 64), torch.empty(3, 8, 2)),
+        lambda: (half(3, 1, 8, 64), half(9, 64, 2, 64), half(9, 64, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
+                 starts(1, 0, 60), half(3, 1, 8, 64), torch.empty(3, 8, 1)),
     ),
     "linear": ("ttttt", linear_call, lambda: (half(2, 24, 64), half(96, 64), half(96), half(2, 24, 96),
                                               half(2, 24, 96))),

@@ -70,10 +70,8 @@ def by_sequence(args, grad):
     for b in range(len(args.cu_seqlens_q) - 1):
         rows, keys = (slice(*starts[b : b + 2].tolist()) for starts in (args.cu_seqlens_q, args.cu_seqlens_k))
         offset = (keys.stop - keys.start) - (rows.stop - rows.start)
-        score = args.score.replace("i0", str(float(b)))
-        dense = AttentionArgs(
-            q[:, :, rows], k[:, :, keys], v[:, :, keys], None, args.causal, args.scale, args.window, offset, args.aux, score
-        )  # fmt: skip
+        seen = (None, args.causal, args.scale, args.window, offset, args.aux, args.score)
+        dense = AttentionArgs(q[:, :, rows], k[:, :, keys], v[:, :, keys], *seen)
         out[:, :, rows], lse[:, :, rows] = forward.reference(*dense)
         made = backward.gradients(grad.double().transpose(0, 1)[None][:, :, rows], dense)
         for result, new, place in zip(found, made, (rows, keys, keys), strict=False):

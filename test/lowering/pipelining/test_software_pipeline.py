@@ -110,6 +110,34 @@ def test_tiles_used_apart_are_waited_for_apart(stages):
     assert waits(program) == [2 * (stages - 2) + 1, 2 * (stages - 1)]
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_tile_is_waited_for_before_a_branch_changes_it(stages):
+    """As attention clears values past the end of a sequence: the copy must not land on what was written."""
+
+    @T.prim_func
+    def kernel(a: T.Tensor((8 * 7, 64), "float16"), c: T.Tensor((8, 64)), n: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((8, 64), "float16")
+            total = T.alloc_fragment((8, 64), "float32")
+            T.clear(total)
+            for k in T.Pipelined(7, num_stages=stages):
+                T.copy(a[k * 8, 0], tile)
+                if k * 8 + 8 > n:
+                    for i, j in T.Parallel(8, 64):
+                        if k * 8 + i >= n:
+                            tile[i, j] = 0
+                for i, j in T.Parallel(8, 64):
+                    total[i, j] += tile[i, j]
+            T.copy(total, c)
+
+    a, c = torch.randn(56, 64).half(), torch.zeros(8, 64)
+    a[37:] = float("nan")
+    program, _ = pipelined(kernel)
+    flat = lower(kernel.program, cuda_passes(Build(Target.of("cuda:sm_80"))))
+    assert early(program) and not interpret(flat, kernel.program, (a, c, 37))
+    torch.testing.assert_close(c, torch.cat([a[:37], a.new_zeros(3, 64)]).float().view(5, 8, 64).sum(0))
+
+
 def test_copies_in_branches_run_ahead_under_their_condition():
     @T.prim_func
     def kernel(x: T.Tensor((48, 16)), y: T.Tensor((48, 16)), which: T.Tensor((6,), "int32"), out: T.Tensor((8, 16))):

@@ -662,11 +662,10 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
                         step * queries, span.queries, span.queries, False, span.sequence, head, member, groups,
                         span.q_offset,
                     )  # fmt: skip
-                    query = after(span.first_query, step * queries)
                     load(held, seers, first_key)
-                    T.copy(q[(*here, query, 0)], q_tile)
+                    T.copy(q[(*here, after(span.first_query, step * queries), 0)], q_tile)
                     T.gemm(k_tile, q_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                    T.copy(grad[(*here, query, 0)], grad_tile)
+                    T.copy(grad[(*here, after(span.first_query, step * queries), 0)], grad_tile)
                     if of_keys:
                         T.gemm(
                             v_tile, grad_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True

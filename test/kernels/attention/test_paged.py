@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over keys in pages against float64; unused pages, and rows past a length, hold NaN."""
+
+import math
+
+import pytest
+import torch
+
+from torch_tile.hardware import Target
+from torch_tile.kernel import JITKernel
+from torch_tile.kernels.attention import forward, paged
+from torch_tile.kernels.attention.args import PagedArgs
+from torch_tile.kernels.attention.arguments import empty_beside
+from torch_tile.kernels.attention.paged import append_reference, append_to_pages, attention_paged, reference
+from torch_tile.kernels.common import Machine
+
+PAGES = {"fp32 16": (torch.float32, 16), "fp16 64": (torch.float16, 64), "fp32 24": (torch.float32, 24)}
+
+
+def problem(problems, dtype, page, longest=200, head_size=32):
+    """Arguments of a call; dense queries, or ragged ones with rows of no sequence."""
+    count, columns = problems.pick(1, 3), problems.random.randint(1, max(1, longest // page))
+    kv_heads, groups = problems.pick(1, 2), problems.pick(1, 4)
+    lengths = [problems.pick(0, problems.random.randint(0, columns * page)) for _ in range(count)]
+    pages = count * columns + 2
+    k, v = (problems.tensor(pages, page, kv_heads, head_size, dtype=dtype, layout="dense") for _ in range(2))
+    table = torch.randperm(pages, generator=problems.generator)[: count * columns].view(count, columns)
+    used = torch.zeros(pages, page, dtype=torch.bool)
+    for b, n in enumerate(lengths):
+        for s in range(n):
+            used[table[b, s // page], s % page] = True
+    k[~used], v[~used] = math.nan, math.nan
+    lengths = torch.tensor(lengths).int()
+    table = table.masked_fill(torch.arange(columns) * page >= lengths[:, None], problems.pick(-1, 10_000)).int()
+    heads, starts, most = kv_heads * groups, None, 0
+    if problems.pick(True, False):
+        q = problems.reordered(count, problems.pick(1, 2, 5, 40), heads, head_size, dtype=dtype)
+    else:
+        new = [problems.pick(0, 1, problems.random.randint(0, 40)) for _ in range(count)]
+        starts, most = torch.tensor([0, *new]).cumsum(0).int(), max(new)
+        q = problems.reordered(sum(new) + problems.pick(1, 3), heads, head_size, dtype=dtype)
+    options = problems.pick(True, True, False), problems.pick(None, 0.3), problems.pick(0, 0, 9)
+    return PagedArgs(q, k, v, table, lengths, starts, most, *options, problems.pick(0, 1, 3))
+
+
+def in_double(args):
+    return args._replace(**{name: getattr(args, name).double() for name in ("q", "k_pages", "v_pages")})
+
+
+def test_reference_is_dense_attention_of_each_sequence(problems):
+    for _ in range(8):
+        args = in_double(problem(problems, torch.float64, problems.pick(1, 3, 16), 50, 8))
+        out, _ = reference(*args)
+        for b, n in enumerate(args.lengths.tolist()):
+            at = [(int(args.block_tables[b, s // args.k_pages.shape[1]]), s % args.k_pages.shape[1]) for s in range(n)]
+            k, v = (torch.stack([x[i] for i in at]) if n else x.new_zeros(0, *x.shape[2:]) for x in args[1:3])
+            rows = b if args.cu_seqlens_q is None else slice(*args.cu_seqlens_q[b : b + 2].tolist())
+            dense = [x.transpose(0, 1)[None] for x in (args.q[rows], k, v)]
+            options = None, args.causal, args.scale, args.window, n - dense[0].shape[2]
+            torch.testing.assert_close(out[rows], forward.reference(*dense, *options)[0][0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("form", PAGES)
+def test_random_problems(form, rounds, problems, check, monkeypatch):
+    def by_torch(*args, **named):
+        raise AssertionError("no kernel ran")
+
+    monkeypatch.setattr(paged, "reference", by_torch)
+    for _ in rounds(5):
+        args = problem(problems, *PAGES[form], longest=100)
+        out, lse = attention_paged(*args)
+        want, want_lse = reference(*in_double(args))
+        what = f"{form} {tuple(args.q.shape)} {args.lengths} {args.cu_seqlens_q} {args[6:]}"
+        check(out, want, what, args.q.dtype, empty_beside(args.q, want.shape[-1]))
+        check(lse, want_lse, what, args.q.dtype)
+
+
+HOPPER = Machine(Target("cuda", 90), 132)
+
+
+@pytest.mark.parametrize("page", [16, 256])
+def test_values_on_hopper(page, monkeypatch):
+    """A tile of several pages, and of a part of one, by bulk copies. Thread by thread."""
+    notes = []
+
+    def call(kernel, *args):
+        notes.extend(str(note) for note in kernel.schedule.remarks)
+        assert not kernel.interpret(*args)
+
+    for module in (forward, paged):
+        monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    g = torch.Generator().manual_seed(0)
+    columns = 256 // page
+    q, k, v = (torch.randn(*n, 64, generator=g).half() for n in ((2, 70, 2), *[(2 * columns + 1, page, 1)] * 2))
+    table = torch.randperm(2 * columns + 1, generator=g)[: 2 * columns].view(2, columns).int()
+    lengths = torch.tensor([203, 0], dtype=torch.int32)
+    for s in range(256):
+        for b in range(2):
+            if s >= lengths[b]:
+                k[table[b, s // page], s % page] = v[table[b, s // page], s % page] = math.nan
+    out, lse = attention_paged(q, k, v, table, lengths)
+    want, want_lse = reference(q, k, v, table, lengths)
+    torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse, want_lse, atol=1e-3, rtol=1e-3)
+    assert any("k_tile: bulk copies" in note for note in notes), notes
+
+
+def test_appended_rows(engine, problems):
+    """What lies in the pages otherwise, and rows that stand nowhere, are left alone."""
+    args = problem(problems, torch.float32, 16, 60)
+    heads, width = args.k_pages.shape[2:]
+    k, v = (problems.tensor(*args.q.shape[:-2], heads, n) for n in (width, width))
+    pages = [x.clone() for x in args[1:3]]
+    want = append_reference(k, v, *args[1:3], *args[3:6])
+    append_to_pages(k, v, *pages, *args[3:7])
+    for got, exact in zip(pages, want, strict=True):
+        torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
