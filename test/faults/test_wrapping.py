@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integers made from indices and sizes never wrap until they are stored; int32 of elements wraps after each operation."""
+"""Integers made from indices and sizes do not wrap before a store; int32 of elements wraps at each operation."""
 
 from collections.abc import Callable
 
