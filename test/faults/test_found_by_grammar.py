@@ -205,3 +205,27 @@ def test_registers_that_only_pad_a_share_are_not_missed(way: Callable[..., None]
     x, o = torch.arange(size), torch.full((size,), 99)
     way(kernel, x, torch.full((other,), 2, dtype=torch.int8), o)
     assert o.tolist() == [2, *x.cumsum(0)[1:].tolist()]
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "uint8", "int16"])
+def test_indices_by_way_of_types_that_wrap(way: Callable[..., None], dtype: str) -> None:
+    """Which threads meet in shared memory is not told from numbers that an index does not have."""
+    top = {"uint64": 2**63 + 5, "uint8": 253, "int16": 32000}[dtype]
+
+    @T.prim_func
+    def kernel(O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64) as b:
+            s = T.alloc_shared((64,), "int32")
+            T.fill(s, -1)
+            for i in T.Parallel(64):
+                s[T.cast((T.cast(i + b, dtype) * 5 + T.cast(top, dtype)) >> 1, "int32") & 63] = 1
+            T.copy(s, O)
+
+    low, bits = (-(2**15), 16) if dtype == "int16" else (0, int(dtype.strip("uint")))
+    wanted = [-1] * 64
+    for i in range(64):
+        x = (i * 5 + top - low) % 2**bits + low
+        wanted[(x >> 1) & 63] = 1
+    o = torch.zeros(64, dtype=torch.int32)
+    way(kernel, o)
+    assert o.tolist() == wanted

@@ -11,6 +11,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from torch_tile.ir.node import Node, children, contains, find, symbols
 from torch_tile.ir.stmt import Block, Break, Continue, For, If, Kernel, Let, Stmt, Store, While
+from torch_tile.ir.widths import SIGNED
 
 
 def is_unsure(e: Expr) -> bool:
@@ -28,12 +29,13 @@ class Numbers:
         self.values, self.thread = values, thread
 
     def knows(self, e: Expr) -> bool:
-        """Return whether `e` can be computed."""
+        """Return whether `e` can be computed; what wraps in an unsigned or narrow type is not."""
         if isinstance(e, Var):
             return e.role == "thread" or e in self.values
         known = isinstance(e, Const | Unary | Select) or (isinstance(e, Binary) and e.op in _operators())
-        known = known or (isinstance(e, Cast) and e.type.is_integer)
-        return known and not e.dtype.is_float and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
+        known = known or isinstance(e, Cast)
+        exact = e.dtype in SIGNED or e.dtype.kind == "bool"
+        return known and exact and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
 
     def touches(self, e: Expr) -> bool:
         """Return whether `e` depends on the thread or on a loop, or may do so through memory."""

@@ -17,8 +17,10 @@ from torch_tile.intrinsics import lookup
 from torch_tile.intrinsics.foreign import meaning_of
 from torch_tile.ir import expr as ex, stmt as st
 from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import int32, int64
 from torch_tile.ir.expr import Address, Call, Expr, Load
 from torch_tile.ir.node import Visitor
+from torch_tile.ir.widths import Made
 from torch_tile.simulator import values as va
 from torch_tile.simulator.memory import Index, Storage, inside
 from torch_tile.simulator.tile.nests import Watch
@@ -44,6 +46,16 @@ class Expressions(Visitor):
         self.mask: torch.Tensor | None = None
         self.watches: list[Watch] = []
         self.span: Span | None = None
+        self.is_made = Made()
+        self.is_wide = False  # whether int32 does not wrap, as where it makes an index
+
+    def in_width(self, wide: bool, *nodes: Expr) -> list[Value]:
+        """Compute expressions; with `wide` int32 does not wrap."""
+        outer, self.is_wide = self.is_wide, wide
+        try:
+            return [self.expr(node) for node in nodes]
+        finally:
+            self.is_wide = outer
 
     def expr(self, node: Expr) -> Value:
         """Compute an expression in the active lanes."""
@@ -69,25 +81,30 @@ class Expressions(Visitor):
 
     def visit_Unary(self, node: ex.Unary) -> Value:
         """Compute an operator with one operand."""
-        return va.unary(node.op, self.expr(node.a), node.a.dtype)
+        wide = node.dtype == int32 and (self.is_wide or self.is_made(node))
+        found = va.unary(node.op, *self.in_width(wide, node.a), node.a.dtype)
+        return found if wide or node.dtype != int32 else va.wrap(found, int32)
 
     def visit_Binary(self, node: ex.Binary) -> Value:
         """Compute an operator with two operands."""
         if node.op in ex.LOGICAL:
             return self._logical(node)
-        return va.binary(node.op, self.expr(node.a), self.expr(node.b), node.a.dtype)
+        compares = node.op in ex.COMPARISONS
+        wide = node.a.dtype == int32 and (self.is_wide or compares or self.is_made(node))
+        found = va.binary(node.op, *self.in_width(wide, node.a, node.b), node.a.dtype)
+        return found if wide or compares or node.dtype != int32 else va.wrap(found, int32)
 
     def visit_Cast(self, node: ex.Cast) -> Value:
         """Compute a conversion."""
-        return va.cast(self.expr(node.a), node.a.dtype, node.type)
+        return va.cast(*self.in_width(node.type == int64, node.a), node.a.dtype, node.type)
 
     def visit_Call(self, node: ex.Call) -> Value:
         """Compute a call."""
-        return va.call(node.name, [self.expr(a) for a in node.args], node.args[0].dtype, node.type)
+        return va.call(node.name, self.in_width(False, *node.args), node.args[0].dtype, node.type)
 
     def visit_Select(self, node: ex.Select) -> Value:
         """Compute a choice."""
-        condition = self.expr(node.condition)
+        (condition,) = self.in_width(False, node.condition)
         if not isinstance(condition, torch.Tensor):
             return self.expr(node.a if condition else node.b)
         yes, no = both(self.mask, condition), both(self.mask, ~condition)
@@ -141,7 +158,7 @@ class Expressions(Visitor):
         Active lanes that leave an on-chip buffer raise `out_of_bounds`; a global buffer allows them.
         """
         found: Value = True
-        index = tuple(self.expr(i) for i in node.indices)
+        index = tuple(self.in_width(True, *node.indices))
         for dim, (i, size) in enumerate(zip(index, storage.shape, strict=True)):
             ok = inside(i, size)
             if ok is not True and node.buffer.scope != "global":

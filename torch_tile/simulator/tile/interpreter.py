@@ -146,7 +146,7 @@ class Tiles(Expressions):
 
     def size(self, expr: Expr) -> int:
         """Compute an integer expression as a Python int."""
-        found = self.expr(expr)
+        (found,) = self.in_width(True, expr)
         if isinstance(found, torch.Tensor):
             raise _InOrder
         return int(found)
@@ -190,6 +190,8 @@ class Tiles(Expressions):
 
     def visit_Let(self, node: st.Let) -> None:
         """Give a value a name."""
+        if self.is_made(node.value):
+            self.is_made.names.add(node.var)
         self.values[node.var] = self.expr(node.value)
 
     def visit_Alloc(self, node: st.Alloc) -> None:
@@ -306,7 +308,7 @@ class Tiles(Expressions):
         if is_nest(loop):
             self._nest(loop)
             return
-        start, stop = self.expr(loop.starts[0]), self.expr(loop.stops[0])
+        start, stop = self.in_width(True, loop.starts[0], loop.stops[0])
         if not isinstance(start, torch.Tensor) and not isinstance(stop, torch.Tensor):
             for number in range(start, stop, loop.step):
                 self.values[loop.vars[0]] = number
