@@ -43,8 +43,8 @@ def texts() -> dict[str, str]:
         def __init__(self, program, source, build):
             self.program, self.source, self.build = program, source, build
 
+    module = sys.modules[compiler.compile_cpu.__module__]
     for kind in ("cpu", "cuda"):
-        module = sys.modules[compiler.compile_cpu.__module__]
         print_source = _source_function(kind)
 
         def compile_text(program, out_idx, build, print_source=print_source):

@@ -46,6 +46,10 @@ template <class To, class From> inline To reinterpret(From x) {
 }
 inline float float_from_bits(int32_t bits, int32_t mask, int32_t flip) { return bits_float(uint32_t((bits & mask) ^ flip)); }
 inline float nibble(int32_t word, int byte, int upper) { return float(uint32_t(word) >> (8 * byte + 4 * upper) & 15); }
+template <class... Bits> inline float table_nibble(int32_t word, int byte, int upper, Bits... bits) {
+  const int32_t table[16] = {bits...};
+  return bits_float(uint32_t(table[uint32_t(word) >> (8 * byte + 4 * upper) & 15]));
+}
 
 // A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's. Without, the format
 // is "fn": only the all-ones code is NaN, and larger values become the largest number (as on GPUs and in newer torch;

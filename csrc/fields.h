@@ -9,6 +9,20 @@ namespace tile {
 
 TILE_DEVICE float nibble(uint32_t word, int byte, int upper) { return float(word >> (8 * byte + 4 * upper) & 15); }
 
+// The float whose bits have that number among 16.
+template <class... Bits> TILE_DEVICE float table_nibble(uint32_t word, int byte, int upper, Bits... bits) {
+  const int table[16] = {bits...};
+  const uint32_t code = word >> (8 * byte + 4 * upper);
+  int eight[8], four[4], two[2];  // by selections: an array that is indexed would lie in memory
+  #pragma unroll
+  for (int i = 0; i < 8; ++i) eight[i] = code & 1 ? table[2 * i + 1] : table[2 * i];
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) four[i] = code & 2 ? eight[2 * i + 1] : eight[2 * i];
+  #pragma unroll
+  for (int i = 0; i < 2; ++i) two[i] = code & 4 ? four[2 * i + 1] : four[2 * i];
+  return __int_as_float(code & 8 ? two[1] : two[0]);
+}
+
 template <class T> TILE_DEVICE uint32_t pair_of(T x) { return x.bits * 0x10001u; }
 
 template <class T> TILE_DEVICE uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c) {
@@ -41,12 +55,36 @@ template <class T, int surplus, bool upper_first> TILE_DEVICE uint32_t nibble_pa
   }
 }
 
+TILE_DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t select) {  // of eight, four by number
+  uint32_t y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(select));
+  return y;
+}
+
+// Both numbers of a byte by a table of 16: l0..l3 are the lower bytes of its numbers, h0..h3 the upper ones. Four codes are
+// looked up at once, from the first eight numbers and from the last; neighbouring bytes share what is common to both.
+template <class T, bool upper_first, uint32_t l0, uint32_t l1, uint32_t l2, uint32_t l3, uint32_t h0, uint32_t h1, uint32_t h2, uint32_t h3>
+TILE_DEVICE uint32_t table_pair(uint32_t word, int byte) {
+  const uint32_t codes = word >> (byte / 2 * 16), inside = codes & 0x7777;
+  const uint32_t half = masked_with(codes >> 1, 0x4444, 0x3210);  // takes byte i of the first or of the second four
+  const uint32_t low = bytes_of(bytes_of(l0, l1, inside), bytes_of(l2, l3, inside), half);
+  const uint32_t high = bytes_of(bytes_of(h0, h1, inside), bytes_of(h2, h3, inside), half);
+  return bytes_of(low, high, (upper_first ? 0x4051 : 0x5140) + byte % 2 * 0x2222);
+}
+
 template <class T> TILE_DEVICE uint32_t pair_less(uint32_t pair, T x) {
   constexpr uint32_t minus_one = same<T, f16> ? 0xbc00bc00 : 0xbf80bf80;
   return pair_fma<T>(pair_of(x), minus_one, pair);
 }
 
 template <class T> TILE_DEVICE uint32_t pair_times(uint32_t pair, T x) { return pair_fma<T>(pair, pair_of(x), 0x80008000); }
+
+template <class T> TILE_DEVICE uint32_t pair_times(uint32_t pair, float x) {  // rounded once
+  uint32_t y;
+  const float first = widen(T{(unsigned short)pair}), second = widen(T{(unsigned short)(pair >> 16)});
+  narrow_pair(reinterpret_cast<T*>(&y), first * x, second * x);
+  return y;
+}
 
 template <class T> TILE_DEVICE void store_pair(T* p, uint32_t pair) { *reinterpret_cast<uint32_t*>(p) = pair; }
 

@@ -21,7 +21,7 @@ using namespace tile;
 using IsNegative = bool (*)(void* const*);  // at::native::is_neg(const at::Tensor&); a Tensor is a pointer to a TensorImpl
 
 constexpr int kMostInline = 5;  // rank up to which a TensorImpl keeps its sizes in itself
-constexpr int kMostArguments = 64, kMostWords = 1024, kMostForms = 1024, kSlots = 2 * kMostForms;
+constexpr int kMostArguments = 64, kMostWords = 2048, kMostForms = 1024, kSlots = 2 * kMostForms;
 constexpr const char* kName = "torch_tile.kernel";
 
 // A form of arguments, `words` long, and behind it the Plan for it, `plan_words` long.

@@ -20,25 +20,15 @@ template <int number, int threads> TILE_DEVICE void named_barrier_arrive() {
   asm volatile("bar.arrive %0, %1;" ::"n"(number), "n"(threads) : "memory");
 }
 
-// `count` warpgroups, from number `warpgroup` on, take turns in the code between turn_take and turn_pass. Each has a
-// barrier, `first` and on, at which it waits for the one before it. The first one begins.
+// Ping-pong scheduling: the warpgroups' named barriers, on which their turns pass (see ping_pong.h).
 TILE_DEVICE int warpgroup_of_thread() { return threadIdx.x / 128; }
 TILE_DEVICE void turn_wait(int number) { asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory"); }
 TILE_DEVICE void turn_give(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory"); }
-template <int first, int warpgroup, int count> TILE_DEVICE void turn_open() {
-  static_assert(first > 0 && first + count <= 16 && count > 1, "barriers 1 to 15, one for each warpgroup");
-  if (warpgroup_of_thread() == warpgroup + count - 1) turn_give(first);
-}
-template <int first, int warpgroup, int count> TILE_DEVICE void turn_take() {
-  turn_wait(first + warpgroup_of_thread() - warpgroup);
-}
-template <int first, int warpgroup, int count> TILE_DEVICE void turn_pass() {
-  const int next = warpgroup_of_thread() - warpgroup + 1;
-  turn_give(first + (next == count ? 0 : next));
-}
-template <int first, int warpgroup, int count> TILE_DEVICE void turn_close() {
-  if (warpgroup_of_thread() == warpgroup) turn_wait(first);
-}
+}  // namespace tile
+
+#include "ping_pong.h"
+
+namespace tile {
 
 // Registers of each thread of this warpgroup from here on, more than before or fewer (sm_90a).
 template <int count, bool more> TILE_DEVICE void set_registers() {

@@ -12,6 +12,7 @@ import torch
 
 import torch_tile
 from torch_tile import compat
+from torch_tile.language.misuse import instead
 
 FILE = """
 import tilelang
@@ -80,7 +81,7 @@ def test_served_modules_are_the_same_objects(installed):
     assert compat.is_installed() and importlib.import_module("tilelang") is torch_tile
 
 
-@pytest.mark.parametrize("name", ["tilelang.carver", "tilelang.language.nothing", "tvm.relax"])
+@pytest.mark.parametrize("name", ["tilelang.instrumentation", "tilelang.language.nothing", "tvm.relax"])
 def test_modules_without_a_counterpart(installed, name):
     with pytest.raises(ModuleNotFoundError, match="no counterpart") as caught:
         importlib.import_module(name)
@@ -108,3 +109,47 @@ def test_the_real_modules_are_never_replaced(monkeypatch, name):
         assert importlib.import_module("tvm") is real and importlib.import_module("tilelang") is torch_tile
         compat.uninstall()
         assert sys.modules[name] is real
+
+
+IMPORTS = """
+from tilelang.autotuner.capture import set_autotune_inputs
+from tilelang.autotuner.tuner import AutoTuner
+from tilelang.backend.target import determine_target
+from tilelang.carver.arch import CUDA, driver
+from tilelang.carver.arch.driver.cuda_driver import get_num_sms
+from tilelang.carver.roller.rasterization import NoRasterization
+from tilelang.carver.template import MatmulTemplate
+from tilelang.contrib import nvcc
+from tilelang.cuda.intrinsics.layout.mma_layout import make_mma_swizzle_layout
+from tilelang.cuda.target import target_is_hopper
+from tilelang.dtypes import float16
+from tilelang.jit.kernel import JITKernel
+from tilelang.language.dtypes import *
+from tilelang.language.eager.builder import prim_func
+from tilelang.language.kernel import get_thread_binding
+from tilelang.language.tir.entry import macro
+from tilelang.layout.swizzle import make_swizzled_layout
+from tilelang.profiler.bench import do_bench
+from tilelang.transform.pass_config import PassConfigKey
+from tilelang.utils.device import IS_CUDA, get_current_device
+from tilelang.utils.target import determine_target
+from tvm import testing
+"""
+
+
+@pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
+def test_modules_inside_modules(installed, line):
+    exec(line, {})
+
+
+def test_a_module_never_hides_a_function(installed):
+    before = dict(vars(torch_tile.language))
+    for whole, (_, parts) in compat.PARTS.items():
+        for part in parts.split():
+            importlib.import_module(f"{whole}.{part}")
+        if whole == "tilelang.language":  # a refused name stays one
+            assert not any(instead(part) for part in parts.split() if "." not in part)
+    same = {name: value for name, value in vars(torch_tile.language).items() if name in before}
+    assert all(same[name] is value for name, value in before.items())
+    with pytest.raises(ModuleNotFoundError, match="no counterpart"):
+        importlib.import_module("tilelang.language.no_such_part")

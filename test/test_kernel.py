@@ -29,6 +29,8 @@ def test_inspection(kernel, tmp_path, capsys):
     assert capsys.readouterr().out.strip() == source.strip()
     kernel.export_sources(tmp_path / "kernel.cpp")
     assert (tmp_path / "kernel.cpp").read_text() == source
+    kernel.print_source_code(file=tmp_path / "again.cpp")
+    assert (tmp_path / "again.cpp").read_text() == source and (kernel.n_regs, kernel.n_spills) == (0, 0)
     assert "def double(x: T.Tensor((6,), T.float32)" in kernel.script()
     assert repr(kernel) == "<JITKernel double for cpu>" and kernel.__name__ == "double"
     assert [p.name for p in kernel.params] == ["x", "out"] and kernel.out_idx == [1]

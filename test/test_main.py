@@ -33,7 +33,7 @@ def file(tmp_path):
 def test_explain_a_file(file, capsys) -> None:
     assert main(["explain", f"{file}:small"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["family", "status"]
+    assert lines[0].startswith("Inference: ") and lines[1].split()[:2] == ["family", "status"]
     assert any(line.startswith("gemm") and "replaced" in line and "relu" in line for line in lines)
     assert any(line.startswith("norm") and "replaced" in line for line in lines)
 

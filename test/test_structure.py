@@ -29,7 +29,8 @@ LAYERS = [
     {"compiler", "profiler", "user_op"},
     {"kernel", "testing", "math", "env", "transform"},
     {"jit", "utils"},
-    {"autotuner", "engine"},
+    {"autotuner", "engine", "contrib"},
+    {"carver"},
     {PACKAGE},
     {"kernels", "cuda"},
     {"ops"},
@@ -228,6 +229,23 @@ def import_circles(root: Path) -> Iterator[str]:
             yield f"LATE_IMPORTS: {name} may import {other}, which closes no circle any more"
 
 
+HEAVY = ("intrinsics", "tileop", "language", "lowering", "codegen", "simulator")
+
+
+def light_import(root: Path) -> Iterator[str]:
+    """`import torch_tile` loads neither the language nor the compiler: most processes find their kernels in a cache."""
+    edges = import_edges(root, into_functions=False)
+    came_from, waiting = {"": ""}, [""]
+    for name in waiting:  # grows meanwhile
+        parts = name.split(".")
+        packages = {".".join(parts[:n]) for n in range(1, len(parts))} & edges.keys()
+        for other in sorted((edges.get(name, set()) | packages) - came_from.keys()):
+            came_from[other] = name
+            waiting.append(other)
+            if other.split(".")[0] in HEAVY and name.split(".")[0] not in HEAVY:
+                yield f"`import torch_tile` imports {other}, by way of {name}: import it in a function"
+
+
 def capability_numbers(root: Path) -> Iterator[str]:
     """Only the hardware module compares a capability with numbers, or finds something by one."""
     for path, layer in sources(root):
@@ -400,6 +418,7 @@ def plain_words(root: Path) -> Iterator[str]:
 RULES = [
     import_direction,
     import_circles,
+    light_import,
     mocks,
     identities,
     visitors,
@@ -465,6 +484,15 @@ PLANTED = [
         "`ir` may not import `jit`",
     ),
     (import_direction, {"torch_tile/new/a.py": ""}, "`new` is in no layer"),
+    (
+        light_import,
+        {
+            "torch_tile/ops/x.py": "from ..language import y\n",
+            "torch_tile/ops/__init__.py": "from . import x\n",
+            "torch_tile/language/y.py": "",
+        },
+        "`import torch_tile` imports language.y, by way of ops.x",
+    ),
     (
         import_circles,
         {"torch_tile/ir/b.py": "from torch_tile.ir import a\n"},

@@ -58,6 +58,8 @@ _LAZY = {
     "transform": "transform:",
     "engine": "engine:",
     "compat": "compat:",
+    "carver": "carver:",
+    "contrib": "contrib:",
     "TensorSupplyType": "profiler:TensorSupplyType",
     "do_bench": "profiler:do_bench",
     "explain": "inductor.report.explain:explain",

@@ -20,8 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help='compile a small Llama and DeepSeek-V3 with backend="tile"')
+    demo = commands.add_parser("demo", help='a small Llama by eager torch, Inductor and backend="tile", by turns')
     demo.add_argument("--tokens", type=_positive, default=128, help="length of the input (default: %(default)s)")
+    demo.add_argument("--select", choices=("fastest", "tile"), default="fastest", help="the backend's option")
+    demo.add_argument(
+        "--all", action="store_true", dest="every", help="a small DeepSeek-V3 and latent decoding as well"
+    )
     explain = commands.add_parser("explain", help="what the backend finds in a model, and why not more")
     explain.add_argument(
         "model",
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "demo":
         from torch_tile.tools.demo import demo as run_demo
 
-        return run_demo(options.tokens)
+        return run_demo(options.tokens, options.select, options.every)
     try:
         model, args, kwargs = load(options.model)
     except Mistake as problem:

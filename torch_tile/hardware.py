@@ -8,6 +8,7 @@ are those of data sheets, rounded.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -165,7 +166,7 @@ class Target:
             return cls("cuda", found) if found else cls("cpu")
         if text.split()[0] in CPU_SPELLINGS:
             return cls("cpu")
-        if text.startswith(("cuda", "sm_", "nvidia")):
+        if re.fullmatch(r"(cuda|nvidia)([ :,/].*)?|sm_.*", text):
             return cls("cuda", _capability(text) or detected() or FALLBACK_ARCH)
         if text.startswith(("hip", "metal", "webgpu", "cutedsl")):
             fix = "compile for target='cuda' or target='cpu'"

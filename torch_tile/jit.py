@@ -35,6 +35,7 @@ from torch_tile.ir.expr import Call
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel
+from torch_tile.language.kernel_calls import Outside, bind, check_function, given_tensors
 from torch_tile.language.program import (
     EagerCall,
     PrimFunc,
@@ -47,6 +48,7 @@ from torch_tile.language.program import (
     trace_eager,
 )
 from torch_tile.language.rewrite import parameter_span, result_span, source_tree
+from torch_tile.language.trace import is_tracing
 from torch_tile.options import pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
@@ -186,6 +188,8 @@ def _traced(func: object, op: str) -> PrimFunc:
     """Return `func` if it is a traced kernel; else raise an error."""
     if not isinstance(func, PrimFunc):
         fix = "decorate the kernel with @T.prim_func"
+        if isinstance(func, JITFunction):
+            fix = f"it compiles itself when it is called; {func.__name__}.compile(...) gives the kernel without a call"
         raise error("bad_argument", None, op=op, name="func", why=f"is {type(func).__name__}", fix=fix)
     return func
 
@@ -208,6 +212,7 @@ class JITFunction:
         self, function: Any, out_idx: int | Sequence[int] | None = None, target: object = "auto",
         options: PassOptions | None = None,
     ):  # fmt: skip
+        check_function(function, "torch_tile.jit")
         if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
             why = "is a method's: a kernel that is kept would not see its attributes change"
             fix = "write @staticmethod above the decorator, and pass what the kernel depends on"
@@ -218,6 +223,13 @@ class JITFunction:
         self.signature = _signature(function)
         self.is_lazy = _returns_prim_func(function)
         self.names = tuple(self.signature.parameters)
+        loose = [str(p) for p in self.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if loose and not self.is_lazy:
+            why, fix = f"is `{loose[0]}`: the tensors of a kernel have names", "name each tensor, and annotate it"
+            raise error(
+                "bad_argument", parameter_span(function, loose[0].strip("*")), op="jit", name=loose[0], why=why, fix=fix
+            )
+        self.outside: Outside | None = None  # the numbers and texts that it reads, found at the first call
         self.run_time_names = run_time_names(self.signature)  # of numbers that a compiled kernel is given
         self.on_targets: dict[Target, JITFunction] = {}  # the same function for other targets
         self._start_empty()
@@ -274,7 +286,11 @@ class JITFunction:
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel that a function of the lazy style returns."""
-        made = self.function(*args, **kwargs)
+        bound = bind(self.__name__, self.signature, args, kwargs).arguments
+        try:
+            made = self.function(*args, **kwargs)
+        except (TileError, TypeError) as problem:
+            raise given_tensors(self.__name__, bound) or problem from None
         if isinstance(made, PrimFunc):
             return made
         names = kernels_in(source_tree(self.function))
@@ -290,22 +306,30 @@ class JITFunction:
         """Return the kernel for these arguments (lazy style), or run on these tensors (eager style)."""
         if _torch is not None and _torch.compiler.is_dynamo_compiling():
             return self._in_graph(args, kwargs)
+        if is_tracing():
+            raise error("kernel_in_kernel", None, name=self.__name__)
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
         return self._eager_kernel(call)(*call.tensors)
 
+    def read_outside(self) -> tuple[Any, ...]:
+        """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""
+        if self.outside is None:
+            self.outside = Outside(self.function)
+        return self.outside(exact_key) if self.outside else ()
+
     def _eager_kernel(self, call: EagerCall) -> JITKernel:
         """Return the kernel for an eager call; trace and compile it at the first such call."""
-        target = self.target_for(call.tensors)
+        target, key = self.target_for(call.tensors), (call.key, self.read_outside())
         with self.lock:
-            found = self.specialisations.get(call.key)
-            kernel = None if found is None else self.kernels.get((target, call.key, found.values(call)))
+            found = self.specialisations.get(key)
+            kernel = None if found is None else self.kernels.get((target, key, found.values(call)))
             if kernel is None:
                 program, found = trace_eager(call)
-                self.specialisations[call.key] = found
+                self.specialisations[key] = found
                 kernel = compile_program(program, (), target, self.options)
-                self.kernels[target, call.key, found.values(call)] = kernel
+                self.kernels[target, key, found.values(call)] = kernel
         return kernel
 
     def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -363,7 +387,7 @@ class JITFunction:
             return self._compile_eager(args, kwargs)
         if self.target == "auto" and (around := Target.current()) is not None:
             return self.on(around).compile(*args, **kwargs)
-        quick = None if kwargs else exact_key(args)
+        quick = None if kwargs else (exact_key(args), self.read_outside())
         with contextlib.suppress(TypeError):  # an argument that cannot be hashed
             if quick in self.by_position:
                 return self.by_position[quick]
@@ -375,11 +399,11 @@ class JITFunction:
 
     def _compile_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JITKernel:
         call = specialise_sizes(self.function, self.signature, args, kwargs)
-        target = self.target_for(call.tensors)
+        target, key = self.target_for(call.tensors), (call.key, self.read_outside())
         with self.lock:
-            if (target, call.key) not in self.kernels:
-                self.kernels[target, call.key] = compile_program(trace_eager(call)[0], (), target, self.options)
-            return self.kernels[target, call.key]
+            if (target, key) not in self.kernels:
+                self.kernels[target, key] = compile_program(trace_eager(call)[0], (), target, self.options)
+            return self.kernels[target, key]
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel for the arguments of `compile`."""
@@ -406,9 +430,9 @@ class JITFunction:
 
     def _compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """Return the kernel for these arguments; compile it at the first call, under a lock of its own."""
-        bound = self.signature.bind(*args, **kwargs)
+        bound = bind(self.__name__, self.signature, args, kwargs)
         bound.apply_defaults()
-        key = exact_key(tuple(bound.arguments.items()))
+        key = (exact_key(tuple(bound.arguments.items())), self.read_outside())
         with self.lock:
             lock = self.locks.setdefault(key, threading.RLock())
         with lock:

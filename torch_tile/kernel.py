@@ -99,13 +99,23 @@ class JITKernel:
 
     @property
     def schedule(self) -> Schedule:
-        """What each operation became, and why nothing faster; prints as a table."""
+        """The schedule report: what each operation became, and why nothing faster. It prints as a table."""
         return self.build.schedule(self.__name__)
 
     @property
     def resources(self) -> dict[str, Resources]:
         """Registers, spilled bytes, stack and shared memory of each entry of a CUDA kernel; empty on the CPU."""
         return {} if self.cubin is None else self.cubin.resources
+
+    @property
+    def n_regs(self) -> int:
+        """Registers of a thread, the most of all entries of a CUDA kernel; 0 on the CPU."""
+        return max((each.registers for each in self.resources.values()), default=0)
+
+    @property
+    def n_spills(self) -> int:
+        """Bytes that threads store and load again because registers ran out, the most of all entries."""
+        return max((each.spills for each in self.resources.values()), default=0)
 
     def script(self) -> str:
         """The kernel in the language, as traced."""
@@ -122,6 +132,13 @@ class JITKernel:
     def show_source(self, which: str = "kernel") -> None:
         """Print the generated C++."""
         print(self.source)
+
+    def print_source_code(self, which: str = "kernel", file: str | Path | None = None) -> None:
+        """Print the generated C++, or write it to a file."""
+        if file is None:
+            self.show_source(which)
+        else:
+            self.export_sources(file)
 
     def export_sources(self, kernel_path: str | Path, host_path: str | Path | None = None) -> None:
         """Write the generated C++ to a file."""

@@ -83,19 +83,12 @@ template <int number, int threads> inline void named_barrier_arrive() { emulated
 inline int warpgroup_of_thread() { return threadIdx.x / 128; }
 inline void turn_wait(int number) { emulated::meet(number, 256, true); }
 inline void turn_give(int number) { emulated::meet(number, 256, false); }
-template <int first, int warpgroup, int count> inline void turn_open() {
-  if (warpgroup_of_thread() == warpgroup + count - 1) turn_give(first);
-}
-template <int first, int warpgroup, int count> inline void turn_take() {
-  turn_wait(first + warpgroup_of_thread() - warpgroup);
-}
-template <int first, int warpgroup, int count> inline void turn_pass() {
-  const int next = warpgroup_of_thread() - warpgroup + 1;
-  turn_give(first + (next == count ? 0 : next));
-}
-template <int first, int warpgroup, int count> inline void turn_close() {
-  if (warpgroup_of_thread() == warpgroup) turn_wait(first);
-}
+}  // namespace tile
+
+#include "../ping_pong.h"
+
+namespace tile {
+
 template <int count, bool more> inline void set_registers() {}
 inline void grid_wait() {}
 inline void grid_launch() {}
@@ -366,17 +359,33 @@ EMULATED_OUTSIDE void multiply_group(TD* d, const void* a, const void* b, int a_
 // ---- fields.h --------------------------------------------------------------------------------------------------------------
 
 inline float nibble(uint32_t word, int byte, int upper) { return float(word >> (8 * byte + 4 * upper) & 15); }
+template <class... Bits> inline float table_nibble(uint32_t word, int byte, int upper, Bits... bits) {
+  const int table[16] = {bits...};
+  return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
+}
 template <class T> inline uint32_t pair_of(T low, T high) { return low.bits | uint32_t(high.bits) << 16; }
 template <class T> inline T part_of(uint32_t pair, int part) { return T{uint16_t(pair >> 16 * part)}; }
 template <class T, int surplus, bool upper_first> inline uint32_t nibble_pair(uint32_t word, int byte) {
   const float lower = nibble(word, byte, 0) - surplus, upper = nibble(word, byte, 1) - surplus;
   return pair_of(narrow<T>(upper_first ? upper : lower), narrow<T>(upper_first ? lower : upper));
 }
+template <class T, bool upper_first, uint32_t... bytes> inline uint32_t table_pair(uint32_t word, int byte) {
+  const uint32_t table[8] = {bytes...};
+  uint32_t pair = 0;
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t code = word >> (8 * byte + 4 * (upper_first ? 1 - i : i)) & 15, shift = code % 4 * 8;
+    pair |= ((table[code / 4] >> shift & 255) | (table[4 + code / 4] >> shift & 255) << 8) << 16 * i;
+  }
+  return pair;
+}
 template <class T> inline uint32_t pair_less(uint32_t pair, T x) {
   return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) - widen(x)), narrow<T>(widen(part_of<T>(pair, 1)) - widen(x)));
 }
 template <class T> inline uint32_t pair_times(uint32_t pair, T x) {
   return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * widen(x)), narrow<T>(widen(part_of<T>(pair, 1)) * widen(x)));
+}
+template <class T> inline uint32_t pair_times(uint32_t pair, float x) {
+  return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * x), narrow<T>(widen(part_of<T>(pair, 1)) * x));
 }
 template <class T> inline void store_pair(T* p, uint32_t pair) { memcpy(p, &pair, 4); }
 

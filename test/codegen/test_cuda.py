@@ -161,7 +161,7 @@ demo_kernel_1(const float* __restrict__ x, float* out, const float* __restrict__
 }
 """)  # fmt: skip
     assert [e.args for e in emitted(source).entries] == [(0, 2), (0, 1, 2)]
-    assert emitted(source).apart == ((0, 1), (0, 2), (2, 1))  # read by one of the kernels, and written by it
+    assert emitted(source).disjoint == ((0, 1), (0, 2), (2, 1))  # read by one of the kernels, and written by it
     compiles(source)
 
 

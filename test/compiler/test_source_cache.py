@@ -82,7 +82,7 @@ def test_tensor_maps_are_kept():
     entry = Entry("kernel", (0, wanted, m), (m,), 64, 0, None, "PMi", False, (2, 1, 1), True)
     text = source_cache.packed(CudaSource("", (entry,), (2, 16), ((0, 1),)), Build(HOPPER), program)
     (found,) = source_cache.unpacked(text, Build(HOPPER), program).entries
-    assert source_cache.unpacked(text, Build(HOPPER), program).apart == ((0, 1),)
+    assert source_cache.unpacked(text, Build(HOPPER), program).disjoint == ((0, 1),)
     _, got, _ = found.args
     assert isinstance(got, MapArg) and found[3:] == entry[3:]
     for mine, given in zip(got, wanted, strict=True):

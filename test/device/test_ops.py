@@ -13,9 +13,10 @@ from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.score_mod import inputs
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, scaled
+from torch_tile.kernels.gemm.formats import FORMATS
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
-from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
+from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 
 PARTS = 8  # of each test
 pytestmark = [
@@ -67,6 +68,54 @@ WORDS = {  # dtype of words, bits of a weight
     "uint2": (torch.uint8, 2),
     "float8": (torch.float8_e4m3fn, 8),
 }
+
+
+@pytest.mark.parametrize("form", ["matrix", "rows", "blocks", "runs"])
+def test_scaled_gemm(form, problems, check):
+    cut = lambda size: -(-size // 128)  # noqa: E731
+    for _ in range(problems.count):
+        m, n, k = problems.pick(1, problems.size(70), problems.size(500)), problems.size(700), problems.size(900)
+        k = problems.pick(k, 16 * cut(k))
+        dtypes = problems.pick((torch.float8_e4m3fn,) * 2, (torch.float8_e5m2, torch.float8_e4m3fn))
+        a, b = (problems.tensor(*shape).to(x) for shape, x in zip(((m, k), (n, k)), dtypes, strict=True))
+        of_a = {"matrix": (1, 1), "rows": (m, 1)}.get(form, (m, cut(k)))
+        of_b = {"matrix": (1, 1), "rows": (n, 1), "blocks": (cut(n), cut(k))}.get(form, (n, cut(k)))
+        scale_a, scale_b = (problems.tensor(*shape).abs() + 0.1 for shape in (of_a, of_b))
+        row, dtype = problems.tensor(n), problems.pick(torch.bfloat16, torch.float16, torch.float32)
+        text = "v=add(acc0,x0);w=silu(v);ret w"
+        got = torch.ops.tile.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [row], "r", text, dtype)
+
+        def exact(a, b, scale_a, scale_b, row, text=text):
+            return scaled.reference(a, b.mT, scale_a, scale_b.mT, [row], "r", text, torch.float64)
+
+        check(got, exact, (a.double(), b.double(), scale_a, scale_b, row), f"{form} {m}x{n}x{k} {dtypes}", dtype)
+
+
+@pytest.mark.parametrize("group", [0, 32, 128])
+def test_quantize_fp8(group, problems):
+    for _ in range(problems.count):
+        x = problems.tensor(problems.size(300), problems.size(9000), dtype=problems.dtype())
+        kind = problems.pick(torch.float8_e4m3fn, torch.float8_e5m2)
+        values, scales = torch.ops.tile.quantize_fp8(x, group, kind)
+        wanted, exact = quantize.reference(x, group, kind)
+        torch.testing.assert_close(scales, exact, rtol=1e-6, atol=0)
+        # A reciprocal that is off by a last place moves numbers that lie between two.
+        assert (values.float() != wanted.float()).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_tables_of_4_bits(format, problems, check):
+    for _ in range(problems.count):
+        dtype, group = problems.pick(torch.bfloat16, torch.float16), problems.pick(0, 32, 64, 128)
+        m, n = problems.pick(1, problems.size(70), problems.size(500)), problems.size(700)
+        k = max(group, 8) * problems.size(900 // max(group, 8))
+        a, words = problems.tensor(m, k, dtype=dtype) / 16, problems.words(n, k // 2, dtype=torch.uint8)
+        scale = (problems.tensor(n, k // group if group else 1).abs() + 0.1) / 4
+        scale = scale.to(problems.pick(torch.float32, dtype, torch.float8_e8m0fnu))
+        got = torch.ops.tile.dequant_gemm(a, [words], [scale], [], 4, True, 0, [], "", "", torch.float32, format)
+        weight = dequant_gemm.dequantize(words, scale, None, 4, True, 0, torch.float64, format)
+        # Numbers of a table are rounded to a's dtype, and so are weights.
+        check(got, lambda a, w: a @ w.mT, (a, weight), f"{format} {scale.dtype} {m}x{n}x{k} group {group}", dtype)
 
 
 @pytest.mark.parametrize("words", WORDS)

@@ -178,7 +178,41 @@ def of_a_long_chain():
                     A[i] = 123
 
 
+def of_a_turn():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            x = 1
+            for i in T.serial(n):
+                x = 5
+                A[i] = x
+            A[0] = x  # here
+
+
+def rebound_parameter_of_a_later_turn():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            for i in T.serial(4):
+                A[i] = n
+                n = n * 2  # here
+
+
+def swapped_buffers():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            a, b = T.alloc_shared((4,), "float32"), T.alloc_shared((4,), "float32")
+            T.copy(A, a)
+            for _ in T.serial(n):
+                T.copy(a, b)
+                a, b = b, a  # here
+
+
 CASES = {
+    of_a_turn: ("out_of_scope", "x"),
+    rebound_parameter_of_a_later_turn: ("rebound_in_region", "n = n * 2"),
+    swapped_buffers: ("rebound_buffer", "a, b = b, a"),
     of_a_long_chain: ("nested_too_deep", "elif A[i] == 18:"),
     of_one_branch: ("out_of_scope", "x"),
     of_buffers: ("out_of_scope", "source"),

@@ -176,7 +176,7 @@ FIXES = {
     unknown_keyword: "shape, dtype",
     misspelt_product: "did you mean `transpose_B`",
     misspelt_reduction: "did you mean `clear`",
-    method_of_tensors: ".shape",
+    method_of_tensors: "T.reduce_sum",
 }
 
 

@@ -19,13 +19,12 @@ from torch_tile.ir.layout import (
     replicated,
     row_major,
     shared_tile,
-    spatial,
     spread,
 )  # fmt: skip
 
 t, r = Var("t", dt.int32, "thread"), Var("r", dt.int32, "loop")
 P = Layout.parse
-ACCUMULATOR = local(2, 1) * spatial(8, 4) * local(1, 2)  # mma m16n8
+ACCUMULATOR = local(2, 1) * P("[8:4t | 4:1t]") * local(1, 2)  # mma m16n8
 WGMMA = P("[4:32t 2:2r 8:4t | 16:4r 4:1t 2:1r]")  # m64n128
 
 
@@ -189,7 +188,7 @@ def test_the_tables_of_ptx(layout, row, column):
 
 
 def test_an_accumulator_is_a_16_bit_operand_in_place():
-    tile = local(1, 8) * spatial(1, 1)  # k16 blocks of a row of A tiles
+    tile = local(1, 8)  # k16 blocks of a row of A tiles
     a = Layout(tile.dims) * P("[4:32t 2:2r 8:4t | 2:4r 4:1t 2:1r]")
     assert a == WGMMA
     assert a != P("[4:32t 2:4r 8:4t | 4:8r 2:64t 4:1t 4:1r]")

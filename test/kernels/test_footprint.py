@@ -13,7 +13,7 @@ from torch_tile.jit import JITFunction, compile_program
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
-from torch_tile.kernels.gemm import dequant, grouped_wgrad, tiling as gemm
+from torch_tile.kernels.gemm import dequant, grouped_wgrad, scaled, tiling as gemm
 from torch_tile.kernels.mla import spec as mla
 from torch_tile.tools import library
 
@@ -44,6 +44,7 @@ FOOTPRINTS = {
     "dequant_gemm": of_dequant,
     "split_dequant_gemm": of_dequant,
     "cluster_dequant_gemm": of_dequant,
+    "scaled_gemm": lambda config, spec, bulk: scaled.footprint(config, spec.operands, bulk),
     "attention": attention.footprint,
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),
     "key_gradients": lambda config, spec, outputs, bulk: backward.footprint(config, spec, outputs, bulk),

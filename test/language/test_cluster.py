@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a block stands in its cluster, and its cluster in the grid."""
 
+import pytest
 import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
 
 
 def test_places_and_sizes():
@@ -22,3 +24,35 @@ def test_places_and_sizes():
     findings = tilelang.compile(kernel, target="cuda:sm_90a").interpret(out)
     assert not findings, findings.report()
     assert out.tolist() == [[[x // 2, y, 2, 2, 1, x % 2] for x in range(4)] for y in range(2)]
+
+
+def test_a_tile_for_all_blocks_of_a_cluster():
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 64, 64), "float16"), B: T.Tensor((4, 64, 64), "float16")):
+        with T.Kernel(4, threads=128, cluster_dims=(2, 1, 1)) as bx:
+            tile = T.alloc_shared((64, 64), "float16")
+            T.copy_cluster(A[0, 0, 0], tile, cluster_mask=0b11)
+            T.copy(tile, B[bx, 0, 0])
+
+    a, b = torch.randn(2, 64, 64).half(), torch.empty(4, 64, 64).half()
+    findings = tilelang.compile(kernel, target="cuda:sm_90a").interpret(a, b)
+    assert not findings, findings.report()
+    assert torch.equal(b, a[0].expand(4, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("src", {"cluster_mask": 3}), ("cluster_mask", {"cluster_mask": 4}), ("cluster_mask", {"cluster_mask": 0}),
+        ("dst_block", {"dst_block": 1}), ("remote_barrier", {"remote_barrier": 1}),
+    ],
+)  # fmt: skip
+def test_copies_that_no_cluster_makes(name, options):
+    with pytest.raises(TileError, match=f"argument `{name}`"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+            with T.Kernel(4, threads=128, cluster_dims=(2, 1, 1)) as bx:
+                tile = T.alloc_shared((64, 64), "float16")
+                other = bx + 1
+                T.copy_cluster(A[other, 0, 0] if name == "src" else A[0, 0, 0], tile, **options)

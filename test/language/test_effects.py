@@ -4,7 +4,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics.errors import TileError
+from torch_tile.diagnostics.errors import LaunchError, TileError
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call
 from torch_tile.ir.node import walk
@@ -160,6 +160,30 @@ def test_assumptions_that_may_hold():
             T.assume(n > 3)
             T.assume(n == n)
             T.assume(True)
+            T.assume(A[0] == A[0])
             A[0] = 1.0
 
-    assert "T.assume" not in kernel.script()
+    assert kernel.script().count("T.assume") == 1  # what the host can check
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+def test_assumptions_of_sizes_are_checked_at_launches(target):
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m,), "int32"), n: T.int32):
+        with T.Kernel(T.ceildiv(m, 32), threads=32) as bx:
+            T.assume(m % 32 == 0)
+            T.assume(n < m)
+            for i in T.Parallel(32):
+                T.assume(i < n)  # of a loop: no launch can tell
+                A[bx * 32 + i] = n
+
+    made = torch_tile.compile(kernel, target=target)
+    run = made if target == "cpu" else made.interpret
+    a = torch.zeros(64, dtype=torch.int32)
+    run(a, 5)
+    assert (a == 5).all()
+    for args, text in (((a[:40], 5), "m % 32 == 0, got m = 40"), ((a, 64), "n < m, got n = 64, m = 64")):
+        with pytest.raises(LaunchError, match=f"kernel assumes {text}"):
+            run(*args)

@@ -371,3 +371,30 @@ def test_operations_of_all_threads_in_parallel_loops_run_one_by_one(way, nested)
     way(kernel, a, c)
     want = a.float() @ a.float() + torch.arange(2)[:, None, None, None]
     torch.testing.assert_close(c, want, rtol=1e-2, atol=1e-2)
+
+
+def test_loop_break_is_break(way):
+    """By its name as by T's; a helper of that name in the author's own file is called as ever."""
+    from torch_tile.language import loop_break as leave
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32"), B: T.Tensor((2,), "int32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_var("int32", 0)
+            for i in T.serial(8):
+                if A[i] < 0:
+                    T.loop_break()
+                total += A[i]
+            B[0] = total
+            i = T.alloc_var("int32", 0)
+            while total > -1:
+                if A[i] < 0:
+                    leave()
+                i += 1
+            B[1] = i
+
+    a, b = torch.tensor([1, 2, 3, -1, 5, 6, 7, 8], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    way(kernel, a, b)
+    assert b.tolist() == [6, 3]
+    with pytest.raises(TileError, match="stands in no loop"):
+        T.loop_break()

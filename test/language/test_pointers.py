@@ -120,3 +120,9 @@ def test_what_pointers_cannot(body):
                 body(a)
 
     assert caught.value.code == "bad_argument"
+
+
+@pytest.mark.parametrize("dtype", ["handle", T.ptr])
+def test_tables_of_pointers_are_refused(dtype):
+    with pytest.raises(TileError, match="tables of pointers are not supported"):
+        T.Tensor((4,), dtype)

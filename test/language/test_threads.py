@@ -199,3 +199,39 @@ def test_who_touches_memory(target, seed):
     assert not findings, findings.report()
     total = int(counts.sum())
     assert out.tolist() == [7, total, 3 * total, 1, 3 if 2 in counts else 0, 30 + 2 * total]
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_lists_of_two_halves_that_threads_fill_in_turn(target):
+    """A half is read where the other one, `turn ^ 1`, is written, under a condition; some threads meet by a number."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((96,), "int32"), out: T.Tensor((96,), "int32"), count: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=96):
+            tx = T.get_thread_binding()
+            kept = T.alloc_shared((2, 96), "int32")
+            number = T.alloc_shared((2,), "int32")
+            kept[0, tx] = A[tx]
+            if tx < 64:
+                T.sync_threads(3, 64)
+                if tx == 0:
+                    number[0] = 96
+            for turn in T.serial(3):
+                half = turn % 2
+                T.sync_threads()
+                if tx == 0:
+                    number[half ^ 1] = 0
+                T.sync_threads()
+                if tx < number[half] and kept[half, tx] % (turn + 2) == 0:
+                    place = T.atomic_add(number[half ^ 1], 1, return_prev=True)
+                    kept[half ^ 1, place] = kept[half, tx]
+            T.sync_threads()
+            if tx < number[1]:
+                out[tx] = kept[1, tx]
+            if tx == 0:
+                count[0] = number[1]
+
+    a, out, count = torch.randint(0, 100, (96,)).int(), torch.zeros(96).int(), torch.zeros(1).int()
+    findings = tilelang.compile(kernel, target=target).interpret(a, out, count)
+    assert not findings, findings.report()
+    assert sorted(out[: int(count)].tolist()) == sorted(x for x in a.tolist() if x % 12 == 0)

@@ -79,6 +79,32 @@ def dequant_gemm_samples(t: Maker) -> list[tuple]:
         (t(5, 7) / 64, [whole], [], [], 8, False, 0, [], "", "", t.dtype),
         (t.strided(5, 64), nibbles[:1], leaves[:1], [], 4, True, 8, [t(9)], "r", "v0=add(acc0,x0);ret v0", t.dtype),
         (t(5, 64), nibbles, leaves[:2], leaves[2:], 4, False, 3, [], "", swiglu, t.dtype),
+        (t(5, 64), nibbles[:1], leaves[:1], [], 4, True, 0, [], "", "", t.dtype, "nf4"),
+    ]
+
+
+def scaled_gemm_samples(t: Maker) -> list[tuple]:
+    def of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=t.generator).to(dtype)
+
+    def scale(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=t.generator) + 0.5
+
+    a, b = of(torch.float8_e4m3fn, 5, 130), of(torch.float8_e4m3fn, 9, 130).mT
+    bias, text = torch.randn(9, generator=t.generator), "v0=add(acc0,x0);ret v0"
+    return [
+        (a, b, scale(1, 1), scale(1, 1), [], "", "", t.dtype),
+        (a, of(torch.float8_e5m2, 130, 9), scale(5, 1), scale(1, 9), [bias], "r", text, t.dtype),
+        (a, b, scale(5, 2), scale(2, 1), [], "", "", t.dtype),
+        (a, b, scale(5, 2), scale(2, 9), [bias], "r", text, t.dtype),
+    ]
+
+
+def quantize_fp8_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(5, 7).detach(), 0, torch.float8_e4m3fn),
+        (t.strided(5, 150).detach(), 128, torch.float8_e5m2),
+        (t(2, 3, 64).detach(), 32, torch.float8_e4m3fn),
     ]
 
 
@@ -128,6 +154,39 @@ def attention_backward_samples(t: Maker) -> list[tuple]:
     made.append((*made[1], "mask"))  # gradients of scores are kept
     made.append((*made[-3][:11], "x1,mask,x0", *made[-3][12:]))
     return made
+
+
+def attention_varlen_samples(t: Maker) -> list[tuple]:
+    q, k, v = t(9, 4, 8), t(12, 2, 8), t(12, 2, 6)
+    starts = int32([0, 3, 3, 8]), int32([0, 5, 6, 11])
+    slopes = [t(4, 1, 1).detach(), t(3, 1, 1, 1).detach()], "v=sub(i3,i2);w=mul(x0,v);y=add(w,x1);z=add(y,acc0);ret z"
+    return [
+        (q, k, v, *starts, 5, 5),
+        (q, k, v, int32([0, 4, 9]), int32([0, 0, 12]), 5, 12, True, 0.3),  # the first sequence has no keys
+        (t.strided(9, 4, 8), t.strided(12, 1, 8), t.strided(12, 1, 6), *starts, 6, 7, True, None, 3),
+        (t(4, 9, 8).transpose(0, 1), k, v, *starts, 5, 5, True, None, 0, *slopes),
+        (q, k, v, *starts, 5, 5, True, None, 0, [], "v0=div(acc0,2.0);v1=tanh(v0);v2=mul(v1,2.0);ret v2"),
+    ]  # fmt: skip
+
+
+def attention_varlen_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for q, k, v, *options in attention_varlen_samples(t):
+        out, lse = (x.detach() for x in torch.ops.tile.attention_varlen_lse(q, k, v, *options))
+        made.append((torch.randn_like(out).requires_grad_(q.requires_grad), q, k, v, out, lse, *options))
+    return made
+
+
+def attention_paged_samples(t: Maker) -> list[tuple]:
+    k, v, table, lengths = t(6, 4, 2, 8), t(6, 4, 2, 6), int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
+    slopes = "v=sub(i3,i2);w=mul(x0,v);y=add(w,acc0);ret y"
+    return [
+        (t(2, 1, 4, 8), k, v, table, lengths),
+        (t(2, 3, 4, 8), k, v, table, int32([2, 0]), None, 0, False, 0.3),
+        (t.strided(2, 2, 4, 8), t.strided(6, 4, 1, 8), t.strided(6, 4, 1, 6), table, lengths, None, 0, True, None, 3),
+        (t(6, 4, 8), k, v, table, lengths, int32([0, 1, 5]), 4, True, None, 0, 2),
+        (t(2, 4, 3, 8).transpose(1, 2), k, v, table, lengths, None, 0, True, None, 0, 0, [t(4, 1, 1).detach()], slopes),
+    ]
 
 
 def mla_decode_samples(t: Maker) -> list[tuple]:
@@ -299,11 +358,18 @@ SAMPLES = {
     "grouped_gemm": grouped_gemm_samples,
     "k_grouped_gemm": k_grouped_gemm_samples,
     "dequant_gemm": dequant_gemm_samples,
+    "scaled_gemm": scaled_gemm_samples,
+    "quantize_fp8": quantize_fp8_samples,
     "linear": linear_samples,
     "swiglu": swiglu_samples,
     "attention": attention_samples,
     "attention_lse": attention_samples,
     "attention_backward": attention_backward_samples,
+    "attention_paged": attention_paged_samples,
+    "attention_paged_lse": attention_paged_samples,
+    "attention_varlen": attention_varlen_samples,
+    "attention_varlen_backward": attention_varlen_backward_samples,
+    "attention_varlen_lse": attention_varlen_samples,
     "mla_decode": mla_decode_samples,
     "mla_decode_lse": mla_decode_samples,
     "mla_schedule": mla_schedule_samples,

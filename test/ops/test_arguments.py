@@ -68,6 +68,8 @@ def test_strides_of_any_tensor_change_no_result(op, samples, seed):
         for place in places(args):
             for other in strided(tensor_at(args, place)):
                 for a, b in zip(results(op, changed(args, place, other)), want, strict=True):
+                    if a.is_floating_point() and a.itemsize == 1:
+                        a, b = a.float(), b.float()
                     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 

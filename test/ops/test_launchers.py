@@ -18,7 +18,7 @@ from torch_tile.ops.registry import OPERATORS
 from torch_tile.runtime.launch_plan import LaunchPlan, planning
 from torch_tile.runtime.replay import LongWay
 
-BF16 = torch.bfloat16
+BF16, FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
 
 
 def half(*shape):
@@ -39,6 +39,10 @@ def k_grouped_call(a, b, offsets, out):
 
 def dequant_call(a, b, scale, x, out):
     launchers.dequant_gemm(a, [b], [scale], [], 4, False, 8, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
+
+
+def scaled_call(a, b, scale_a, scale_b, x, out):
+    launchers.scaled_gemm(a, b.mT, scale_a, scale_b, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
 
 
 def attention_call(qkv, out):
@@ -68,6 +72,26 @@ def whole_mla_lse_call(q, q_pe, kv, k_pe, out, lse):
 
 def attention_lse_call(q, k, v, out, lse):
     launchers.attention_lse(q, k, v, None, True, out=(out, lse))
+
+
+def starts(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def varlen_call(q, k, v, cu_q, cu_k, *out):
+    made = out[0] if len(out) == 1 else out
+    name = "attention_varlen" if len(out) == 1 else "attention_varlen_lse"
+    getattr(launchers, name)(q, k, v, cu_q, cu_k, 40, 40, True, out=made)
+
+
+def varlen_backward_call(g, q, k, v, o, lse, cu_q, cu_k, *out):
+    launchers.attention_varlen_backward(g, q, k, v, o, lse, cu_q, cu_k, 40, 40, True, out=out)
+
+
+def paged_call(q, k, v, table, lengths, *out):
+    made = out[0] if len(out) == 1 else out
+    name = "attention_paged" if len(out) == 1 else "attention_paged_lse"
+    getattr(launchers, name)(q, k, v, table, lengths, out=made)
 
 
 def linear_call(x, w, b, r, out):
@@ -106,6 +130,16 @@ CALLS = {
         dequant_call,
         lambda: (half(16, 256), torch.zeros(64, 128, dtype=torch.uint8), half(64, 2), half(64), half(16, 64)),
     ),
+    "scaled_gemm": (
+        "tttttt",
+        scaled_call,
+        lambda: (half(16, 256).to(FLOAT8), half(64, 256).to(FLOAT8), torch.ones(16, 2), torch.ones(2, 1), half(64),
+                 half(16, 64)),
+    ),
+    "quantize_fp8": (
+        "ttt", lambda x, values, scales: launchers.quantize_fp8(x, 0, FLOAT8, out=(values, scales)),
+        lambda: (half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
+    ),
     "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
     "attention_backward": (
         "tttttttt",
@@ -134,6 +168,32 @@ CALLS = {
                      lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
     "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
                                                             torch.empty(2, 4, 40))),
+    "attention_varlen": (
+        "tttttt", varlen_call,
+        lambda: (half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), starts(0, 20, 60), starts(0, 30, 70),
+                 half(60, 4, 64)),
+    ),
+    "attention_varlen_lse": (
+        "ttttttt", varlen_call,
+        lambda: (half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), starts(0, 20, 60), starts(0, 30, 70),
+                 half(60, 4, 64), torch.empty(4, 60)),
+    ),
+    "attention_varlen_backward": (
+        "ttttttttttt", varlen_backward_call,
+        lambda: (half(60, 4, 64), half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), half(60, 4, 64),
+                 torch.empty(4, 60), starts(0, 20, 60), starts(0, 30, 70), half(60, 4, 64), half(70, 2, 64),
+                 half(70, 2, 64)),
+    ),
+    "attention_paged": (
+        "tttttt", paged_call,
+        lambda: (half(3, 1, 8, 64), half(9, 16, 2, 64), half(9, 16, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
+                 starts(1, 0, 60), half(3, 1, 8, 64)),
+    ),
+    "attention_paged_lse": (
+        "ttttttt", paged_call,
+        lambda: (half(3, 2, 8, 64), half(9, 64, 2, 64), half(9, 64, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
+                 starts(1, 0, 60), half(3, 2, 8, 64), torch.empty(3, 8, 2)),
+    ),
     "linear": ("ttttt", linear_call, lambda: (half(2, 24, 64), half(96, 64), half(96), half(2, 24, 96),
                                               half(2, 24, 96))),
     "swiglu": ("tttt", swiglu_call, lambda: (half(2, 24, 64), half(96, 64), half(96, 64), half(2, 24, 96))),
@@ -259,7 +319,9 @@ def entries_of(plan):
 
 
 SIZES = {
-    "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
+    "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
+    "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
+    "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
     "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,

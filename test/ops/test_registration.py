@@ -19,13 +19,17 @@ OPS = sorted(SCHEMAS)
 PRODUCTS = [
     *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "linear", "swiglu"),
     *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
+    *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
 ]
-LIKE_QUERY = ["attention", "attention_lse", "mla_decode", "mla_decode_lse"]  # in the memory order of the queries
-BACKWARDS = ["attention_backward", "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
+LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
+OF_ATTENTION = ["attention_backward", "attention_varlen_backward"]  # each gradient in the memory order of its tensor
+BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
 ANY_DTYPE = ["cross_entropy"]  # sums and results are in float32 whatever the logits' dtype
+OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+REFUSING = ["scaled_gemm", "quantize_fp8"]  # gradients
 INTEGERS = ["mla_schedule"]  # arguments and results
-WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "fused_norm"]  # last argument
+WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "fused_norm"]
 
 
 def overload(name):
@@ -34,8 +38,10 @@ def overload(name):
 
 def to_double(args):
     """The same arguments with every floating tensor and dtype in float64."""
-    args = tree_map_only(torch.Tensor, lambda t: t.detach().double() if t.is_floating_point() else t, args)
-    return tree_map_only(torch.dtype, lambda d: torch.float64, args)
+    args = tree_map_only(
+        torch.Tensor, lambda t: t.detach().double() if t.is_floating_point() and t.itemsize > 1 else t, args
+    )
+    return tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, args)
 
 
 def outputs(result):
@@ -49,7 +55,9 @@ def test_opcheck(name, dtype, samples, seed):
     most = 4 if dtype == torch.float32 else 2  # each takes seconds, of which most are spent on tracing it
     for i, args in random.Random(seed).sample(cases, min(most, len(cases))):
         print("sample", i)
-        torch.library.opcheck(overload(name), args)
+        # torch's check of the schema multiplies by numbers, which float8 does not have.
+        checks = [c for c in OPCHECKS if not (name == "scaled_gemm" and c == "test_schema")]
+        torch.library.opcheck(overload(name), args, test_utils=checks)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -65,7 +73,7 @@ def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sorted(set(OPS) - {"quantize_fp8"}))  # whose results have dtypes of their own
 def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
     tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
     for seed in range(3):
@@ -74,8 +82,8 @@ def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
             inputs = {t.untyped_storage().data_ptr() for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
             results = outputs(overload(name)(*args))
             for n, (got, want) in enumerate(zip(results, outputs(overload(name)(*to_double(args))), strict=True)):
-                if (name == "attention_backward" and n < 3) or (n == 0 and name in LIKE_QUERY):
-                    like = args[n + 1 if name == "attention_backward" else 0]
+                if (name in OF_ATTENTION and n < 3) or (n == 0 and name in LIKE_QUERY):
+                    like = args[n + 1 if name in OF_ATTENTION else 0]
                     assert got.stride() == empty_beside(like, got.shape[-1]).stride()
                 else:
                     assert got.is_contiguous()
@@ -85,12 +93,12 @@ def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
 
 
 # Arguments of a backward are results of the forward, whose second gradients check it.
-@pytest.mark.parametrize("name", sorted(set(OPS) - {*BACKWARDS, *INTEGERS}))
+@pytest.mark.parametrize("name", sorted(set(OPS) - {*BACKWARDS, *REFUSING, *INTEGERS}))
 def test_gradcheck(name, samples):
     for i, args in enumerate(samples(name, 7, torch.float64, requires_grad=True)):
         print("sample", i)
         if name in WITH_DTYPE:
-            args = (*args[:-1], torch.float64)
+            args = tuple(torch.float64 if isinstance(x, torch.dtype) else x for x in args)
         leaves, spec = torch.utils._pytree.tree_flatten(args)
         where = [j for j, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
 
@@ -113,7 +121,7 @@ def test_autocast_follows_its_dtype(name, dtype, samples):
         with torch.autocast("cpu", dtype=dtype):
             got = outputs(overload(name)(*args))[0]
         if name in WITH_DTYPE:
-            assert got.dtype == args[-1]
+            assert got.dtype == next(x for x in args if isinstance(x, torch.dtype))
         elif name == "linear" and len(args) > 3 and args[3] is not None:
             assert got.dtype == torch.float32  # as F.linear(..) + residual: the residual is not cast
         else:
@@ -132,7 +140,7 @@ def test_cpu_autocast_leaves_norms_alone_like_torch(name, samples):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(OPS) - {*BACKWARDS, *ANY_DTYPE, *INTEGERS})
+    "name", sorted(set(OPS) - {*BACKWARDS, *ANY_DTYPE, *REFUSING, *INTEGERS})
 )  # autograd runs backwards, after autocast
 def test_cuda_autocast_is_registered(name):
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"tile::{name}", "AutocastCUDA")
@@ -166,6 +174,10 @@ def count_frames(f, calls):
     return counter.frame_count
 
 
+def starts(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
 BYTES = (8, False, 0, [], "", "")  # no aux, no epilogue
 DYNAMIC = {
     "gemm": lambda t, n: (t(n, 7), [t(7, n + 2)], [t(n + 2)], "r", "v0=add(acc0,x0);ret v0", torch.float32),
@@ -191,6 +203,27 @@ DYNAMIC = {
         [t(4, 1, 1), t(n + 3)],
         "v=mul(x0,i2);w=mul(acc0,x1);y=add(v,w);ret y",
     ),
+    "attention_varlen": lambda t, n: (
+        t(n, 4, 8),
+        t(n + 3, 2, 8),
+        t(n + 3, 2, 8),
+        starts(0, 2, 13),
+        starts(0, 5, 13),
+        12,
+        11,
+        True,
+    ),
+    "attention_varlen_backward": lambda t, n: (
+        *(t(n, 4, 6), t(n, 4, 8), t(n + 3, 2, 8), t(n + 3, 2, 6), t(n, 4, 6), t(4, n)),
+        *(starts(0, 2, 13), starts(0, 5, 13), 12, 11, True),
+    ),
+    "attention_paged": lambda t, n: (
+        t(n, 3, 4, 8),
+        t(n + 4, 4, 2, 8),
+        t(n + 4, 4, 2, 8),
+        torch.arange(2 * n).view(n, 2).int() % n,
+        starts(*[7] * n),
+    ),
     "mla_decode": lambda t, n: (t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
     "mla_schedule": lambda t, n: (torch.arange(n, dtype=torch.int32), 3, 5),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
@@ -202,6 +235,11 @@ DYNAMIC = {
     ),
     "softmax": lambda t, n: (t(n, n + 1, 7), 1),
 }
+DYNAMIC["scaled_gemm"] = lambda t, n: (
+    *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(n + 2, 130).to(torch.float8_e4m3fn).mT),
+    *(torch.ones(n, 2), torch.ones(1, n + 2), [], "", "", torch.float32),
+)
+DYNAMIC["quantize_fp8"] = lambda t, n: (t(n, n + 1, 150).detach(), 128, torch.float8_e4m3fn)
 DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).long(), t(7).detach().abs(), -1)
 DYNAMIC["cross_entropy_backward"] = lambda t, n: (
     *(t(n, n + 1), t(n, n + 1, 7), torch.ones(n, n + 1).int(), t(n, n + 1).detach()),
@@ -229,7 +267,8 @@ DYNAMIC["attention_backward"] = lambda t, n: (
     None,
     True,
 )
-DYNAMIC["attention_lse"], DYNAMIC["mla_decode_lse"] = DYNAMIC["attention"], DYNAMIC["mla_decode"]
+for with_lse in ("attention", "attention_paged", "attention_varlen", "mla_decode"):
+    DYNAMIC[f"{with_lse}_lse"] = DYNAMIC[with_lse]
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])

@@ -48,6 +48,12 @@ def calls():
         "dequant_gemm",
         (t(4, 32), [words], [t(8, 2, by=0.02)], [t(8, 2)], 4, True, 8, [t(8)], "r", scale, torch.float32),
     )
+    eights = lambda *shape: t(*shape).detach().to(torch.float8_e4m3fn)  # noqa: E731
+    by = lambda *shape: t(*shape).detach().abs() + 0.1  # noqa: E731
+    for of_a, of_b in (((1, 1), (1, 8)), ((4, 2), (2, 1)), ((4, 1), (1, 1))):
+        given = (eights(4, 200), eights(200, 8), by(*of_a), by(*of_b), [t(8).detach()], "r", "v=add(acc0,x0);ret v")
+        yield "scaled_gemm", (*given, torch.float32)
+    yield "quantize_fp8", (t(4, 3, 200).detach(), 128, torch.float8_e4m3fn)
     yield "linear", (t(4, 3, 6), t(8, 6))
     yield "linear", (t(4, 3, 6), t(8, 6), t(8), t(4, 3, 8))
     yield "linear", (t(4, 3, 6), t(8, 6), t(8), None, "gelu")
@@ -63,6 +69,12 @@ def calls():
         "attention",
         (q, k, v, None, False, None, 0, 0, [t(4, 1, 1)], "v0=mul(i3,x0);v1=mul(v0,i2);v2=add(acc0,v1);ret v2"),
     )
+    rows = t(6, 4, 8), t(7, 2, 8), t(7, 2, 8), integers([0, 2, 6]), integers([0, 0, 6]), 4, 6
+    yield "attention_varlen", (*rows, True)
+    yield "attention_varlen_lse", (*rows, False, 0.3, 2, [t(4, 1, 1).detach()], "v=mul(acc0,x0);ret v")
+    pages = t(4, 4, 2, 8), t(4, 4, 2, 6), integers([[1, 0], [3, 2]]), integers([5, 8])
+    yield "attention_paged", (t(2, 2, 4, 8), *pages)
+    yield "attention_paged_lse", (t(6, 4, 8), *pages, integers([0, 2, 6]), 4)
     yield "mla_decode", (*latent, t(2, 7, 8), t(2, 7, 6))
     yield "mla_decode", (*latent, t(4, 4, 8), t(4, 4, 6), integers([[1, 0], [3, 2]]), integers([5, 8]), 0.2)
     yield "mla_decode_lse", (*latent, t(2, 7, 8), t(2, 7, 6), None, integers([7, 3]))

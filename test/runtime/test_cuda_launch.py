@@ -11,7 +11,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.hardware import Target, runs_on
+from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.expr import Var
 from torch_tile.runtime import cuda_launch
@@ -332,11 +332,6 @@ def test_other_devices_and_chips(add, fake_cuda, monkeypatch):
         LaunchError, match=r"add is compiled for sm_90a, and device 1 is an sm_80; compile with target='cuda:sm_80'"
     ):
         launcher.load(fake_cuda.driver, 1)
-
-
-def test_which_cubins_run_where():
-    assert runs_on(90, 90) and runs_on(80, 86) and runs_on(80, 89) and runs_on(120, 120)
-    assert not any((runs_on(86, 80), runs_on(80, 90), runs_on(90, 100), runs_on(100, 103), runs_on(89, 90)))
 
 
 def test_plans_are_packed_word_by_word():

@@ -34,6 +34,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Visitor, children, contains, find
+from torch_tile.ir.stmt import Print
 from torch_tile.ir.widths import SIGNED
 
 STORAGE = {
@@ -252,6 +253,16 @@ class Text(Visitor):
         if given:
             return f"tile::atomic_{option}<{element}>({where}, {given[0]})"
         return f"tile::atomic_load<{element}, __ATOMIC_{option.upper()}>({where})"
+
+    def print_call(self, node: Print) -> str:
+        """C++ text of a statement that prints a scalar."""
+        value = node.value
+        if not isinstance(value, Expr):
+            raise InternalError("regions are printed element by element", node.span)
+        form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
+        message = node.message.replace("%", "%%")
+        text = string(f"{message}: {form}\n" if message else f"{form}\n")
+        return f"printf({text}, ({kind}){self.value(value, above=PREFIX)});"
 
     # Each method is `term` for one kind of node.
 

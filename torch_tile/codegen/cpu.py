@@ -16,14 +16,13 @@ from torch_tile.codegen.c_text import (
     is_small,
     reads_memory,
     storage,
-    string,
 )
 from torch_tile.codegen.lines import Lines
 from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Binary, Call, Expr, Load, Unary, Var
+from torch_tile.ir.expr import Address, Binary, Call, Load, Unary, Var
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Visitor, contains, find, walk
 from torch_tile.ir.stmt import (
@@ -268,13 +267,7 @@ class _Cpu(Visitor, Lines):
         self.line(f"if (!{self.text.value(node.condition, above=PREFIX)}) return {len(self.asserts)};", node.span)
 
     def visit_Print(self, node: Print) -> None:
-        value = node.value
-        if not isinstance(value, Expr):
-            raise InternalError("regions are printed element by element", node.span)
-        form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
-        message = node.message.replace("%", "%%")
-        text = string(f"{message}: {form}\n" if message else f"{form}\n")
-        self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)}); fflush(stdout);", node.span)
+        self.line(f"{self.text.print_call(node)} fflush(stdout);", node.span)
 
 
 def scalar_type(var: Var) -> str:

@@ -233,13 +233,7 @@ class CudaStatements(Visitor, Lines):
 
     def visit_Print(self, node: Print) -> None:
         """Write a print."""
-        value = node.value
-        if not isinstance(value, Expr):
-            raise InternalError("regions are printed element by element", node.span)
-        form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
-        message = node.message.replace("%", "%%")
-        text = string(f"{message}: {form}\n" if message else f"{form}\n")
-        self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)});", node.span)
+        self.line(self.text.print_call(node), node.span)
 
 
 def guarded_read(node: If) -> Call | None:

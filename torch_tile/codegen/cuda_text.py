@@ -8,7 +8,7 @@ of an expression that follows decides its width: row * stride is widened, row is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch_tile.codegen.c_text import (
     PRECEDENCE,
@@ -24,6 +24,7 @@ from torch_tile.codegen.c_text import (
 from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import foreign, lookup
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bits import reinterpret
 from torch_tile.ir.bounds import Interval, of_binary, range_of
 from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.dtype import DType
@@ -369,10 +370,12 @@ class _Pair:
         """Print the values `a` and `b`, rounded once."""
         if not (isinstance(a, Binary) and isinstance(b, Binary)) or a.op != b.op or a.op not in ("-", "*"):
             return self.fields(a, b)
+        rounded = [_inner(x.a, self.to) if isinstance(x, Cast) and x.type == dt.float32 else None for x in (a.a, b.a)]
         other = self.common(a.b, b.b)
+        if other is None and a.op == "*" and _is_table(rounded[0]):
+            other = self.text.value(a.b) if a.b.dtype == dt.float32 and equal(a.b, b.b) else None
         if other is None:
             return self.fields(a, b)
-        rounded = [_inner(x.a, self.to) if isinstance(x, Cast) and x.type == dt.float32 else None for x in (a.a, b.a)]
         if rounded[0] is not None and rounded[1] is not None:
             inner = self.of(rounded[0], rounded[1])
         else:
@@ -391,18 +394,41 @@ class _Pair:
         if isinstance(a, Binary) and isinstance(b, Binary) and a.op == b.op == "-":
             surplus = _small(a.b) if equal(a.b, b.b) else None
             a, b = a.a, b.a
-        if surplus is None or not (isinstance(a, Call) and isinstance(b, Call) and a.name == b.name == "nibble"):
+        if surplus is None or not (isinstance(a, Call) and isinstance(b, Call) and a.name == b.name):
             return None
-        same = all(equal(simplify(x), simplify(y)) for x, y in zip(a.args[:2], b.args[:2], strict=True))
-        if not same or (upper_first := self.order(a.args[2], b.args[2])) is None:
+        if a.name != "nibble" and (a.name != "table_nibble" or surplus):
             return None
-        options = f"{storage(self.to)}, {surplus}, {str(upper_first).lower()}"
-        return f"tile::nibble_pair<{options}>({self.text.value(a.args[0])}, {self.text.value(a.args[1])})"
+        same = [*zip(a.args[:2], b.args[:2], strict=True), *zip(a.args[3:], b.args[3:], strict=True)]
+        together = all(equal(simplify(x), simplify(y)) for x, y in same)
+        if not together or (upper_first := self.order(a.args[2], b.args[2])) is None:
+            return None
+        first = str(upper_first).lower()
+        options = [first, *_bytes(a.args[3:], self.to)] if a.args[3:] else [str(surplus), first]
+        name = "table_pair" if a.args[3:] else "nibble_pair"
+        operands = f"{self.text.value(a.args[0])}, {self.text.value(a.args[1])}"
+        return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
+
+
+def _is_table(expr: Expr | None) -> bool:
+    """Return whether a value is looked up in a table."""
+    return isinstance(expr, Call) and expr.name == "table_nibble"
 
 
 def _inner(expr: Expr, to: DType) -> Expr:
     """Return the value that is narrowed."""
     return expr.a if isinstance(expr, Cast) and expr.type == to else expr
+
+
+def _bytes(table: Sequence[Expr], to: DType) -> list[str]:
+    """Return the lower bytes of the 16 numbers of a table rounded to `to`, then the upper ones, four to a word."""
+    words = []
+    for bits in table:
+        number = reinterpret(bits, dt.float32)
+        assert isinstance(number, Const), "tables are literals"
+        word = reinterpret(const(dt.rounded(float(number.value), to), to), dt.uint16)
+        words.append(int(word.value) if isinstance(word, Const) else 0)
+    found = [word >> shift & 255 for shift in (0, 8) for word in words]
+    return [f"0x{int.from_bytes(found[at : at + 4], 'little'):08x}" for at in range(0, 32, 4)]
 
 
 def _small(expr: Expr) -> int | None:

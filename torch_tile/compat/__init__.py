@@ -27,7 +27,33 @@ ELSEWHERE = {
     "tilelang.tvm": TVM,
     "tvm": TVM,
     "tvm.tirx": f"{TVM}.tir",
+    "tilelang.backend": f"{OURS}.utils",
+    "tilelang.backend.target": f"{OURS}.utils.target",
+    "tilelang.cuda.target": f"{OURS}.utils.target",
+    "tilelang.dtypes": f"{OURS}.language",
+    "tilelang.jit.kernel": f"{OURS}.kernel",
 }
+# Modules whose names are those of the module around them here, of TileLang 0.1.15 and some versions before it.
+PARTS = {
+    "tilelang.language": (
+        f"{OURS}.language",
+        "ast builtin common copy_op customize dtypes eager eager.builder eager.utils "
+        "experimental fill_op fp8 frame gemm_op kernel logical loop math_intrinsics meta "
+        "proxy reduce_op scan_op symbolics tile_schedule tir tir.entry tir.ir tir.op utils v2 v2.annot v2.builder "
+        "v2.dtypes warp_specialize warpgroup",
+    ),
+    "tilelang.autotuner": (f"{OURS}.autotuner", "capture param tuner"),
+    "tilelang.carver.arch.driver": (f"{OURS}.carver.arch.driver", "cuda_driver"),
+    "tilelang.carver.arch": (f"{OURS}.carver.arch", "arch_base cpu cuda"),
+    "tilelang.carver.template": (f"{OURS}.carver.template", "base elementwise matmul"),
+    "tilelang.cuda.intrinsics": (f"{OURS}.cuda.intrinsics", "layout layout.mma_layout layout.utils"),
+    "tilelang.engine": (f"{OURS}.engine", "param"),
+    "tilelang.intrinsics": (f"{OURS}.cuda.intrinsics", "mma_layout utils"),
+    "tilelang.layout": (f"{OURS}.language.layout", "fragment layout swizzle"),
+    "tilelang.profiler": (f"{OURS}.profiler", "bench"),
+    "tilelang.transform": (f"{OURS}.transform", "pass_config simplify"),
+}
+ELSEWHERE |= {f"{name}.{part}": whole for name, (whole, parts) in PARTS.items() for part in parts.split()}
 
 
 def install(tvm: bool = True) -> None:
@@ -71,6 +97,20 @@ def counterpart(name: str) -> str:
     return f"{counterpart(above)}.{last}" if above else OURS
 
 
+def _exists(name: str) -> bool:
+    """Return whether there is a module of this name."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a module around it is no package
+        return False
+
+
+def _hides(name: str) -> bool:
+    """Return whether the module would hide a function of its package, such as T.copy."""
+    above, _, last = name.rpartition(".")
+    return name in ELSEWHERE and not isinstance(vars(sys.modules.get(above, sys)).get(last, sys), ModuleType)
+
+
 class _Served(Loader):
     """Gives a module that exists under its own name."""
 
@@ -98,7 +138,7 @@ class _Finder(MetaPathFinder):
         if fullname.partition(".")[0] not in _serving:
             return None
         name = counterpart(fullname)
-        if importlib.util.find_spec(name) is None:
+        if not _exists(name) or _hides(fullname):
             raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
         return ModuleSpec(fullname, _Served(name), is_package=True)
 

@@ -17,7 +17,7 @@ from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Scalar, Var
 from torch_tile.ir.idmap import mentions
-from torch_tile.ir.node import walk
+from torch_tile.ir.node import find, walk
 from torch_tile.ir.stmt import Program, dimensions
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Binding:
         self.names = [p.name for p in self.given]
         self.sizes = dimensions(program)
         self.has_pointers = any(isinstance(p, Buffer) and p.origin == "pointer" for p in self.given)
+        # Whether the check of a call asks for its scalars, too.
+        self.asks_scalars = self.has_pointers or any(mentions(c, p) for c in program.assumed for p in program.params)
 
     def in_order(self, args: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """Return the arguments in the order of the parameters; `args` may map names to arguments."""
@@ -88,7 +90,16 @@ class Binding:
                 raise LaunchError(
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"
                 )
+        self._check_assumed(args, sizes)
         return sizes
+
+    def _check_assumed(self, args: Sequence[Any], sizes: Sizes) -> None:
+        """Raise LaunchError where a condition of T.assume does not hold."""
+        values: dict[Var, Scalar] = {**sizes, **(self.scalars_of(args) if self.asks_scalars else {})}
+        for condition in self.program.assumed:
+            if not evaluate(condition, values):
+                known = ", ".join(f"{v.name} = {values[v]}" for v in dict.fromkeys(find(condition, Var)))
+                raise LaunchError(f"{self.program.name} assumes {condition!r}, got {known}")
 
     def _check_pointers(self, args: Sequence[Any], sizes: Sizes) -> None:
         """Raise LaunchError for a tensor smaller than the kernel's declared shape behind a pointer."""
@@ -114,6 +125,17 @@ class Binding:
         return {p: scalar(p, a) for p, a in zip(self.given, args, strict=True) if isinstance(p, Var)}
 
 
+def not_a_tensor(name: str, value: object) -> str:
+    """Return the message for an argument that should be a tensor, with what makes one of it."""
+    kind = type(value)
+    text = f"argument `{name}` must be a tensor, got {'a numpy.' * (kind.__module__ == 'numpy')}{kind.__name__}"
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return f"{text}: give torch.from_numpy({name}), which shares its memory"
+    if kind in (list, tuple, int, float):
+        return f"{text}: give torch.tensor({name}) of the kernel's dtype"
+    return text
+
+
 def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.device] | None = None) -> None:
     """Raise unless `value` is a tensor of the parameter's dtype and rank on the right device.
 
@@ -123,7 +145,7 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
 
     name = param.name
     if not isinstance(value, torch.Tensor):
-        raise LaunchError(f"argument `{name}` must be a tensor, got {type(value).__name__}")
+        raise LaunchError(not_a_tensor(name, value))
     wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}
     if value.dtype not in wanted:
         raise LaunchError(f"argument `{name}` must have dtype {param.torch_dtype()}, got {value.dtype}")

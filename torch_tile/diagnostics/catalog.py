@@ -31,9 +31,32 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{name}` was bound outside this {region} and is bound again inside it, which would not outlive the region",
         "make it a mutable variable before the region: {name} = T.alloc_var(dtype, init)",
     ),
+    "rebound_buffer": (
+        "`{name}` names a buffer outside this {region} and another one inside it: the body is traced once, so that "
+        "later turns would not see it",
+        "keep both in one buffer and choose by an index, {name}[turn % 2, ...], or unroll: for turn in (0, 1, 2):",
+    ),
+    "lost_at_grid_sync": (
+        "`{name}` is used behind T.sync_grid(), where nothing is left of what was computed before it on a chip",
+        "write it to global memory (T.alloc_global) and read it behind T.sync_grid(), or set all of it again there",
+    ),
     "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
     "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
     "unknown_keyword": ("T.{name} has no parameter `{keyword}`", "{fix}"),
+    "bad_kernel_call": ("{name}() {why}", "{fix}"),
+    "bad_function": ("@{decorator} above `{name}`, which is {what}", "{fix}"),
+    "kernel_in_kernel": (
+        "the kernel `{name}` is called inside a kernel: Python launches kernels; a kernel launches none, nor itself",
+        "make `{name}` a function with @T.macro, which is inlined, or call the kernels after each other",
+    ),
+    "type_as_tensor": (
+        "T.Tensor(...) describes a tensor and has no elements, but `{name}` was assigned one and is used as a tensor",
+        "declare an argument by a colon, `{name}: T.Tensor(shape, dtype)`; memory for results is T.empty(shape, dtype)",
+    ),
+    "tuple_as_index": (
+        "`{got}` are {count} indices, and are used as one",
+        "give each a name where they are made: `with T.Kernel(m, n) as (bx, by):`, `for i, j in T.Parallel(m, n):`",
+    ),
     "python_value": ("Python computes here, with what only the device knows: {problem}", "{fix}"),
     "bad_choice": (
         "`x if c else y` chooses between {got}, and the condition is known only on the device",
@@ -92,7 +115,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "region_as_value": (
         "the region `{region}` is used as a value",
-        "index single elements inside T.Parallel, or copy the region with T.copy",
+        "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
+        "T.reduce_sum and the like fold them",
     ),
     "bad_operand": ("`{op}` cannot take {got}", "use numbers, tile expressions or elements of buffers"),
     "wrong_dtype_store": (
@@ -139,7 +163,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "dynamic_tile": (
         "on-chip buffer `{buffer}` has the size `{size}`, known only at run time",
-        "tile sizes must be compile-time integers",
+        "tile sizes must be compile-time integers: name the size by T.const, or allocate the most that it may be",
     ),
     "out_of_bounds": (
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
@@ -150,6 +174,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
     "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
+    "unwritten_result": (
+        "`{buffer}` is made by T.empty and returned, but no statement writes it: it would hold garbage",
+        "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",
+    ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",
         "return it; scratch memory is T.alloc_global",

@@ -67,7 +67,12 @@ def fields_of(code: str) -> set[str]:
     return {name for text in CATALOGUE[code] for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
-TYPE_ERRORS = ("bad_call", "unknown_keyword")  # codes of what Python itself calls a TypeError
+TYPE_ERRORS = (
+    "bad_call",
+    "unknown_keyword",
+    "bad_kernel_call",
+    "bad_function",
+)  # codes of what Python itself calls a TypeError
 
 
 class TileError(ValueError):

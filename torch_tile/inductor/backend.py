@@ -35,7 +35,7 @@ def tile(
         mode: as for `torch.compile`'s Inductor backend.
         options: Inductor's own options, and ours: `select` ("fastest", the default: each replacement is timed against
             what Inductor makes of the same subgraph, and the winner kept; "tile": always ours) and `families` (which
-            subgraphs to look for: attention, mla, norm, dequant, gemm, softmax; default all).
+            subgraphs to look for: attention, mla, norm, dequant, scaled, grouped, gemm, softmax, loss; default all).
 
     Raises:
         RuntimeError: on an unknown option or a bad value of ours.

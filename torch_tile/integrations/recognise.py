@@ -37,14 +37,23 @@ MLA_SIZES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A class of ours, and the arguments that an object of it needs beside the old object's state."""
+    """A class of ours, and the arguments that an object of it needs beside the old object's state.
+
+    With `like`, its parameters and buffers replace the old object's.
+    """
 
     new: type[nn.Module]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    like: nn.Module | None = None
 
     def apply(self, module: nn.Module) -> None:
         """Turn the object into one of ours: parameters, hooks and whoever refers to it stay as they are."""
         module.__class__ = self.new
+        if self.like is not None:
+            for held in ("_parameters", "_buffers", "_modules"):
+                module.__dict__[held] = self.like.__dict__[held]
+                for name in module.__dict__[held]:
+                    module.__dict__.pop(name, None)  # an attribute would hide it
         for name, value in self.attributes.items():
             setattr(module, name, value)
 

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 import torch_tile.nn as tnn
+from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
+from torch_tile.integrations.scans import replace_scans
 
 log = logging.getLogger("torch_tile")
 
@@ -38,14 +40,17 @@ def replace_layers(
     norm: bool = True,
     mlp: bool = True,
     attention: bool = True,
+    quantized: bool = True,
+    scan: bool = False,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> list[Replacement]:
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
 
     Parameters, their names, hooks, ties and the state dict stay as they are. Only layers that compute the same up to
     rounding are touched. Torch's own are known by their exact type. Gated MLPs, RMS norms and latent attention of other
-    libraries must agree in a trial on small random parameters. Other layers (quantised, patched or derived ones) are
-    left alone. Reasons are logged by the logger "torch_tile" at level INFO.
+    libraries must agree in a trial on small random parameters. Quantised linear layers are known by their class and
+    its attributes; their numbers are kept, but lie in other buffers. Other layers (patched or derived ones) are left
+    alone. Reasons are logged by the logger "torch_tile" at level INFO.
 
     Args:
         model: changed in place; on any device, "meta" included.
@@ -53,6 +58,9 @@ def replace_layers(
         norm: `nn.LayerNorm`, `nn.RMSNorm` over the last dimension, and transformers' RMS norms.
         mlp: gated MLPs: `down_proj(act(gate_proj(x)) * up_proj(x))`.
         attention: DeepSeek's latent attention, and `attn_implementation="tile"` for a model of transformers.
+        quantized: frozen linear layers of bitsandbytes (4 bits), GPTQ, AWQ, and transformers' fine-grained float8.
+        scan: scans and short convolutions of transformers' models (Mamba-2 and its hybrids), in the file of
+            the model: all models of the file use ours from then on. Filters are not asked.
         filter_fn: called with each layer that could be replaced and its name; False leaves it alone.
 
     Returns:
@@ -65,7 +73,7 @@ def replace_layers(
     done = []
     for name, module in list(model.named_modules()):
         old = type(module).__name__
-        plan = plan_for(module, kinds)
+        plan = (plan_quantized(module) if quantized else None) or plan_for(module, kinds)
         if plan is not None and wanted(module, name):
             plan.apply(module)
             done.append(Replacement(name, old, f"torch_tile.nn.{plan.new.__name__}"))
@@ -73,6 +81,8 @@ def replace_layers(
         done += fuse_activations(model, wanted)
     if attention:
         done += switch_attention(model, wanted)
+    if scan:
+        done += [Replacement(file, name, "torch_tile.nn.scans") for file, name in replace_scans(model)]
     return done
 
 

@@ -166,6 +166,14 @@ def intrinsic_of(node: object) -> Intrinsic | None:
     return _REGISTRY.get(found.name) if isinstance(found, Call) else None
 
 
+def is_pure(node: Call) -> bool:
+    """Return whether a call is a function of its operands alone, so that it may be moved or left out."""
+    found = intrinsic_of(node)
+    if found is None or found.evaluate is None or found.effects is not no_effects:
+        return False
+    return not found.convergent and found.sync is None and found.engine is None
+
+
 def starts(node: object, engine: Engine) -> TypeGuard[Call]:
     """Return whether a node is a call that gives `engine` work."""
     found = intrinsic_of(node) if isinstance(node, Call) else None

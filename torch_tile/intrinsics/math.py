@@ -33,6 +33,15 @@ def _nibble(word: Any, byte: Any, upper: Any) -> Any:
     return (word >> (8 * byte + 4 * upper) & 15).float()
 
 
+def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
+    import torch
+
+    code, found = word >> (8 * byte + 4 * upper) & 15, values[0]
+    for number, bits in enumerate(values):
+        found = torch.where(code == number, bits, found)
+    return found.to(torch.int32).view(torch.float32)
+
+
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
     _declare(name, 1, rule, _torch(torch_name or name), cpu)
 
@@ -85,4 +94,11 @@ declare(
 declare(
     Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
 )
+# The float32 with that index among 16, which follow by their bits.
+declare(
+    Intrinsic(
+        "table_nibble", 19, lambda args: (dt.int32, dt.float32), "table_nibble",
+        _table_nibble, cuda="table_nibble", header="fields.h",
+    )
+)  # fmt: skip
 _declare("fma", 3, floating, lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype))

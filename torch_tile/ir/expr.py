@@ -135,6 +135,12 @@ class Const(Expr):
         """The type of the value."""
         return self.type
 
+    def __index__(self) -> int:
+        """The integer, for Python and torch: `kernel.params[0].shape` is a size of theirs. TypeError for others."""
+        if not isinstance(self.value, int):
+            raise TypeError(f"{self.value!r} is no integer")
+        return int(self.value)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unary(Expr):

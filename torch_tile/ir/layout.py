@@ -98,11 +98,6 @@ class Layout:
             found = {a + b for a in found for b in own}
         return tuple(r for r in range(self.extent("r")) if r not in found)
 
-    @property
-    def is_memory(self) -> bool:
-        """Return whether elements lie in memory, not in registers."""
-        return not self.digits("t") and not self.digits("r")
-
     def vector_width(self, dim: int = -1) -> int:
         """Return how many neighbours along `dim` are contiguous in registers or memory, in aligned runs."""
         digits = self.canonical.dims[dim] if self.rank else ()
@@ -259,11 +254,6 @@ def row_major(shape: Sequence[int]) -> Layout:
 def local(*shape: int) -> Layout:
     """Return the row-major layout of a tile in the registers of one thread."""
     return _nested(shape, "r")
-
-
-def spatial(*shape: int) -> Layout:
-    """Return the row-major layout of a tile of one element per thread."""
-    return _nested(shape, "t")
 
 
 def replicated(shape: Sequence[int], threads: int) -> Layout:

@@ -319,6 +319,8 @@ class Printer(ExprPrinter):
             if p.switches:
                 configs = ", ".join(f'"{stmt.SWITCH_KEYS[name]}": True' for name in p.switches)
                 self.line(f"T.annotate_pass_configs({{{configs}}})")
+            for condition in p.assumed:
+                self.line(f"T.assume({self.expr(condition)})")
             for kernel in p.kernels:
                 self.kernel(kernel)
             if p.outputs:

@@ -211,7 +211,7 @@ class Program(Node):
 
     `params` are buffers and scalar variables in the order of the signature. `outputs` are buffers made by T.empty and
     returned. `views` are global buffers at the place of their `base`, another buffer. `switches` names the compiler
-    options that the function asks for.
+    options that the function asks for. Launches check what is `assumed` of sizes and scalar parameters.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs", "views")
@@ -222,6 +222,7 @@ class Program(Node):
     outputs: tuple[Buffer, ...]
     views: tuple[Buffer, ...] = ()
     switches: tuple[str, ...] = ()
+    assumed: tuple[Expr, ...] = ()
 
 
 def calls(one: Node, *names: str) -> bool:

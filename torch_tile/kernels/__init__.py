@@ -10,9 +10,13 @@ import functools
 import importlib
 from types import ModuleType
 
+import torch
+
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "attention_paged": "attention.paged",
+    "attention_varlen": "attention.varlen",
     "causal_conv1d": "ssm.conv",
     "cross_entropy": "loss.cross_entropy",
     "dequant_gemm": "gemm.dequant",
@@ -23,6 +27,8 @@ FAMILIES = {
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
+    "quantize_fp8": "norm.quantize",
+    "scaled_gemm": "gemm.scaled",
     "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",
     "ssd_chunk_scan": "ssm.ssd",
@@ -34,3 +40,8 @@ FAMILIES = {
 def kernels(family: str) -> ModuleType:
     """Import the module of a family when it is first asked for."""
     return importlib.import_module(f"torch_tile.kernels.{FAMILIES[family]}")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums: float64 for float64 operands, otherwise float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

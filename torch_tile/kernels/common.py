@@ -16,6 +16,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import Target
+from torch_tile.kernels import compute_dtype as compute_dtype  # light: operators import it without the language
 from torch_tile.runtime.launch_plan import address_function, current_plan
 from torch_tile.runtime.nvrtc import NoNvrtcError, find_nvrtc
 
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
 LOG2_E = math.log2(math.e)
 KEPT_CHOICES = 4096  # tilings that a family remembers: to choose one takes longer than to launch a kernel
 Problem = TypeVar("Problem")
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums: float64 for float64 operands, otherwise float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def has_kernels(x: torch.Tensor) -> bool:

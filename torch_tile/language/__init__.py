@@ -53,6 +53,7 @@ from torch_tile.language.cluster import (
     cluster_arrive_relaxed,
     cluster_sync,
     cluster_wait,
+    copy_cluster,
     get_cluster_dims,
     get_cluster_extent,
     get_cluster_extents,
@@ -90,6 +91,7 @@ from torch_tile.language.foreign import (
     tvm_access_ptr,
 )  # fmt: skip
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
+from torch_tile.language.grid_sync import sync_grid
 from torch_tile.language.instructions import mma_fill, ptx_cp_async, ptx_ldmatrix, ptx_mma
 from torch_tile.language.layout import (
     Fragment,
@@ -107,6 +109,7 @@ from torch_tile.language.loops import (
     PersistentTileScheduler,
     Pipelined,
     grid,
+    loop_break,
     serial,
     unroll,
     vectorized,
@@ -148,6 +151,7 @@ from torch_tile.language.math import (
     reinterpret,
     shift_left,
     shift_right,
+    table_nibble,
     truncdiv,
     truncmod,
 )  # fmt: skip
@@ -316,21 +320,22 @@ __all__ = [
     "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
     "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
-    "cluster_arrive", "cluster_sync", "cluster_wait", "comm_reducer", "const", "dec_max_nreg", "device_assert",
+    "cluster_arrive", "cluster_sync", "cluster_wait", "comm_reducer", "const", "copy_cluster", "dec_max_nreg",
+    "device_assert",
     "disable_warp_group_reg_alloc", "dp4a", "dtype", "dynamic", "empty", "evaluate", "exp10", "fast_rcp",
     "fence_proxy_async", "finalize_reducer", "floordiv", "floormod", "gemm", "get_block_binding",
     "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_id",
     "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents",
     "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates",
-    "infinity", "logical_and", "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout",
+    "infinity", "logical_and", "logical_not", "logical_or", "loop_break", "macro", "make_full_bank_swizzled_layout",
     "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout", "match_all_sync", "match_any_sync", "max", "max_value", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "meta_class", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
     "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
     "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",
-    "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "tensor_map",
-    "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
+    "sync_grid", "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "table_nibble",
+    "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [

@@ -2,9 +2,10 @@
 """Track names that the branches of a device `if` bind: their values in the other branch, and after the `if`.
 
 Python runs both branches, one after the other. Each branch must see the state before the `if`, so the recorder resets
-names between them. After the `if`, a name that the branches leave different becomes a variable, which each branch sets
-at its end. Some names cannot become variables: one branch leaves them unbound, or binds them to no number. They are
-unbound after the `if`, and reading one is an `out_of_scope` error of the author.
+names between them. After the `if`, a name that the branches leave different becomes a choice between two values, if the
+branches only compute them, else a variable, which each branch sets at its end. Some names can become neither: one
+branch leaves them unbound, or binds them to no number. They are unbound after the `if`, and reading one is an
+`out_of_scope` error of the author.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torch_tile.intrinsics.base import is_pure
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Expr, Load, is_number, pair
+from torch_tile.ir.expr import Call, Expr, Load, Var, is_number, pair, select
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc, Break, Continue, Store
-from torch_tile.language.trace import Scope, Tracer
+from torch_tile.ir.stmt import Alloc, Break, Continue, Let, Store
+from torch_tile.language.trace import Replaced, Scope, Tracer
 
 UNBOUND = object()
 
@@ -39,10 +42,13 @@ class Branches:
         self.ends: list[list[Any]] = []  # by branch and name; UNBOUND also for what can no longer be read
         self.left: Sequence[Any] = ()  # by the first branch
         self.variables: list[Buffer] = []
+        self.chooses = False  # whether both branches only compute values
+        self.chosen = 0  # names that became a choice
 
     def end(self, values: Sequence[Any]) -> list[Any]:
         """End a branch whose names are bound to `values`, and return their bindings from there on."""
         self.ends.append([value if self._is_alive(value) else UNBOUND for value in values])
+        self.chooses = len(self.ends) == 2 and all(map(_only_computes, self.scopes))
         if len(self.ends) == 1:
             self.left = values
             return [self._again(b, value) for b, value in zip(self.before, values, strict=True)]
@@ -52,6 +58,11 @@ class Branches:
     def is_over(self) -> bool:
         """Return whether both branches have ended."""
         return len(self.ends) == 2
+
+    @property
+    def is_done(self) -> bool:
+        """Whether choices stand for all that the `if` does."""
+        return self.chosen > 0 and not self.variables
 
     def declare(self) -> None:
         """Record the variables that the `if` needs, in front of it."""
@@ -82,11 +93,35 @@ class Branches:
             self.tracer.lost[name] = "if"
             return UNBOUND
         made = pair(first, last, f"`{name}`")
+        if self.chooses and len(ends) == 2:
+            return self._choice(name, made)
         variable = Buffer(name, (), made[0].dtype, "var")
         for (scope, _), end in zip(ends, made, strict=False):
             scope.stmts.append(Store(variable, (), end))
         self.variables.append(variable)
         return Load(variable, ())
+
+    def _choice(self, name: str, ends: Sequence[Expr]) -> Expr:
+        """Name, in front of the `if`, the value that the condition chooses."""
+        known = IdMap((one.var, one.value) for scope in self.scopes for one in scope.stmts if isinstance(one, Let))
+        value = select(self.condition, *(Replaced(known)(end) for end in ends))
+        around = self.tracer.scopes[-2]
+        made = Var(name, value.dtype, "let")
+        around.stmts.append(Let(made, value))
+        self.tracer.owner[made] = around
+        self.chosen += 1
+        return made
+
+
+MOST_CHOSEN = 32  # nodes that a branch may compute for a choice, which spells them out
+
+
+def _only_computes(scope: Scope) -> bool:
+    """Whether a branch does nothing but name values, of which there are few."""
+    if not all(isinstance(stmt, Let) for stmt in scope.stmts):
+        return False
+    nodes = [node for stmt in scope.stmts for node in walk(stmt)]
+    return len(nodes) <= MOST_CHOSEN and all(is_pure(node) for node in nodes if isinstance(node, Call))
 
 
 def is_scalar(value: Any) -> bool:
@@ -115,8 +150,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def mutable_names(tree: ast.FunctionDef) -> set[str]:
-    """Names bound at one nesting level and bound again deeper inside a loop or branch: they behave as variables."""
+def mutable_names(tree: ast.FunctionDef, reads: Reads) -> set[str]:
+    """Names that behave as variables: bound outside a loop and again inside it, where a later turn, or what follows
+    the loop, may read them.
+    """
     levels: dict[str, set[tuple[ast.AST, ...]]] = {}
 
     def visit(node: ast.AST, path: tuple[ast.AST, ...]) -> None:
@@ -131,7 +168,7 @@ def mutable_names(tree: ast.FunctionDef) -> set[str]:
     visit(tree, ())
     return {
         name for name, paths in levels.items()
-        if any(a != b and b[: len(a)] == a for a in paths for b in paths)
+        if any(b[: len(a)] == a and reads.outlives(name, b[len(a) :]) for a in paths for b in paths)
     }  # fmt: skip
 
 
@@ -163,6 +200,16 @@ class Reads:
         """The names bound in a loop that may be read after it."""
         read = self.after[node] | self.always
         return [name for name in self._bound(node.body) if name in read]
+
+    def outlives(self, name: str, around: tuple[ast.AST, ...]) -> bool:
+        """Whether a binding inside these loops and branches may be read in a later turn, or after one of the loops."""
+        loops = [node for node in around if isinstance(node, ast.For | ast.While)]
+        return bool(loops) and (
+            name in self.always
+            or name in self.elsewhere
+            or any(name in self.at_start[loop] | self.after[loop] for loop in loops)
+            or any(isinstance(loop, ast.While) and name in _loaded(loop.test) for loop in loops)
+        )
 
     def carried(self, node: ast.For | ast.While) -> list[str]:
         """Return the names that an iteration binds and may read before it binds them."""

@@ -18,9 +18,11 @@ from torch_tile.ir.buffer import Steps
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Vector, lanewise
 from torch_tile.ir.idmap import IdMap
+from torch_tile.language.lengths import settled
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
 from torch_tile.language.values import Annotation, copy_strided, dtype_of, fill_strided
+from torch_tile.tileop.copy.op import Copy
 
 # Decorators, which look at the names around their caller.
 DECORATORS = ("inline", "macro", "meta_class", "prim_func")
@@ -35,7 +37,8 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
         if any(isinstance(value, Steps) for value in (*args, *kwargs.values())):
             at.emit(_call(name, _in_steps(name), args, kwargs))
         else:
-            at.emit(_call(name, build, args, kwargs))
+            made = _call(name, build, args, kwargs)
+            at.emit(settled(made) if isinstance(made, Copy) else made)
 
     record.__name__ = record.__qualname__ = name
     record.__doc__ = build.__doc__

@@ -12,10 +12,13 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER as MOST_BLOCKS
 from torch_tile.intrinsics import bulk, memory
-from torch_tile.ir.expr import Address, Expr
+from torch_tile.ir.expr import Address, Expr, Load
+from torch_tile.ir.node import walk
 from torch_tile.language.asynchronous import in_kernel
-from torch_tile.language.trace import Tracer
-from torch_tile.tileop.base import region_of
+from torch_tile.language.lengths import settled
+from torch_tile.language.trace import Tracer, expand_names
+from torch_tile.tileop.base import Annotations, Scalar, Tile, region_of
+from torch_tile.tileop.copy.op import Copy
 
 AXES = 3  # of a grid
 
@@ -103,6 +106,45 @@ def at_rank(element: Any, rank: Any) -> Expr:
         raise error("bad_argument", None, op="T.at_rank", name="element", why=why, fix=fix)
     assert region is not None
     return memory.at_rank(Address(region.buffer, region.starts), rank)
+
+
+def copy_cluster(
+    src: Tile, dst: Tile, *, dst_block: Scalar | None = None, cluster_mask: int | None = None,
+    remote_barrier: Any = None, eviction_policy: str | None = None, coalesced_width: int | None = None,
+    annotations: Annotations = None,
+) -> None:  # fmt: skip
+    """Copy `src` to `dst` in each block of the cluster that comes here, as T.copy does.
+
+    Of the blocks in `cluster_mask`, whose bits are ranks, one may load for all: so what they copy must not depend on
+    the block's index in the cluster. The compiler decides who loads. `dst_block` and `remote_barrier`, for another
+    block's memory, are TileErrors: T.at_rank reads it.
+    """
+    launch = in_kernel("T.copy_cluster").launch
+    why, most = "", 1 << math.prod(launch.cluster)
+    name, fix = "cluster_mask", f"give a number from 1 to {most - 1}, whose bits are ranks"
+    if dst_block is not None or remote_barrier is not None:
+        name = "remote_barrier" if dst_block is None else "dst_block"
+        why, fix = "means another block's memory", "let that block read it, T.at_rank(tile[i, j], rank)"
+    elif cluster_mask is not None and (not isinstance(cluster_mask, int) or not 0 < cluster_mask < most):
+        why = f"is {cluster_mask!r} in a cluster of {math.prod(launch.cluster)} blocks"
+    if why:
+        raise error("bad_argument", None, op="T.copy_cluster", name=name, why=why, fix=fix)
+    made = Copy.build(src, dst, eviction_policy=eviction_policy, coalesced_width=coalesced_width)
+    if cluster_mask is not None and cluster_mask.bit_count() > 1:
+        _check_alike(made)
+    in_kernel("T.copy_cluster").emit(settled(made))
+
+
+def _check_alike(copy: Copy) -> None:
+    """Raise an error unless all blocks of a cluster read the same tile, as far as can be told."""
+    launch = in_kernel("T.copy_cluster").launch
+    own = [block for block, size in zip(launch.blocks, launch.cluster, strict=False) if size > 1]
+    for start in map(expand_names, copy.src.starts):
+        for node in walk(start):
+            if any(node is block for block in own) or (isinstance(node, Load) and node.buffer.scope != "global"):
+                why = f"reads where `{node!r}` says, which may differ between the blocks of `cluster_mask`"
+                fix = "write T.copy: the compiler loads once for a cluster what its blocks share"
+                raise error("bad_argument", None, op="T.copy_cluster", name="src", why=why, fix=fix)
 
 
 def _of_block(what: str) -> Tracer:

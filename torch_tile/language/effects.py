@@ -10,7 +10,8 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import TensorMap
-from torch_tile.ir.expr import Address, Call, Const, Expr, is_number, to_expr, truth
+from torch_tile.ir.expr import Address, Call, Const, Expr, Var, is_number, to_expr, truth
+from torch_tile.ir.node import contains, walk
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Assert, Do, Print
 from torch_tile.language.trace import tracer
@@ -61,14 +62,18 @@ def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) ->
 
 
 def assume(condition: Any) -> None:
-    """Promise a condition to the compiler. A condition that is known to be false is an error; nothing else
-    is checked.
+    """Promise a condition. One of sizes and scalar parameters alone, outside of loops and branches, is checked at each
+    launch: LaunchError where it does not hold. Others are not checked, but known to be false is an error at once.
     """
-    tracer("T.assume")
+    at = tracer("T.assume")
     known = simplify(truth(condition))
     if isinstance(known, Const) and not known.value:
         fix = "mend the condition, or leave it out"
         raise error("bad_argument", None, op="T.assume", name="condition", why="never holds", fix=fix)
+    symbols = [node for node in walk(known) if node.is_symbol]
+    of_host = all(isinstance(node, Var) and node.role in ("dim", "param") for node in symbols)
+    if symbols and of_host and len(at.scopes) <= 1 and not contains(known, Call):
+        at.assumed.append(known)
 
 
 def address_of(element: Any) -> Expr:

@@ -100,8 +100,20 @@ def _swizzled(span: int) -> Callable[..., IRLayout]:
 
 
 make_swizzled_layout = make_full_bank_swizzled_layout = _swizzled(128)
+make_wgmma_swizzled_layout = make_volta_swizzled_layout = _swizzled(128)
 make_half_bank_swizzled_layout = _swizzled(64)
 make_quarter_bank_swizzled_layout = _swizzled(32)
+
+
+def make_fully_replicated_layout_fragment(buffer: Handle, threads: int) -> IRLayout | FreeLayout:
+    """Each of `threads` threads holds all elements of the fragment, row by row in its registers."""
+    sizes = _sizes(buffer.shape)
+    places = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+
+    def register(*index: Any) -> Any:
+        return sum(i * place for i, place in zip(index, places, strict=False))
+
+    return Fragment(sizes, None, lambda *index: index[-1], int(threads), register)
 
 
 def make_linear_layout(buffer: Handle) -> IRLayout:

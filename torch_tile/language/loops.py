@@ -22,7 +22,7 @@ from torch_tile.language.reducers import split_updates
 from torch_tile.language.thread_roles import needs_all
 from torch_tile.language.threads import get_block_extent
 from torch_tile.language.trace import close_body, let, make_variable, tracer
-from torch_tile.language.values import store_variable
+from torch_tile.language.values import Indices, store_variable
 from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar
 from torch_tile.tileop.copy.cp_async import AsyncLoop
 
@@ -59,7 +59,7 @@ class Loop:
         with at.open("loop") as scope:
             for var in loop_vars:
                 at.own(var)
-            yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
+            yield Indices(loop_vars) if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
         starts = tuple(_settled("start", bound, body) for bound in self.starts)
@@ -109,6 +109,14 @@ def _settled(name: str, bound: Expr, body: Block) -> Expr:
     """
     shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
     return let(name, bound) if shared.any_in(body) else bound
+
+
+def loop_break() -> None:
+    """Leave the loop around, as `break` does; it stands as a statement of its own in the text of that loop."""
+    raise error("bad_argument", None, op="T.loop_break", name="()", why="stands in no loop", fix="write `break`")
+
+
+loop_break.is_break = True  # type: ignore[attr-defined]  # rewrite.py looks for it
 
 
 def index_bound(value: Any, what: str) -> Expr:

@@ -41,7 +41,7 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
 # Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
-OTHERS = re.compile(rf"ieee_.*|{intrinsics.random.NAME}")
+OTHERS = re.compile(rf"ieee_.*|table_nibble|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
     n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )
@@ -102,6 +102,16 @@ def clamp(dst: Scalar, min_val: Scalar, max_val: Scalar) -> Any:
     return min(max(dst, min_val), max_val)
 
 
+def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[float]) -> Expr:
+    """The one of 16 float32 `values` whose index is `T.nibble(word, byte, upper)`."""
+    if len(values) != 16:
+        why = f"has {len(values)} numbers"
+        raise error("bad_argument", None, op="T.table_nibble", name="values", why=why, fix="give 16, one for each code")
+    return intrinsics.call(
+        "table_nibble", word, byte, upper, *(bits.reinterpret(const(value, dt.float32), dt.int32) for value in values)
+    )
+
+
 def exp10(x: Scalar) -> Expr:
     """10 to the power of `x`."""
     base = to_expr(x, op="T.exp10")
@@ -145,10 +155,10 @@ def reinterpret(value: Any, dtype: Any) -> Any:
 
     TIR's null pointer, 0 as a "handle", is None: the language has no pointers.
     """
-    if dtype == "handle" and isinstance(value, Const) and value.value == 0:
-        return None
     if not isinstance(value, Expr) and not is_number(value):
         dtype, value = value, dtype
+    if isinstance(dtype, str) and dtype == "handle" and isinstance(value, Const) and value.value == 0:
+        return None
     to = dtype_of(dtype)
     if is_number(value) and not isinstance(to_number(value), float):  # the bits themselves
         value = const(to_number(value), dt.BY_NAME[f"int{to.bits}"])

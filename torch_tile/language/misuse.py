@@ -27,6 +27,29 @@ _HAVE = {
 }
 
 
+_WRITE = "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)"
+_TABLE = "give the numbers to the kernel as a parameter, a tensor of its own, or choose by T.if_then_else(c, a, b)"
+_METHODS = {
+    "sum": "T.reduce_sum(tile, out, dim) adds up a tile",
+    "max": "T.reduce_max(tile, out, dim) takes the largest; T.max(x, y) of two values",
+    "min": "T.reduce_min(tile, out, dim) takes the smallest; T.min(x, y) of two values",
+    "mean": "T.reduce_sum(tile, out, dim), then divide by the size",
+    "size": "write A.shape[0]: `shape` holds the sizes",
+    "T": "T.transpose(src, dst), or T.gemm(..., transpose_A=True)",
+    "t": "T.transpose(src, dst), or T.gemm(..., transpose_A=True)",
+    "transpose": "T.transpose(src, dst), or T.gemm(..., transpose_A=True)",
+    "view": "T.view(A, shape, dtype) names the elements by another shape",
+    "reshape": "T.reshape(A, shape) names the elements by another shape",
+    "to": "T.cast(x, dtype); T.copy converts tiles",
+    "float": "T.cast(x, 'float32'); T.copy converts tiles",
+    "half": "T.cast(x, 'float16'); T.copy converts tiles",
+    "copy_": "T.copy(src, dst)",
+    "zero_": "T.clear(tile)",
+    "fill_": "T.fill(tile, value)",
+    "append": "a kernel cannot grow a buffer: give it the size that it will have",
+}
+
+
 def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
     """Return the author's error for the exception `problem`, raised on the author's own line at `span`; None for
     others.
@@ -38,8 +61,13 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         kind = type(problem.obj)
         if isinstance(problem.obj, Expr | Handle | Region):
             what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
-            fix = _HAVE.get(kind, "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)")
+            fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
             return error("python_value", span, problem=what, fix=fix)
+    if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
+        what = f"a dictionary is asked for `{str(problem.args[0])[:60] if problem.args else text}`"
+        return error("python_value", span, problem=what, fix=_TABLE)
+    if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
+        return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     called = re.match(r"(\w+)(\.__init__)?\(\) (got|missing|takes)", text)
     function = getattr(language, called[1], None) if called else None
     if callable(function):
@@ -50,7 +78,11 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
     fix = _instead(span, language)
     if isinstance(problem, IndexError):  # of a tensor or array that the author's Python holds
-        fix = "give the tensor to the kernel as a parameter; only Python's own numbers may be captured"
+        fix = _TABLE
+    elif "has no len()" in text:
+        fix = "write A.shape[0], the size of a dimension"
+    elif "indices must be integers" in text:  # of a list or tuple
+        fix = _TABLE
     return error("python_value", span, problem=text, fix=fix)
 
 
@@ -73,7 +105,7 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
 def nearest(name: str, known: Sequence[str]) -> str:
     """The name of `known` that is spelt most like `name`; empty if none is."""
     spellings = {k.lower(): k for k in known}
-    found = get_close_matches(name.lower(), spellings, 1)
+    found = [k for k in spellings if name.lower() in k.split("_")] or get_close_matches(name.lower(), spellings, 1)
     return spellings[found[0]] if found else ""
 
 
@@ -110,8 +142,21 @@ INSTEAD = {
     "arange": "loop by `for i in T.Parallel(n)`, whose i counts from 0",
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
-    "loop_break": "write `break`",
-    "sync_grid": "T.arrive_last tells which block is the last to arrive; several T.Kernel in one function run in order",
+    "softmax": "T.reduce_max(tile, row_max, dim), T.exp(x - row_max), T.reduce_sum(tile, total, dim), then divide",
+    "relu": "write T.max(x, 0)",
+    "silu": "write x * T.sigmoid(x)",
+    "gelu": "write 0.5 * x * (1 + T.erf(x * 0.70710678))",
+    "mean": "T.reduce_sum(src, dst, dim), then divide by the size",
+    "argmax": "T.reduce_max(src, row_max, dim), then T.reduce_min of the indices where it stands",
+    "topk": "take the largest by T.reduce_max, blank it, and repeat: examples/kernels/top_k.py",
+    "sort": "no tile is sorted at once: take the smallest by T.reduce_min, blank it, and repeat",
+    "ones": "allocate by T.alloc_fragment or T.alloc_shared, then T.fill(tile, 1)",
+    "zeros_like": "allocate by T.alloc_fragment or T.alloc_shared, then T.clear(tile)",
+    "einsum": "T.gemm(a, b, c) adds the product of tiles to c",
+    "cat": "copy each part into its place: T.copy(a, tile[0:16, :])",
+    "concat": "copy each part into its place: T.copy(a, tile[0:16, :])",
+    "barrier": "T.sync_threads() is a barrier; the compiler places those that tiles need",
+    "len": "write A.shape[0]",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
     "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
@@ -166,10 +211,9 @@ FAMILIES = (
      r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
      r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
      "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
-    (r"(ret|thread_return|break_loop|continue_loop|loop_break)", "write `return`, `break` or `continue`"),
+    (r"(ret|thread_return|break_loop|continue_loop)", "write `return`, `break` or `continue`"),
     (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
-    (r"copy_cluster", "blocks read each other's tiles by T.at_rank(tile[i, j], rank)"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
     (r"tvm_storage_sync", "write T.sync_threads()"),
     (r"ldexp", "write x * T.exp2(n)"),

@@ -9,17 +9,19 @@ import functools
 import inspect
 import struct
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any
 
+from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Load, Var
 from torch_tile.ir.node import contains, find, walk
 from torch_tile.ir.stmt import Alloc, Program, Role, TileOp
+from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
@@ -72,6 +74,7 @@ def prim_func(
 
 
 def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
+    check_function(function, "T.prim_func")
     types, groups = {}, dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
         if inspect.signature(function).parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
@@ -188,7 +191,8 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
     switches = tuple(sorted(at.switches))
-    program = Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views), switches)
+    views, assumed = tuple(at.views), tuple(at.assumed)
+    program = Program(name, params, tuple(at.kernels), workspaces, outputs, views, switches, assumed)
     return widen(resolve(program))
 
 
@@ -335,7 +339,7 @@ def specialise(function: FunctionType, signature: inspect.Signature, args: Any, 
     """Split the arguments of a call into tensors and compile-time values."""
     import torch
 
-    bound = signature.bind(*args, **kwargs)
+    bound = bind(function.__name__, signature, args, kwargs)
     bound.apply_defaults()
     key: list[Any] = []
     tensors = []
@@ -364,7 +368,7 @@ def specialise_sizes(
             raise TypeError(f"{function.__name__}.compile() takes a size as `{name}`, got {value!r}")
     named = {name: value for name, value in kwargs.items() if name in signature.parameters}
     bound = signature.bind_partial(*args, **named).arguments
-    places = _annotated(function)
+    places = declared_in(function)
     given: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         is_symbol = name in places or isinstance(parameter.annotation, TensorType | DType)
@@ -383,7 +387,7 @@ def specialise_sizes(
     return call
 
 
-def _annotated(function: FunctionType) -> set[str]:
+def declared_in(function: FunctionType) -> set[str]:
     """The names that the body of an eager kernel annotates."""
     found = (n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None)
     return {n.target.id for n in found if isinstance(n.target, ast.Name)}
@@ -478,12 +482,25 @@ class _Run:
                 if isinstance(annotation, TensorType | PointerType) or _is_scalar_param(annotation):
                     arguments[name] = self.annotate(name, annotation, arguments[name])
             recorder = Recorder(at, self.annotate)
-            result = rewrite(function, lambda: recorder)(**arguments)
-            for name in self.wanted:
-                if name not in self.params:
-                    raise error("tensor_not_annotated", parameter_span(function, name), name=name)
+            try:
+                result = rewrite(function, lambda: recorder)(**arguments)
+            except (TileError, TypeError, AttributeError, LookupError) as problem:
+                if (told := self._unannotated(declared_in(function), problem)) is not None:
+                    raise told from problem
+                raise
+            if (told := self._unannotated(self.params, None)) is not None:
+                raise told
         params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
         return finish(at, function.__name__, params, result, result_span(function))
+
+    def _unannotated(self, declared: Container[str], problem: Exception | None) -> TileError | None:
+        """Return the error for the first tensor that is not declared: it is why the kernel fails."""
+        if isinstance(problem, TileError) and problem.code in ("type_as_tensor", "kernel_in_kernel"):
+            return None
+        missing = [name for name in self.wanted if name not in self.params and name not in declared]
+        if not missing:
+            return None
+        return error("tensor_not_annotated", parameter_span(self.call.function, missing[0]), name=missing[0])
 
     def consts(self, names: str) -> Any:
         """T.const: symbols while learning, integers afterwards."""
@@ -518,7 +535,7 @@ class _Run:
     def _learn(self, name: str, kind: TensorType) -> None:
         tensor, rank = self.call.arguments[name], len(kind.shape)
         if name not in self.wanted:
-            raise LaunchError(f"argument `{name}` must be a tensor, got {type(tensor).__name__}")
+            raise LaunchError(not_a_tensor(name, tensor))
         if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
         for dim, size in enumerate(kind.shape if tensor is not ABSENT else ()):

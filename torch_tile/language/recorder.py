@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
-from torch_tile.ir.node import Node, contains
+from torch_tile.ir.node import Node, contains, walk
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
 from torch_tile.language.loops import Grid, Loop, serial
@@ -25,13 +25,21 @@ from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
     Scope,
     Tracer,
+    author_span,
     close_body,
     let,
     make_variable,
     name_symbol,
     tracer,
 )
-from torch_tile.language.values import Handle, store_variable, stored
+from torch_tile.language.values import AssignedType, Handle, TensorType, store_variable, stored
+
+
+def _unpacked(names: int, values: int) -> TileError:
+    problem = f"{names} names are given to {values} value{'s'[: values != 1]}"
+    fix = "give as many names as values, as in `M, N = T.const('M, N')`"
+    return error("python_value", None, problem=problem, fix=fix)
+
 
 _DEVICE = object()
 _NEST = object()  # device loops that the author sees as one
@@ -72,6 +80,7 @@ class Recorder:
         self.left: list[list[Any]] = []  # the same for the loop that has ended last
         self.broken: list[Any] = []  # for each loop around: whether a `break` was taken, a variable of a device loop
         self.broke: Any = False  # the same for the loop that has ended last
+        self.passing: dict[str, Any] = {}  # numbers that loops bind names to which had others before
         self.kept: Any = None  # a value that Python itself stores
         self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
@@ -100,6 +109,8 @@ class Recorder:
         if isinstance(value, Handle) or fresh:
             name_symbol(value, name)
             return value
+        if type(value) is TensorType:
+            return AssignedType(value.shape, value.dtype, value.strides, value.align, name, author_span())
         if isinstance(value, Expr):
             if mutable and self.tracer.scope is not None:
                 return make_variable(name, value.dtype, value)
@@ -112,7 +123,7 @@ class Recorder:
         """`a, b = values`."""
         items = (values,) if isinstance(values, Expr) else tuple(values)
         if len(items) != len(names):
-            raise ValueError(f"expected {len(names)} values to unpack, got {len(items)}")
+            raise _unpacked(len(names), len(items))
         # Read every value before the first store: a, b = b, a must swap.
         items = tuple(
             let(n or "t", v) if isinstance(v, Expr) and not _is_fresh(v) else v
@@ -121,11 +132,23 @@ class Recorder:
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     @staticmethod
+    def printing(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Python's `print`, which shows expressions while the kernel is traced; of elements that is a mistake."""
+
+        def checked(*values: Any, **options: Any) -> Any:
+            if any(isinstance(value, Expr) and contains(value, Load) for value in values):
+                problem = "`print` shows an expression once, while the kernel is traced, and no element"
+                raise error("python_value", None, problem=problem, fix="T.print(value) prints on the device")
+            return function(*values, **options)
+
+        return checked if function is print else function
+
+    @staticmethod
     def values(value: Any, count: int) -> tuple[Any, ...]:
         """Unpack a value into `count` values, all read now. Raises ValueError if it has not that many."""
         items = (value,) if isinstance(value, Expr) else tuple(value)
         if len(items) != count:
-            raise ValueError(f"expected {count} values to unpack, got {len(items)}")
+            raise _unpacked(count, len(items))
         return tuple(_read_now("t", item) for item in items)
 
     def keeps_item(self, where: Any, key: Any, value: Any) -> bool:
@@ -165,17 +188,25 @@ class Recorder:
         After a branch nothing is lost: numbers become variables there.
         """
         if self._is_carried(name, previous) and not is_same(previous, value):
-            raise error("rebound_in_region", None, name=name, region="loop")
-        if not (isinstance(previous, Expr | Handle) or is_number(previous)):
+            raise _rebound(name, previous, value, "loop")
+        if not (isinstance(previous, Expr | Handle) or is_number(previous)) or self._is_dead(previous):
             return
-        kept = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
+        kept: tuple[str, ...] = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
+        if kept and not any(name in names for _, names in self.carried):  # no later turn reads it
+            kept += ("loop", "while")
         own = self.tracer.owner.get(previous) if isinstance(previous, Node) else None  # of a loop variable
         home = self.bound_in.get(name, own or self.entry)  # other names came as arguments
         scopes = self.tracer.scopes
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:
             if scope.what in _REGIONS and scope.what not in kept:
-                raise error("rebound_in_region", None, name=name, region=scope.what)
+                raise _rebound(name, previous, value, scope.what)
+        if inside and is_number(value) and not is_same(previous, value):
+            self.passing[name] = value
+
+    def _is_dead(self, value: Any) -> bool:
+        """Whether a value names what no longer lives, so that nobody can read it."""
+        return isinstance(value, Expr) and any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     def _is_carried(self, name: str, previous: Any) -> bool:
         """Return whether a name's value was bound before this iteration of a loop, which may have read it."""
@@ -256,7 +287,8 @@ class Recorder:
             yield
         self.splits.pop()
         split.declare()
-        self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
+        if not split.is_done:
+            self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
 
     def end_branch(self, **olds: Callable[[], Any]) -> bool:
         """At the end of a branch: `now` says what the names are bound to. False where Python knew the branch."""
@@ -384,11 +416,17 @@ class Recorder:
         self.now = {name: _current(old) for name, old in olds.items()}
         lost = [
             name for n, name in enumerate(olds)
-            if any(values[n] is not UNBOUND and not is_same(values[n], self.now[name]) for values in self.left)
+            if self._passes(name)
+            or any(values[n] is not UNBOUND and not is_same(values[n], self.now[name]) for values in self.left)
         ]  # fmt: skip
         self.now |= dict.fromkeys(lost, UNBOUND)
         self.tracer.lost |= dict.fromkeys(lost, "loop")
         return bool(lost)
+
+    def _passes(self, name: str) -> bool:
+        """Whether a name has a number that only a turn of an ended loop gave it: without a turn it has another."""
+        home = self.bound_in.get(name)
+        return home is not None and home.closed and self.now[name] is self.passing.get(name, UNBOUND)
 
     def leave(self, word: str, *olds: Callable[[], Any]) -> bool:
         """`break` or `continue`: True if Python should do it, else it is recorded."""
@@ -420,6 +458,13 @@ class Recorder:
             self.tracer.emit(Assert(condition, str(message)))
         elif not condition:
             raise AssertionError(message)
+
+
+def _rebound(name: str, previous: Any, value: Any, region: str) -> TileError:
+    """Return the error for a name that is bound in a region and has another value around it."""
+    if isinstance(previous, Handle) and isinstance(value, Handle):
+        return error("rebound_buffer", None, name=name, region=region)
+    return error("rebound_in_region", None, name=name, region=region)
 
 
 def _current(old: Callable[[], Any]) -> Any:

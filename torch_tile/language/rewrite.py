@@ -85,8 +85,9 @@ def result_span(function: FunctionType) -> Span | None:
 def _compile(function: FunctionType) -> CodeType:
     """The code of the rewritten function; its free names are the author's and the recorder's."""
     tree = source_tree(function)
-    tree.body = _without_else(tree.body)
-    body = _Reroute(mutable_names(tree), Reads(tree)).rewrite_body(tree)
+    tree.body = _without_else([_WordsForCalls(function).visit(stmt) for stmt in tree.body])
+    reads = Reads(tree)
+    body = _Reroute(mutable_names(tree, reads), reads).rewrite_body(tree)
     inner = _function(
         TRACED, _bare(tree.args), body or [ast.Pass()]
     )  # its own name is the author's: it may call itself
@@ -333,6 +334,12 @@ class _Reroute(ast.NodeTransformer):
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.copy_location(loop, node)
 
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "print":
+            node.func = _call("printing", node.func, at=node.func)
+        return node
+
     def visit_For(self, node: ast.For) -> Any:
         carried = _literal(tuple(self.reads.carried(node)))
         over = self.visit(node.iter)
@@ -420,6 +427,51 @@ def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
         if hasattr(each, "lineno"):
             ast.copy_location(each, at)
     return made
+
+
+class _WordsForCalls(ast.NodeTransformer):
+    """Replaces the statement T.loop_break() inside a loop by `break`, as which it is recorded."""
+
+    def __init__(self, function: FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self.names = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _is_full(cell)}}
+        self.loops = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        """A call that stands alone."""
+        call = node.value
+        if self.loops and isinstance(call, ast.Call) and not call.args and not call.keywords:
+            meant: Any = None
+            if isinstance(call.func, ast.Name):
+                meant = self.names.get(call.func.id)
+            elif isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+                meant = getattr(self.names.get(call.func.value.id), "__dict__", {}).get(call.func.attr)
+            if getattr(meant, "is_break", False):
+                return ast.copy_location(ast.Break(), node)
+        return node
+
+    def _loop(self, node: ast.For | ast.While) -> ast.stmt:
+        self.loops += 1
+        node.body = [self.visit(stmt) for stmt in node.body]
+        self.loops -= 1
+        node.orelse = [self.visit(stmt) for stmt in node.orelse]
+        return node
+
+    visit_For = visit_While = _loop
+
+    def _nested(self, node: ast.stmt) -> ast.stmt:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _nested
+
+
+def _is_full(cell: CellType) -> bool:
+    """Whether an enclosing function has bound the name by now."""
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:

@@ -17,11 +17,12 @@ from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
 from torch_tile.language.cluster import clusters
+from torch_tile.language.grid_sync import cut_at_grid_syncs
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
-from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
+from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
 
@@ -83,11 +84,7 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return self.blocks if self.as_tuple else self.blocks[0]
-
-    def _thread(self) -> Var | None:
-        """The variable of the running thread, if the kernel names it."""
-        return self.thread if self.uses_thread else None
+        return Indices(self.blocks) if self.as_tuple else self.blocks[0]
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -98,13 +95,15 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = with_safe_values(close_body(self.opened), at.safe_values)
-            body = pin_results(gather_roles(body, self.threads, self.min_blocks, self._thread()))
-            made = KernelNode(
-                self.grid, self.blocks, self.threads, body, at.swizzle,
-                self._thread(), self.shared_bytes, self.cluster, self.min_blocks,
-            )  # fmt: skip
-            at.kernels.append(with_span(made, self.span))
+            for part, blocks, thread in cut_at_grid_syncs(close_body(self.opened), self.blocks, self.thread):
+                own = thread if self.uses_thread else None
+                body = with_safe_values(part, at.safe_values)
+                body = pin_results(gather_roles(body, self.threads, self.min_blocks, own))
+                made = KernelNode(
+                    self.grid, blocks, self.threads, body, at.swizzle,
+                    own, self.shared_bytes, self.cluster, self.min_blocks,
+                )  # fmt: skip
+                at.kernels.append(with_span(made, self.span))
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:

@@ -111,7 +111,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """Wait for all threads of the block, or of the role around; the compiler places what tiles need by itself.
 
     With a `barrier_id` (1 to 15) `arrive_count` threads meet there, whole warps, from any roles: those that call this
-    and those that T.named_barrier_arrive. Hopper and later.
+    and those that T.named_barrier_arrive.
     """
     at = tracer("T.sync_threads")
     if barrier_id is None and arrive_count is None:

@@ -27,7 +27,8 @@ from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
-_OURS_FILES = (os.path.join(_PACKAGE, "diagnostics", "errors.py"), contextlib.__file__, "<string>")
+_JIT, _ERRORS = os.path.join(_PACKAGE, "jit.py"), os.path.join(_PACKAGE, "diagnostics", "errors.py")
+_OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
 _POSITIONS: dict[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = {}
 
 
@@ -50,6 +51,7 @@ class Tracer:
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.views: list[Buffer] = []  # by T.view
         self.switches: set[str] = set()  # options of the compiler that the function asks for
+        self.assumed: list[Expr] = []  # by T.assume, of sizes and scalar parameters
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
@@ -161,7 +163,7 @@ def tracing() -> Iterator[Tracer]:
         raise error("undefined_name", _span_of(problem), name=name) from problem
     except TileError:
         raise
-    except (TypeError, AttributeError, IndexError) as problem:
+    except (TypeError, AttributeError, LookupError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem
         raise

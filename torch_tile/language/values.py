@@ -9,13 +9,14 @@ from difflib import get_close_matches
 from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import Span, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
+from torch_tile.language.lengths import settled
 from torch_tile.language.trace import author_span, expand_names, let, tracer
 from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
@@ -89,7 +90,7 @@ class Handle(NotAValue):
             made = fill_strided(place, value) if filled else copy_strided(value, place)
             tracer("an assignment").emit(made)
         elif isinstance(value, Region | Handle | Load):
-            tracer("an assignment").emit(Copy.build(value, place))
+            tracer("an assignment").emit(settled(Copy.build(value, place)))
         else:
             tracer("an assignment").emit(Fill.build(place, value))
 
@@ -107,12 +108,26 @@ class Handle(NotAValue):
     __hash__ = object.__hash__
 
 
+class Indices(tuple[Any, ...]):
+    """The indices of several sizes under one name: to be unpacked, or to index as many dimensions; no numbers."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise error("tuple_as_index", None, got=", ".join(map(repr, self)), count=len(self))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __mod__ = __rmod__ = __neg__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
 def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
     """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).
 
     An Ellipsis stands for all dimensions that are not given. Slices with steps give `Steps`.
     """
     keys = key if isinstance(key, tuple) else (key,)
+    strange = next((k for k in (key, *keys) if isinstance(k, Indices)), None)
+    if strange is not None and (strange is not key or len(strange) > buffer.rank):
+        raise error("tuple_as_index", None, got=", ".join(map(repr, strange)), count=len(strange))
     if any(isinstance(k, Vector) for k in keys):
         return _lanes(buffer, keys)
     if buffer.lanes and len(keys) == buffer.rank - 1 and not any(k is ... or isinstance(k, slice) for k in keys):
@@ -266,6 +281,10 @@ def dtype_of(value: object) -> DType:
     try:
         return dt.to_dtype(value)
     except ValueError:
+        if value == "handle" or repr(value) == "T.ptr":
+            fix = "stack the tensors, or give each a parameter T.ptr and declare it by T.make_tensor"
+            why = "is a pointer, and tables of pointers are not supported"
+            raise error("bad_argument", author_span(), op="T.Tensor", name="dtype", why=why, fix=fix) from None
         near = get_close_matches(value, dt.BY_NAME, 1) if isinstance(value, str) else []
         meant = [(None, f"did you mean '{name}'?") for name in near]
         raise error("bad_dtype", author_span(), meant, got=value) from None
@@ -301,6 +320,19 @@ class TensorType:
         shape, element, lanes = sized(self.shape, self.dtype)
         strides = (*(s * lanes for s in self.strides), const(1, dt.int32)) if lanes and self.strides else self.strides
         return Buffer(name, shape, element, "global", strides, origin, align=self.align, lanes=lanes)
+
+
+@dataclass(frozen=True)
+class AssignedType(TensorType):
+    """A type that an author gave a name by `=`: an alias for annotations, or a mistake for a declaration."""
+
+    name: str = ""
+    span: Span | None = None
+
+    def _refuse(self, *_: object) -> Any:
+        raise error("type_as_tensor", self.span, name=self.name)
+
+    __getitem__ = __setitem__ = _refuse
 
 
 class Annotation(Generic[Given]):
@@ -340,6 +372,10 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
         from torch_tile.language.views import view
 
         return view(strides, shape, dtype)
+    if is_number(shape) and (is_number(dtype) or isinstance(dtype, Expr)):
+        why = f"is the size {dtype!r}"
+        fix = f"put all sizes into one pair of brackets: T.Tensor(({shape}, {dtype}), dtype)"
+        raise error("bad_argument", author_span(), op="T.Tensor", name="dtype", why=why, fix=fix)
     given = None if strides is None else shape_of(strides, "strides")
     sizes = shape_of(shape, "a tensor's shape")
     if given is not None and len(given) != len(sizes):

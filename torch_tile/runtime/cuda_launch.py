@@ -103,7 +103,7 @@ class CudaLauncher(BaseLauncher):
         self.whole = Binding(program)
         self.alignments = dict(zip(self.buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
-        self.scalars_matter = self.binding.has_pointers or any(n is p for n in used for p in self.scalars)
+        self.scalars_matter = self.binding.asks_scalars or any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
         self.plans: dict[Any, Plan] = {}
         self.remember: Callable[[tuple[Any, ...], bytes], bool] | None = None

@@ -61,7 +61,7 @@ class BaseLauncher:
     def sizes_of(self, args: Sequence[Any]) -> Sizes:
         """Return the run-time sizes; arguments of a known form are not checked again."""
         form = tuple(map(form_of, args))
-        if self.binding.has_pointers:
+        if self.binding.asks_scalars:
             form += tuple(self.binding.scalars_of(args).values())
         found = self.known.get(form)
         if found is None:

@@ -10,7 +10,7 @@ from torch_tile.diagnostics.errors import Diagnostic, Span
 
 # Kind of a finding -> the general fault, and its fix.
 KINDS = {
-    "race": ("threads meet at the same place of shared memory with no barrier between", "place a barrier between"),
+    "race": ("threads meet at the same place of memory with no barrier between", "place a barrier between"),
     "missing_wait": ("asynchronous work may still be in flight", "wait for it, then place a barrier if others need it"),
     "missing_fence": ("ordinary and asynchronous accesses have no order", "place the fence after the ordinary ones"),
     "unwritten": ("a tile is read where nothing was written", "write or clear it first"),
@@ -26,6 +26,14 @@ KINDS = {
 }
 
 
+BETWEEN_BLOCKS = (
+    "blocks meet at the same place of memory, and nothing orders blocks",
+    "update it in one step, T.atomic_add(A[i], x), or give each block a place of its own and join these in a "
+    "second T.Kernel; blocks of a cluster meet by T.cluster_sync()",
+)
+"""The same of a race with another block."""
+
+
 @dataclass
 class Finding:
     """One mistake: its first place, and the number of thread accesses that showed it."""
@@ -35,10 +43,11 @@ class Finding:
     message: str
     block: tuple[int, ...]
     count: int = 1
+    between_blocks: bool = False
 
     def render(self) -> str:
         """Format the finding as text, with the author's line."""
-        what, fix = KINDS[self.kind]
+        what, fix = BETWEEN_BLOCKS if self.between_blocks else KINDS[self.kind]
         where = f"first in block {self.block}, {self.count} accesses"
         return Diagnostic(self.kind, self.span, f"{what}: {self.message} ({where})", fix).render()
 
@@ -68,12 +77,14 @@ class Findings:
     block: tuple[int, ...] = ()
     barriers: int = 0
 
-    def add(self, kind: str, span: Span | None, message: str, count: int = 1) -> None:
+    def add(
+        self, kind: str, span: Span | None, message: str, count: int = 1, *, between_blocks: bool = False
+    ) -> None:  # fmt: skip
         """Record a mistake, or count it again if the same mistake was found at the same place."""
         key = kind, span, message.split(";")[0]
         known = self.found.get(key)
         if known is None:
-            self.found[key] = Finding(kind, span, message, self.block, count)
+            self.found[key] = Finding(kind, span, message, self.block, count, between_blocks)
         else:
             known.count += count
 

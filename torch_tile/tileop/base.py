@@ -193,6 +193,12 @@ def spread(region: Region, loop_vars: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(r.start if is_one(r.extent) else r.start + next(point) for r in region.ranges)
 
 
+def indices_at(region: Region, point: Iterable[Expr]) -> tuple[Expr, ...]:
+    """Return the buffer indices of a point of the region, which has one coordinate for each kept dimension."""
+    steps = iter(point)
+    return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
+
+
 def identity_of(op: str, dtype: dt.DType) -> Const:
     """Return the neutral element of a reduction in `dtype`."""
     if op in ("sum", "abssum", "bitor", "bitxor", "absmax"):

@@ -11,9 +11,18 @@ from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.intrinsics.memory import vote_any
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Expr, Load, Var, binary, cast, const
+from torch_tile.ir.expr import Load, Var, binary, cast, const
 from torch_tile.ir.stmt import Block, For, If, Stmt, Store
-from torch_tile.tileop.base import RegisteredOp, Tile, describe, need_region, parallel, same_extents, tile_op
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    Tile,
+    describe,
+    indices_at,
+    need_region,
+    parallel,
+    same_extents,
+    tile_op,
+)
 from torch_tile.tileop.parallel import op as parallel_loops
 from torch_tile.tileop.parallel.nest import is_static, nest_of
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
@@ -62,7 +71,7 @@ class ScaleRows(RegisteredOp):
         """Return the nest of products."""
 
         def scaled(point: tuple[Var, ...]) -> Stmt:
-            place, row = _inside(self.tile, point), _inside(self.factors, point[:1])
+            place, row = indices_at(self.tile, point), indices_at(self.factors, point[:1])
             factor = cast(Load(self.factors.buffer, row), self.tile.buffer.dtype)
             return Store(self.tile.buffer, place, Load(self.tile.buffer, place) * factor)
 
@@ -109,12 +118,6 @@ class ScaleRows(RegisteredOp):
         shape = [env.size(e) for e in self.tile.tile_shape]
         scaled = tile.reshape(shape) * factors.to(tile.dtype).reshape(*rows, *rest)
         env.write(self.tile, scaled.reshape(tile.shape))
-
-
-def _inside(region: Region, point: tuple[Var, ...]) -> tuple[Expr, ...]:
-    """Return the buffer indices for a point of the region."""
-    steps = iter(point)
-    return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
 
 
 def _whole_fragment(region: Region) -> bool:

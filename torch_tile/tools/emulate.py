@@ -230,9 +230,8 @@ def _products(block: re.Match[str]) -> str:
 def build(sources: Sequence[CudaSource]) -> Path:
     """The shared library of texts whose entries have names of their own, built or found in the cache."""
     text, compiler = host_text(*sources), find_compiler()
-    headers = [
-        path.read_bytes() for path in sorted(csrc_dir().glob("emulated/*.h")) + sorted(csrc_dir().glob("cpu_*.h"))
-    ]
+    patterns = ("emulated/*.h", "cpu_*.h", "ping_pong.h")
+    headers = [path.read_bytes() for pattern in patterns for path in sorted(csrc_dir().glob(pattern))]
 
     def compile_text(output: Path) -> None:
         source_file, object_file = output.with_suffix(".emulated.cpp"), output.with_suffix(".emulated.o")

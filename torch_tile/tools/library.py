@@ -17,13 +17,13 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, forward as attention
+from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad, scaled
 from torch_tile.kernels.loss import cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
-from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
+from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
 from torch_tile.runtime.launch_plan import Launch, LaunchPlan, planning
 
@@ -43,8 +43,9 @@ class Case:
 
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
-    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms()
-    return [*products, *_attentions(), *_attention_backwards(), *_decodings(), *_rows(), *_scans()]
+    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms()
+    attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
+    return [*products, *attentions, *_decodings(), *_rows(), *_scans()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -149,6 +150,49 @@ def _dequant_gemms() -> Iterator[Case]:
         yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
+    tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
+    for name, dtype in HALVES.items():
+        for table, scales in tables.items():
+            for m in (1, 64, 1024):
+                yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
+
+
+def _scaled_gemms() -> Iterator[Case]:
+    """Products of float8, by how operands are scaled, and the rounding of activations to it."""
+    forms = {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128)), "runs": ((1, 128), (1, 128))}
+    for name, form in forms.items():
+        for m in (16, 4096):
+            yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
+    for group in (0, 128):
+        yield Case(f"quantize_fp8 {group}", _quantization(group))
+
+
+def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
+    """Scales as (rows that share one, columns that share one or 0)."""
+    float8, n, k = torch.float8_e4m3fn, 4096, 4096
+
+    def call(make: Make) -> object:
+        scale_a, scale_b = (
+            make((rows // shared, k // group if group else 1), torch.float32)
+            for rows, (shared, group) in ((m, of_a), (n, of_b))
+        )
+        a, b = make((m, k), float8), make((n, k), float8)
+        return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16)
+
+    return call
+
+
+def _quantization(group: int) -> Callable[[Make], object]:
+    return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, torch.float8_e4m3fn)
+
+
+def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        n = k = 4096
+        a, words, scales = make((m, k), dtype), make((n, k // 2), torch.uint8), make((n, k // group), scale)
+        return dequant_gemm.dequant_gemm(a, [words], [scales], [], 4, True, 0, [], "", "", dtype, table)
+
+    return call
 
 
 def _dequant_gemm(
@@ -267,6 +311,50 @@ def _attention_backward(
         return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep, operands, score)
 
     return call
+
+
+def _attentions_of_sequences() -> Iterator[Case]:
+    """Attention over ragged sequences and over keys in pages."""
+    for name, dtype in FLOATS.items():
+        for size in (64, 128):
+            yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
+        yield Case(f"attention_varlen {name} d80 grouped", _varlen(dtype, 80, groups=4))
+        yield Case(f"attention_varlen {name} window cap", _varlen(dtype, 128, causal=True, window=256, score=CAP))
+        for page in (16, 24, 64, 256):
+            yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
+        yield Case(f"attention_paged {name} chunk", _paged(dtype, 64, 256))
+        yield Case(f"attention_paged {name} ragged chunks", _paged(dtype, 16, 256, ragged=True))
+        yield Case(f"append_to_pages {name}", partial(_append, dtype))
+
+
+def _varlen(
+    dtype: torch.dtype, size: int, groups: int = 1, causal: bool = False, window: int = 0, score: str = ""
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        q, k, v = (make((4096, heads, size), dtype) for heads in (8 * groups, 8, 8))
+        starts = make((9,), torch.int32)
+        rest = starts, starts, 1024, 1024, causal, None, window, None, score
+        out, lse = varlen.attention_varlen(q, k, v, *rest)
+        return varlen.attention_varlen_backward(out, q, k, v, out, lse, *rest)
+
+    return call
+
+
+def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        shape = (8 * queries,) if ragged else (8, queries)
+        q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), dtype) for _ in range(2))
+        table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
+        rest = (make((9,), torch.int32), queries) if ragged else ()
+        return paged.attention_paged(q, k, v, table, lengths, *rest)
+
+    return call
+
+
+def _append(dtype: torch.dtype, make: Make) -> None:
+    k, v = (make((8, 4, 8, 128), dtype) for _ in range(2))
+    pages = [make((64, 16, 8, 128), dtype) for _ in range(2)]
+    paged.append_to_pages(k, v, *pages, make((8, 8), torch.int32), make((8,), torch.int32))
 
 
 def _decodings() -> Iterator[Case]:

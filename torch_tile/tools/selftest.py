@@ -77,7 +77,14 @@ def check_products(device: str) -> str:
         (scale,) = _made(device, dtype, (136, 1))
         got = [tile.dequant_gemm(a, [words], [scale], [], 8, False, 0, [], "", "ret acc0", dtype)]
         _compare("dequant_gemm", got, [x @ (words.double() * scale.double()).T], dtype)
-    return "gemm, grouped_gemm, dequant_gemm"
+        if dtype == torch.float64:
+            continue
+        values, scales = tile.quantize_fp8(a, 128, torch.float8_e4m3fn)
+        eights = b.to(torch.float8_e4m3fn)
+        got = [tile.scaled_gemm(values, eights, scales, torch.ones(1, 1, device=device), [], "", "ret acc0", dtype)]
+        wide = values.double() * scales.double().repeat_interleave(128, 1)[:, :200]
+        _compare("scaled_gemm", got, [wide @ eights.double()], dtype)
+    return "gemm, grouped_gemm, dequant_gemm, quantize_fp8, scaled_gemm"
 
 
 def check_attention(device: str) -> str:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows, and their table."""
 
+import html
 import logging
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from torch_tile.inductor.graph.nodes import Frame
-from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Report, Row, collect, record
+from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Outcome, Report, Row, collect, record, together
+from torch_tile.inductor.select.roofline import Cost
 
 
 def rows():
@@ -33,6 +37,34 @@ def test_selection_and_table():
     assert str(Report()).splitlines()[-1] == "nothing found"
 
 
+def test_the_verdict_comes_first():
+    found = [
+        Row("gemm", REPLACED, "tile.gemm", "head", cost=Cost(900, 10, torch.float32), times=Outcome(10.0, 30.0)),
+        Row("gemm", KEPT, "tile.gemm", "mlp", cost=Cost(100, 10, torch.float32), times=Outcome(30.0, 20.0)),
+    ]
+    first = str(Report(found)).splitlines()[0]
+    assert first == Report(found).verdict()
+    assert first.startswith("Inference: 1 of 2 subgraphs found run as tile kernels, 90 % of their arithmetic.")
+    assert "33 % of the time is in tile kernels; expected gain 1.67x, 50 us to 30 us" in first
+    assert "Training: 2 of 4" in Report([*rows()[:3], replace(rows()[3], graph="backward")]).verdict()
+    assert "Not timed" in Report(rows()).verdict() and "Nothing" in Report().verdict()
+
+
+def test_layers_share_a_row():
+    found = [Row("gemm", REPLACED, "tile.gemm", f"layers.{n}.experts.{n % 2} m.py:7") for n in (0, 1, 2, 5)]
+    text = str(Report([*found, Row("gemm", REPLACED, "tile.gemm", "head.0 m.py:9"), found[0]]))
+    assert "layers.0-2,5.experts.0-1 m.py:7 (x5)" in text and "head.0 m.py:9\n" in text.replace(" " * 10, "\n")
+    assert together(["3 m.py:7", "4 m.py:7"]) == "3-4 m.py:7"
+    assert together(["model.py:7"]) == "model.py:7"
+
+
+def test_a_notebook_shows_the_page_in_a_frame():
+    shown = Report(rows())._repr_html_()
+    assert (
+        shown.startswith("<iframe") and html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]) == Report(rows()).html()
+    )
+
+
 def test_collectors_nest_and_close(caplog):
     caplog.set_level(logging.INFO, "torch_tile.inductor")
     with collect() as outer:
@@ -50,7 +82,7 @@ def test_advice_stands_below_the_table():
         Row("norm", MISSED, "rsqrt", "norm model.py:7", "unbiased", fix="correction=0", frames=(line,), cause=line),
         Row("attention", MISSED, "softmax", "model.py:7", "tanh", fix="cap q", frames=(line,), cause=other),
     ])  # fmt: skip
-    assert str(report).splitlines()[4:] == [
+    assert str(report).splitlines()[5:] == [
         "to make them match:",
         "  norm model.py:7: correction=0",
         "  model.py:7: cap q (layers.py:3)",

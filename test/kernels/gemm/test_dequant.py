@@ -40,9 +40,11 @@ class Scheme:
     scale: torch.dtype | None = torch.float32
     zero: torch.dtype | None = None
     a: torch.dtype = torch.bfloat16
+    format: str = ""
 
 
 I8, U8, HALF, BF16, F32, F64 = torch.int8, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64
+E8M0 = torch.float8_e8m0fnu
 SCHEMES = {
     "int8": Scheme(I8),
     "int8 bare": Scheme(I8, scale=None, a=HALF),
@@ -59,6 +61,12 @@ SCHEMES = {
     "e4m3 in groups": Scheme(torch.float8_e4m3fn, group=128, a=HALF),
     "e5m2": Scheme(torch.float8_e5m2, a=HALF),
     "float32": Scheme(U8, 4, group=32, offset=8, a=F32),
+    "nf4": Scheme(U8, 4, high_first=True, group=64, format="nf4"),
+    "nf4 in float16": Scheme(U8, 4, high_first=True, group=256, scale=HALF, a=HALF, format="nf4"),
+    "fp4 by rows": Scheme(U8, 4, high_first=True, format="fp4"),
+    "fp4 in float32": Scheme(U8, 4, high_first=True, group=64, a=F32, format="fp4"),
+    "mxfp4": Scheme(U8, 4, group=32, scale=E8M0, format="e2m1"),
+    "mxfp4 in float16": Scheme(U8, 4, group=32, scale=E8M0, a=HALF, format="e2m1"),
     "float64": Scheme(I8, zero=F32, a=F64),
 }
 SWIGLU = "g=silu(acc0);u=add(acc1,x0);y=mul(g,u);ret y"
@@ -86,8 +94,8 @@ def arguments(problems, scheme, m, n, k, products=1, transposed=False):
     return a, bs, scales, zeros, scheme.bits, scheme.high_first, scheme.offset
 
 
-def exact(a, bs, scales, zeros, *rest):
-    return reference(a.double(), bs, [s.double() for s in scales], zeros, *rest, F64)
+def exact(a, bs, scales, zeros, *rest, format=""):
+    return reference(a.double(), bs, [s.double() for s in scales], zeros, *rest, F64, format)
 
 
 def test_weights_are_widened_as_documented():
@@ -112,13 +120,14 @@ def test_random_problems(scheme, rounds, problems, check):
         args = arguments(problems, scheme, m, n, k, products, transposed)
         row = problems.tensor(n, dtype=torch.float32)
         epilogue = ([row], "r", SWIGLU if products == 2 else "v=add(acc0,x0);ret v")
-        got = dequant_gemm(*args, *epilogue, F64 if scheme.a == F64 else F32, config)
-        want = exact(*args, [row.double()], *epilogue[1:])
+        got = dequant_gemm(*args, *epilogue, F64 if scheme.a == F64 else F32, scheme.format, config)
+        want = exact(*args, [row.double()], *epilogue[1:], format=scheme.format)
         check(got, want, f"{number}: {m}x{n}x{k}, {products} products, turned {transposed}, {config}", scheme.a)
 
 
 @pytest.mark.parametrize(
-    "scheme", ["int8", "uint4", "uint4 with zeros", "uint4 of large groups", "int4 by rows", "e4m3"]
+    "scheme",
+    ["int8", "uint4", "uint4 with zeros", "uint4 of large groups", "int4 by rows", "e4m3", "nf4", "mxfp4 in float16"],
 )
 def test_aligned_rows(scheme, rounds, problems, check):
     """Bulk copies and wgmma on Hopper, which the ragged sizes of others refuse."""
@@ -130,8 +139,8 @@ def test_aligned_rows(scheme, rounds, problems, check):
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])
         full = problems.tensor(m, n, dtype=BF16)
-        got = dequant_gemm(*args, [full], "t", "v=silu(acc0);w=add(v,x0);ret w", BF16, config)
-        want = exact(*args, [full.double()], "t", "v=silu(acc0);w=add(v,x0);ret w")
+        got = dequant_gemm(*args, [full], "t", "v=silu(acc0);w=add(v,x0);ret w", BF16, scheme.format, config)
+        want = exact(*args, [full.double()], "t", "v=silu(acc0);w=add(v,x0);ret w", format=scheme.format)
         check(got, want, f"{number}: {m}x{n}x{k}, {config}")
 
 
@@ -146,21 +155,22 @@ def test_sums_of_clusters(scheme, engine, problems, check):
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])
         row = problems.tensor(n, dtype=torch.float32)
-        got = dequant_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, config)
+        got = dequant_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, "", config)
         want = exact(*args, [row.double()], "r", "v=add(acc0,x0);ret v")
         check(got, want, f"{m}x{n}x{k}, {config}")
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
-@pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2"])
+@pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2", "fp4 by rows"])
 def test_by_mma(scheme, engine, problems, check, monkeypatch):
     """As on GPUs without wgmma."""
+    scheme = SCHEMES[scheme]
     machine = Machine(Target("cuda", 80), 4)
     monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm.dequant"), "machine_of", lambda x: machine)
     for m, n, k in ((3, 70, 384), (65, 130, 128)):
-        args = arguments(problems, SCHEMES[scheme], m, n, k)
-        got = dequant_gemm(*args, [], "", "v=relu(acc0);ret v", F32)
-        check(got, exact(*args, [], "", "v=relu(acc0);ret v"), f"{m}x{n}x{k}", SCHEMES[scheme].a)
+        args = arguments(problems, scheme, m, n, k)
+        got = dequant_gemm(*args, [], "", "v=relu(acc0);ret v", F32, scheme.format)
+        check(got, exact(*args, [], "", "v=relu(acc0);ret v", format=scheme.format), f"{m}x{n}x{k}", scheme.a)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 16), (3, 0, 16), (3, 4, 0), (1, 1, 2)])
@@ -198,7 +208,7 @@ GROUPS = 0, 16, 32, 64, 128, 192, 1024
 
 def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
     scale = Factor(dtype, False)
-    storage = Storage(words, False, bits, False, 8, (False,) * products, group, scale, None, True)
+    storage = Storage(words, False, bits, False, 8, "", (False,) * products, group, scale, None, True)
     return Spec(gemm_spec.Spec(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
 
 

@@ -53,6 +53,20 @@ def by_a_loop_that_clears():
     return kernel
 
 
+def by_a_choice():
+    """The first turn keeps what it finds only where it found something."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(2, threads=32) as bx:
+            which = T.alloc_local((1,), "int32")
+            for k in T.serial(4):
+                which[0] = T.if_then_else(bx >= k - 1, k, which[0])
+            A[bx] = which[0]
+
+    return kernel
+
+
 def by_another_role():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
@@ -80,7 +94,9 @@ def through_an_address():
     return kernel
 
 
-@pytest.mark.parametrize("make", [by_a_condition, in_parts, by_a_loop_that_clears, by_another_role, through_an_address])
+@pytest.mark.parametrize(
+    "make", [by_a_condition, in_parts, by_a_loop_that_clears, by_a_choice, by_another_role, through_an_address]
+)
 def test_what_may_be_written_is_no_error(make):
     program = make().program
     assert check_kernel(program) is program

@@ -48,6 +48,8 @@ TIMES = "tile_times"
 """Key of a node's meta: the outcome of the contest that it won before the graph was partitioned."""
 TOLD = "tile_told"
 """Key of a node's meta: the subgraph that contains the node is already reported."""
+WRITTEN = "tile_written"
+"""Key of a node's meta: the operation that the user wrote, where the node calls an equal one instead."""
 PARTITIONING = ("recompute", "ac_graph_id", "partitioner_tag")
 """Keys of a node's meta by which AOTAutograd partitions the graph."""
 
@@ -67,7 +69,7 @@ def name_of(node: Any) -> str:
         return str(node)
     if node.op == "placeholder":
         return "an input of the graph"
-    target: Any = node.target
+    target: Any = node.meta.get(WRITTEN, node.target)
     return str(getattr(target, "overloadpacket", getattr(target, "__name__", target)))
 
 

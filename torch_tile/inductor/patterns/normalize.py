@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring the spellings of squares, roots, means and numbers into one form, so that patterns read that form alone.
 
-Nodes are edited in place: they keep their name, their metadata and their place in the graph.
+Where one node becomes one node, it is edited in place: it keeps its name, its metadata and its place in the graph.
 
 | written | becomes |
 |---|---|
@@ -26,6 +26,7 @@ from torch_tile.inductor.graph.nodes import (
     REPEATS,
     UNITS,
     VIEWS,
+    WRITTEN,
     Rewrite,
     arg,
     aten,
@@ -74,6 +75,7 @@ def normalize_graph(graph: Graph, backward: Collection[Node] = ()) -> None:
 def _become(node: Node, target: Any, *args: Any) -> None:
     """Let a node call `target` instead, for the same value."""
     inputs = node.all_input_nodes
+    node.meta.setdefault(WRITTEN, node.target)
     node.target, node.args, node.kwargs = target, args, {}
     for old in inputs:
         erase_dead(old)
@@ -83,7 +85,7 @@ def _normalize_square(node: Node) -> None:
     x, y = (*node.args, None, None)[:2]
     is_product = is_call(node, aten.mul.Tensor) and x is not y and equivalent(x, y)
     is_power = is_call(node, aten.pow.Tensor_Scalar) and y == 2
-    if is_product or is_power or is_call(node, aten.square.default):
+    if (is_product or is_power or is_call(node, aten.square.default)) and dtype(x) == dtype(node):
         _become(node, aten.mul.Tensor, x, x)
 
 
@@ -129,7 +131,10 @@ def _drop_factor_of_one(node: Node) -> None:
 
 
 def _multiply_by_reciprocal(root: Node, backward: Collection[Node]) -> None:
-    """Let each division by a square root multiply by the reciprocal root, if the root is read for nothing else."""
+    """Let each division by a square root multiply by the reciprocal root, if the root is read for nothing else.
+
+    The backward still reads the division, of whose root it has a gradient.
+    """
     divisions = _divisions(root, backward)
     if not divisions or any(same_shape(shape(n), shape(root)) for n in divisions if is_call(n, aten.div.Tensor)):
         return  # not for elementwise divisions: the reciprocal is to be computed less often
@@ -140,10 +145,9 @@ def _multiply_by_reciprocal(root: Node, backward: Collection[Node]) -> None:
         for step in reversed(path[: path.index(root)]):
             new = rewrite.call(step.target, new, *step.args[1:], **step.kwargs)
         if is_call(node, aten.div.Tensor):
-            _become(node, aten.mul.Tensor, node.args[0], new)
-        else:
-            node.replace_all_uses_with(new)
-            erase_dead(node)
+            new = rewrite.call(aten.mul.Tensor, node.args[0], new)
+        node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in backward)
+        erase_dead(node)
 
 
 def _divisions(node: Node, backward: Collection[Node]) -> list[Node] | None:

@@ -68,7 +68,9 @@ def _summary(report: Report) -> str:
         tiles += (
             f'<div class="tile"><b>{report.graph_breaks}</b> graph breaks<small>nothing is matched across</small></div>'
         )
-    return f'<div class="tiles">{tiles}</div>\n<p>{escape(_machines(report.rows))}. {escape(_gain(report.rows))}</p>'
+    verdict = f'<p class="verdict"><b>{escape(report.verdict())}</b></p>'
+    machines = escape(_machines(report.rows))
+    return f'{verdict}<div class="tiles">{tiles}</div>\n<p>{machines}. {escape(_gain(report.rows))}</p>'
 
 
 def _machines(rows: Iterable[Row]) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +57,7 @@ class Row:
     """One subgraph.
 
     Attributes:
-        family: attention, mla, norm, dequant, grouped, gemm or softmax.
+        family: attention, mla, norm, dequant, scaled, grouped, gemm, softmax or loss.
         status: replaced; kept (Inductor's code was faster); missed (it did not match).
         what: the tile operator with its arguments, or the operation that was looked at.
         where: module and line, as text.
@@ -92,6 +94,26 @@ class Row:
         return self.frames[-1] if self.frames else None
 
 
+_NUMBER = re.compile(r"(?:(?<=^)|(?<=\.))\d+(?=[. ]|$)")  # of a layer: in `layers.3.mlp model.py:7` the 3
+
+
+def together(places: Sequence[str]) -> str:
+    """Return one text for places that differ in numbers of layers: `layers.0-2.mlp model.py:7`."""
+    numbers = [sorted({int(n) for n in column}) for column in zip(*map(_NUMBER.findall, places), strict=True)]
+    ranges = iter([_ranges(column) for column in numbers])
+    return _NUMBER.sub(lambda _: next(ranges), places[0])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
 @dataclass
 class Report:
     """The rows of one or more compiles, in graph order. `str(report)` is a table."""
@@ -112,15 +134,48 @@ class Report:
         return self.select(family, MISSED)
 
     def __str__(self) -> str:
-        """Return a table of rows with counts, the remedies of missed rows, and a line of totals."""
-        counts = Counter((r.family, r.status, r.what, r.where, r.reason, r.graph, self._advice(r)) for r in self.rows)
+        """Return the verdict, a table of rows with counts, the remedies of missed rows, and a line of totals."""
+        groups: dict[tuple[str, ...], list[Row]] = {}
+        for r in self.rows:
+            key = (r.family, r.status, r.what, _NUMBER.sub("*", r.where), r.reason, r.graph, self._advice(r))
+            groups.setdefault(key, []).append(r)
         header = ("family", "status", "what", "where", "reason", "graph")
-        cells = [header, *[(*key[:3], f"{key[3]} (x{n})" if n > 1 else key[3], *key[4:6]) for key, n in counts.items()]]
+        places = {key: together([r.where for r in rows]) for key, rows in groups.items()}
+        named = {key: f"{places[key]} (x{len(rows)})" if len(rows) > 1 else places[key] for key, rows in groups.items()}
+        cells = [header, *[(*key[:3], named[key], *key[4:6]) for key in groups]]
         widths = [min(max(len(row[i]) for row in cells), 72) for i in range(len(header))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         lines.insert(1, "  ".join("-" * w for w in widths))
-        advice = dict.fromkeys(f"  {key[3]}: {key[6]}" for key in counts if key[6])
-        return "\n".join([*lines, *(["to make them match:", *advice] if advice else []), self.totals()])
+        advice = dict.fromkeys(f"  {places[key]}: {key[6]}" for key in groups if key[6])
+        advised = ["to make them match:", *advice] if advice else []
+        return "\n".join([self.verdict(), *lines, *advised, self.totals()])
+
+    def verdict(self) -> str:
+        """Return one line: training or inference, how much runs in tile kernels, and what that is expected to save."""
+        if not self.rows:
+            return "Nothing of a family that we know was found: everything stays Inductor's."
+        kind = "Inference" if {r.graph for r in self.rows} <= {"inference"} else "Training"
+        replaced = self.replaced()
+        text = f"{kind}: {len(replaced)} of {len(self.rows)} subgraphs found run as tile kernels"
+        costs = [r.cost.flops for r in self.rows if r.cost is not None]
+        if sum(costs):
+            ours = sum(r.cost.flops for r in replaced if r.cost is not None)
+            text += f", {100 * ours / sum(costs):.0f} % of their arithmetic"
+        timed = [r.times for r in self.rows if r.times is not None]
+        before, after = sum(t.inductor for t in timed), sum(min(t.tile, t.inductor) for t in timed)
+        if not before:
+            return f'{text}. Not timed: select="fastest" says what it saves.'
+        share = sum(r.times.tile for r in replaced if r.times is not None) / after if after else 0.0
+        gain = f"expected gain {before / after:.2f}x, {before:.0f} us to {after:.0f} us" if after else "no gain"
+        return (
+            f"{text}. Of the {len(timed)} that were timed, {100 * share:.0f} % of the time is in tile kernels; {gain}."
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook, in a frame of its own, so that its style stays inside."""
+        height = min(900, 260 + 40 * len(self.rows))
+        frame = f'width="100%" height="{height}" style="border:0" title="torch_tile.explain"'
+        return f'<iframe srcdoc="{escape(self.html())}" {frame}></iframe>'
 
     @staticmethod
     def _advice(row: Row) -> str:

@@ -41,12 +41,10 @@ def measured(device: torch.device) -> Peak | None:
     return peak if peak is not None and Target.of_device(device).has_wgmma else None
 
 
-def rule(choice: str, node: Node, default: Any = None, **quantities: float) -> Any:
-    """Return the measured verdict for the device of a node; `default` for devices that were not measured."""
-    device = val(node).device
-    if measured(device) is None:
-        return default
-    return verdict(choice, Target.of_device(device), default, **quantities)
+def rule(choice: str, tensor: Node, **quantities: float) -> Any:
+    """Return the measured verdict for the device of a tensor; None for devices that were not measured."""
+    device = val(tensor).device
+    return verdict(choice, Target.of_device(device), None, **quantities) if measured(device) is not None else None
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
@@ -59,7 +57,7 @@ def with_epilogue(nodes: Sequence[Node]) -> str:
         return ""
     a, bs = cast("tuple[Node, list[Node]]", op.args[:2])
     rows, columns, inner = math.prod(sizes_of(op)[:-1]), sizes_of(op)[-1], sizes_of(a)[-1]
-    share = rule("gemm.saved", op, rows=rows, columns=columns, inner=inner)
+    share = rule("gemm.saved", a, rows=rows, columns=columns, inner=inner)
     if share is None or not all(map(_is_even, (a, *bs))):
         return ""
     stored = len(bs) * rows * columns
@@ -76,7 +74,7 @@ def of_scores(nodes: Sequence[Node]) -> str:
         return ""
     q, k = (sizes_of(x) for x in op.args[:2])
     stored = math.prod(q[:3]) * k[2]  # by the first product and by the softmax; each is loaded by what follows
-    return _verdict(op, 4 * stored, rule("attention.saved", op), "scores are never stored")
+    return _verdict(op, 4 * stored, rule("attention.saved", cast("Node", op.args[0])), "scores are never stored")
 
 
 def of_latents(nodes: Sequence[Node]) -> str:
@@ -89,7 +87,7 @@ def of_latents(nodes: Sequence[Node]) -> str:
         return ""
     operands = cast("tuple[Node, ...]", op.args[:4])
     q, _, kv, _ = operands
-    share = rule("mla_decode.saved", op, latent=sizes_of(kv)[-1])
+    share = rule("mla_decode.saved", q, latent=sizes_of(kv)[-1])
     if share is None or not all(map(_is_even, operands)) or not _has_large_tiles(op):
         return ""
     scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]

@@ -58,3 +58,69 @@ class AttentionBackwardArgs(NamedTuple, Generic[V]):
     def forward(self) -> AttentionArgs[V]:
         """Return the arguments of the forward."""
         return AttentionArgs(*(getattr(self, name) for name in AttentionArgs._fields))
+
+
+class VarlenArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_varlen`, which its documentation explains."""
+
+    q: V
+    k: V
+    v: V
+    cu_seqlens_q: V
+    cu_seqlens_k: V
+    max_seqlen_q: int | torch.SymInt
+    max_seqlen_k: int | torch.SymInt
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    aux: Sequence[V] | None = None
+    score: str = ""
+
+    def backward(self, grad: V, out: V, lse: V) -> VarlenBackwardArgs[V]:
+        """Return the arguments of the backward for the forward call that returned `out` and `lse`."""
+        return VarlenBackwardArgs(grad=grad, out=out, lse=lse, **self._asdict())
+
+
+class VarlenBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_varlen_backward`: arguments and results of the forward, and the gradient of its
+    result.
+    """
+
+    grad: V
+    q: V
+    k: V
+    v: V
+    out: V
+    lse: V
+    cu_seqlens_q: V
+    cu_seqlens_k: V
+    max_seqlen_q: int | torch.SymInt
+    max_seqlen_k: int | torch.SymInt
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    aux: Sequence[V] | None = None
+    score: str = ""
+
+    @property
+    def forward(self) -> VarlenArgs[V]:
+        """Return the arguments of the forward."""
+        return VarlenArgs(*(getattr(self, name) for name in VarlenArgs._fields))
+
+
+class PagedArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_paged`, which its documentation explains."""
+
+    q: V
+    k_pages: V
+    v_pages: V
+    block_tables: V
+    lengths: V
+    cu_seqlens_q: V | None = None
+    max_seqlen_q: int | torch.SymInt = 0
+    causal: bool = True
+    scale: float | None = None
+    window: int = 0
+    num_splits: int = 0
+    aux: Sequence[V] | None = None
+    score: str = ""

@@ -23,6 +23,19 @@ from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardAr
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.sequences import (
+    DENSE,
+    Given,
+    Layout,
+    Sequences,
+    Span,
+    after,
+    clear_past,
+    dense_span,
+    load_keys,
+    plan,
+    store_own,
+)
 from torch_tile.kernels.attention.softmax import weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import SIDE_BY_SIDE, Problem
@@ -111,36 +124,54 @@ def attention_backward(
     `results` may be given, laid out as those of `empty_results`.
     """
     args: AttentionBackwardArgs[torch.Tensor] = AttentionBackwardArgs(*given, **named)
+    q, k, v = args.q, args.k, args.v
+    if results is None:
+        results = empty_results(q, k, v, args.keep)
+    able = has_kernels(q) and q.numel() and k.numel() and v.numel()
+    return results if able and run(args, results, machine_of(q), tilings) else _by_reference(results, args)
+
+
+def run(
+    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | None,
+    sequences: Sequences | None = None,
+) -> bool:  # fmt: skip
+    """Launch the kernels of the gradients on a machine into `results`. No tensor but the last result is empty. Return
+    whether there are tilings, else nothing is launched.
+
+    Of ragged `sequences`, tensors are those of one long sequence.
+    """
     forward = score_text.as_mask(args.forward)
     args = args._replace(**forward._asdict())
     grad, out, lse, keep = args.grad, args.out, args.lse, args.keep
     q, k, v, mask, causal, scale, window, q_offset, aux, score = forward
-    if results is None:
-        results = empty_results(q, k, v, keep)
-    if not has_kernels(q) or not (q.numel() and k.numel() and v.numel()):
-        return _by_reference(results, args)
+    layout = DENSE if sequences is None else sequences.layout
     batch, kv_heads, kv_len, head_dim = k.shape
     q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     dense = [dense_last(x) for x in (q, k, v, grad, out)]
-    machine = machine_of(q)
     specs, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
     spec = Spec(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else specs[0], groups > 1, True,
         vector_of((*dense, *results[:3]), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :], keep=names_in(keep),
+        shifted=not layout.fixed or is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
+        keep=names_in(keep), layout=layout,
     )  # fmt: skip
-    tilings = tilings or tilings_for(spec, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
+    problem = Problem(batch * kv_heads, groups * q_len, kv_len, groups)
+    if sequences is not None:
+        rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
+        problem = Problem(sequences.count * kv_heads, rows, most_keys, groups)
+    tilings = tilings or tilings_for(spec, problem, machine)
     if tilings is None:
-        return _by_reference(results, args)
+        return False
     shape = (batch, kv_heads, groups, q_len)
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = x.unflatten(1, shape[1:3])
         return made
 
-    statistics = lse.new_empty(*shape[:3], 2, round_up(q_len, PADDING))
+    count = 0 if sequences is None else sequences.count + 1  # each has rows of whole blocks
+    statistics = lse.new_empty(*shape[:3], 2, round_up(q_len, PADDING) + count * PADDING)
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
@@ -148,14 +179,24 @@ def attention_backward(
     dq, dk, dv, all_kept = results
     # No block stores gradients of scores that are never visible.
     kept = [grouped(x.zero_() if causal or window else x) for x in all_kept]
+    of_queries = [] if sequences is None else sequences.tensors(q_len, tilings.dq.block_q)
     machine.kernel(query_gradients)(tilings.dq, spec)(
-        *tensors, *kept, grouped(grads), grouped(outs), lse.contiguous().view(shape), grouped(dq), statistics, *options
+        *tensors,
+        *kept,
+        *of_queries,
+        grouped(grads),
+        grouped(outs),
+        lse.contiguous().view(shape),
+        grouped(dq),
+        statistics,
+        *options,
     )
     for tiling, outputs in tilings.of_keys:
+        of_keys = [] if sequences is None else sequences.tensors(kv_len, tiling.block_kv)
         machine.kernel(key_gradients)(tiling, replace(spec, keep=()), outputs)(
-            *tensors, grouped(grads), statistics, dk, dv, *options
+            *tensors, *of_keys, grouped(grads), statistics, dk, dv, *options
         )
-    return results
+    return True
 
 
 def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor]) -> Gradients:
@@ -167,6 +208,18 @@ def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor])
 # Queries that see a block of keys, and tilings of attention's backward on the CPU and on GPUs.
 
 PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end
+
+
+def statistics_row(span: Span) -> Any:
+    """Return where the statistics of a ragged sequence begin. Sequences have rows of whole blocks, apart from each
+    other.
+    """
+    return (span.first_query + PADDING * span.group) // PADDING * PADDING
+
+
+def _own_statistics(layout: Layout, span: Span) -> Any:
+    """Return where the statistics of a block of queries begin."""
+    return statistics_row(span) + span.first if layout.ragged else span.first
 
 
 @dataclass(frozen=True)
@@ -257,7 +310,10 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
         found = next((tiling for tiling in tilings if _fits(tiling, spec, machine, outputs, kind.room(spec))), None)
         return None if found is None else _finished(found, spec, machine, outputs, heads)
 
-    dq, dkv = chosen(kind.dq, ("dq",)), chosen(kind.dkv, ("dk", "dv"))
+    dq = chosen(kind.dq, ("dq",))
+    # The kernel of dq writes the statistics of ragged sequences in whole blocks, which the other one must not exceed.
+    whole = [c for c in kind.dkv if spec.layout.fixed or (dq and dq.block_q % c.block_q == 0)]
+    dkv = chosen(whole, ("dk", "dv"))
     if dq is None or dkv is None:
         return None
     sharing = verdict("attention_backward.shared_sm", machine.target, False, width=max(spec.tile_d, spec.tile_dv))
@@ -285,7 +341,7 @@ class _Kind:
 
     def room(self, spec: Spec) -> int:
         """Return the registers of a thread that are left for tiles."""
-        taken = self.text if spec.mask is None else self.masked_text
+        taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
         return self.registers - (taken if spec.score else 0)
 
 
@@ -395,11 +451,16 @@ FAST = {"tl.enable_fast_math": True}
 
 
 @T.macro
-def store_scaled(config: Config, acc: Any, factor: Any, target: Any, place: tuple[Any, ...], first: Any) -> None:
-    """Store sums times a factor as the rows from `first` on."""
+def store_scaled(
+    config: Config, layout: Layout, acc: Any, factor: Any, target: Any, place: tuple[Any, ...], span: Span
+) -> None:
+    """Store sums times a factor as the rows of a span."""
     factors = T.alloc_fragment((acc.shape[0],), acc.dtype)
     T.fill(factors, factor)
-    (store_staged if config.staged else store_rows)(acc, factors, target, place, first)
+    if layout.ragged:
+        store_own(acc, factors, target, place, span, config.staged)
+    else:
+        (store_staged if config.staged else store_rows)(acc, factors, target, place, span.row)
 
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
@@ -419,7 +480,9 @@ def query_gradients(config: Config, spec: Spec) -> Any:
     groups = T.dynamic("groups") if spec.grouped else 1
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, groups, q_len)
-    operand_types = spec.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len)
+    layout, sequences = spec.layout, batch if spec.layout.fixed else T.dynamic("sequences")
+    operand_types = spec.operand_types(sequences, q_shape[1:3], q_shape[3], kv_len)
+    layout_types = layout.types(sequences)
     kept_types = [T.Tensor((*q_shape, kv_len), spec.dtype)] * len(spec.keep)
     slopes = spec.slopes
 
@@ -428,7 +491,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
         q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
-        *operands: [*operand_types, *kept_types],
+        *operands: [*operand_types, *kept_types, *layout_types],
         grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         out: strided("out", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         lse: T.Tensor(q_shape, accum),
@@ -438,35 +501,48 @@ def query_gradients(config: Config, spec: Spec) -> Any:
         q_offset: T.int32,
         window: T.int32,
     ):
-        blocks = padded // rows
+        given = Given(layout, operands[len(operands) - len(layout_types) :])
+        if layout.ragged:
+            plan(given.q_ends, given.tiles, q_len, rows)
+        blocks = given.tiles.shape[0] if layout.ragged else padded // rows
         with T.Kernel(*config.grid(blocks, kv_heads * groups, batch, 1), threads=config.threads) as (bx, by, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
             block, any_head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads * groups, 1)
             head, member = any_head // groups, any_head % groups
-            here = (sequence, head, member)
+            if layout.ragged:
+                span = given.ragged_span(block, q_len, kv_len, of_keys=False)
+            else:
+                span = dense_span(block * rows, sequence, q_len, q_len, kv_len, q_offset)
+            here = (span.slab, head, member)
             q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             grad_tile = T.alloc_shared((rows, spec.tile_dv), spec.dtype)
             k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
             v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
-            queries = Rows(block * rows, q_len, q_len, False, *here, groups, q_offset)
+            queries = Rows(
+                span.first, span.length, span.queries, False, span.sequence, head, member, groups, span.q_offset
+            )
             held = hold(spec.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
             common = T.alloc_fragment((rows,), accum)
             row_lse = T.alloc_fragment((rows,), accum)
 
-            T.copy(grad[(*here, block * rows, 0)], grad_tile)
+            T.copy(grad[(*here, span.row, 0)], grad_tile)
             product = T.alloc_fragment((rows, spec.tile_dv), accum)
             for i, c in T.Parallel(rows, spec.tile_dv):
-                product[i, c] = T.cast(grad_tile[i, c], accum) * T.cast(out[(*here, block * rows + i, c)], accum)
+                product[i, c] = T.cast(grad_tile[i, c], accum) * T.cast(out[(*here, span.row + i, c)], accum)
             T.reduce_sum(product, common, dim=1)
             for i in T.Parallel(rows):
-                log_sum = lse[(*here, block * rows + i)]
+                log_sum = lse[(*here, span.row + i)]
                 row_lse[i] = T.if_then_else(
                     log_sum == -infinity, infinity, log_sum if spec.finite_min_masks else log_sum * LOG2_E
                 )
-            T.copy(row_lse, statistics[(*here, 0, block * rows)])
-            T.copy(common, statistics[(*here, 1, block * rows)])
+                if layout.ragged:
+                    is_own = span.first + i < span.length
+                    row_lse[i] = T.if_then_else(is_own, row_lse[i], infinity)
+                    common[i] = T.if_then_else(is_own, common[i], 0.0)
+            T.copy(row_lse, statistics[(*here, 0, _own_statistics(layout, span))])
+            T.copy(common, statistics[(*here, 1, _own_statistics(layout, span))])
 
-            T.copy(q[(*here, block * rows, 0)], q_tile)
+            T.copy(q[(*here, span.row, 0)], q_tile)
             p = T.alloc_fragment((rows, keys), accum)
             dp = T.alloc_fragment((rows, keys), accum)
             ds = alloc_probs((rows, keys), spec.dtype)
@@ -475,32 +551,36 @@ def query_gradients(config: Config, spec: Spec) -> Any:
             grads = [ds, *[T.alloc_fragment((rows, keys), spec.dtype) for _ in slopes[1:]]]
             acc = T.alloc_fragment((rows, spec.tile_d), accum)
             T.clear(acc)
-            extremes = (block * rows, T.min(block * rows + rows - 1, q_len - 1))
-            first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
+            extremes = (span.first, T.min(span.first + rows - 1, span.length - 1))
+            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, 1, 0)
             for iteration in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 load(held, queries, step * keys)
-                T.copy(k[sequence, head, step * keys, 0], k_tile)
+                load_keys(given, k, k_tile, span, head, step)
                 T.gemm(q_tile, k_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                T.copy(v[sequence, head, step * keys, 0], v_tile)
+                load_keys(given, v, v_tile, span, head, step)
                 T.gemm(grad_tile, v_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
                     found = weigh(spec, p[i, j], scale, row_lse[i], held, queries, i, j, step * keys)[1]
                     for probs_of, value in zip(probs, found, strict=True):
                         probs_of[i, j] = value
-                if spec.needs_mask(config, iteration, step, extremes, q_offset, window, kv_len):
+                if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
                     for i, j in T.Parallel(rows, keys):
-                        seen = spec.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
-                        for probs_of in probs:
+                        seen = spec.sees(span.first + i, step * keys, j, keys, span.q_offset, window, span.keys)
+                        for probs_of in probs if layout.fixed else [*probs, dp]:
                             probs_of[i, j] = T.if_then_else(seen, probs_of[i, j], 0.0)
                 for i, j in T.Parallel(rows, keys):
                     for probs_of, grad_of in zip(probs, grads, strict=True):
                         grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)
-                for name, all_grads in zip(spec.keep, operands[len(operand_types) :], strict=True):
-                    T.copy(grads[slopes.index(spec.slope(name))], all_grads[(*here, block * rows, step * keys)])
+                for name, all_grads in zip(
+                    spec.keep, operands[len(operand_types) : len(operands) - len(layout_types)], strict=True
+                ):
+                    T.copy(grads[slopes.index(spec.slope(name))], all_grads[(*here, span.row, step * keys)])
+                if layout.ragged:
+                    clear_past(k_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
                 T.gemm(ds, k_tile, acc, policy=T.GemmWarpPolicy.FullRow)
 
-            store_scaled(config, acc, scale, dq, here, block * rows)
+            store_scaled(config, layout, acc, scale, dq, here, span)
 
     return query_gradients
 
@@ -519,6 +599,8 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
     groups = T.dynamic("groups") if spec.grouped else 1
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, groups, q_len)
+    layout, sequences = spec.layout, batch if spec.layout.fixed else T.dynamic("sequences")
+    layout_types = layout.types(sequences)
     of_keys, of_values = "dk" in outputs, "dv" in outputs
     # dv is a sum of probabilities, dk of probabilities times slopes.
     separate = of_values and of_keys and spec.slopes != [1.0]
@@ -528,7 +610,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
         q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
-        *operands: spec.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
+        *operands: [*spec.operand_types(sequences, q_shape[1:3], q_shape[3], kv_len), *layout_types],
         grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
@@ -537,55 +619,72 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
         q_offset: T.int32,
         window: T.int32,
     ):
-        blocks = T.ceildiv(kv_len, rows)
+        given = Given(layout, operands[len(operands) - len(layout_types) :])
+        if layout.ragged:
+            plan(given.k_ends, given.tiles, kv_len, rows)
+        blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(kv_len, rows)
         with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=config.threads) as (bx, by, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
             place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
             block = blocks - 1 - place if config.heavy_first else place  # the first keys are the heavy ones
-            first_key = block * rows
+            if layout.ragged:
+                span = given.ragged_span(block, q_len, kv_len, of_keys=True)
+                first_key = span.first
+                first_number = statistics_row(span)
+            else:
+                first_key, first_number = block * rows, 0
+                span = dense_span(first_key, sequence, kv_len, q_len, kv_len, q_offset)
             k_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             q_tile = T.alloc_shared((queries, spec.tile_d), spec.dtype)
             grad_tile = T.alloc_shared((queries, spec.tile_dv), spec.dtype)
             numbers = T.alloc_shared((2, queries), accum)
             p = T.alloc_fragment((rows, queries), accum)
-            T.copy(k[sequence, head, first_key, 0], k_tile)
+            T.copy(k[span.slab, head, span.row, 0], k_tile)
             if of_keys:
                 v_tile = T.alloc_shared((rows, spec.tile_dv), spec.dtype)
                 dp = T.alloc_fragment((rows, queries), accum)
                 ds = alloc_probs((rows, queries), spec.dtype)
                 dk_acc = T.alloc_fragment((rows, spec.tile_d), accum)
-                T.copy(v[sequence, head, first_key, 0], v_tile)
+                T.copy(v[span.slab, head, span.row, 0], v_tile)
                 T.clear(dk_acc)
             if of_values:
                 p_rounded = alloc_probs((rows, queries), spec.dtype)
                 dv_acc = T.alloc_fragment((rows, spec.tile_dv), accum)
                 T.clear(dv_acc)
-            held = hold(spec.operands, operands, (queries, rows), config.tiled, None)
+            held = hold(spec.operands, operands[: len(spec.operands)], (queries, rows), config.tiled, None)
 
-            first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
+            first, end = query_blocks(spec, config, first_key, span.q_offset, window, span.queries)
             for member in T.serial(groups) if spec.grouped else (0,):
-                here = (sequence, head, member)
+                here = (span.slab, head, member)
                 for iteration in T.Pipelined(end - first, num_stages=config.stages):
                     step = first + iteration
-                    seers = Rows(step * queries, q_len, q_len, False, *here, groups, q_offset)
+                    seers = Rows(
+                        step * queries, span.queries, span.queries, False, span.sequence, head, member, groups,
+                        span.q_offset,
+                    )  # fmt: skip
+                    query = after(span.first_query, step * queries)
                     load(held, seers, first_key)
-                    T.copy(q[(*here, step * queries, 0)], q_tile)
+                    T.copy(q[(*here, query, 0)], q_tile)
                     T.gemm(k_tile, q_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                    T.copy(grad[(*here, step * queries, 0)], grad_tile)
+                    T.copy(grad[(*here, query, 0)], grad_tile)
                     if of_keys:
                         T.gemm(
                             v_tile, grad_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True
                         )
-                    T.copy(statistics[(*here, 0, step * queries)], numbers)
+                    T.copy(statistics[(*here, 0, after(first_number, step * queries))], numbers)
                     for i, j in T.Parallel(rows, queries):
                         chance, found = weigh(spec, p[i, j], scale, numbers[0, j], held, seers, j, i, first_key)
                         if separate:
                             p_rounded[i, j] = T.cast(chance, spec.dtype)
                         p[i, j] = found[0] if of_keys else chance
-                    if masks_queries(spec, config, step, first_key, q_offset, window, q_len):
+                    if masks_queries(spec, config, step, first_key, span.q_offset, window, span.queries):
                         for i, j in T.Parallel(rows, queries):
-                            seen = seen_by(spec, first_key + i, step * queries, j, queries, q_offset, window, q_len)
+                            seen = seen_by(
+                                spec, first_key + i, step * queries, j, queries, span.q_offset, window, span.queries
+                            )
                             p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
+                            if of_keys and layout.ragged:
+                                dp[i, j] = T.if_then_else(seen, dp[i, j], 0.0)
                             if separate:
                                 p_rounded[i, j] = T.if_then_else(seen, p_rounded[i, j], T.cast(0.0, spec.dtype))
                     if of_values and not separate:
@@ -593,14 +692,17 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
                     if of_keys:
                         for i, j in T.Parallel(rows, queries):
                             ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), spec.dtype)
+                    if layout.ragged:
+                        clear_past(grad_tile, step * queries, span.queries, of_values)
+                        clear_past(q_tile, step * queries, span.queries, of_keys)
                     if of_values:
                         T.gemm(p_rounded, grad_tile, dv_acc, policy=T.GemmWarpPolicy.FullRow)
                     if of_keys:
                         T.gemm(ds, q_tile, dk_acc, policy=T.GemmWarpPolicy.FullRow)
 
             if of_values:
-                store_scaled(config, dv_acc, 1.0, dv_out, (sequence, head), first_key)
+                store_scaled(config, layout, dv_acc, 1.0, dv_out, (span.slab, head), span)
             if of_keys:
-                store_scaled(config, dk_acc, scale, dk, (sequence, head), first_key)
+                store_scaled(config, layout, dk_acc, scale, dk, (span.slab, head), span)
 
     return key_gradients

@@ -7,6 +7,7 @@ arguments.py), lse is contiguous.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,22 @@ from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.sequences import (
+    DENSE,
+    Given,
+    Sequences,
+    clear_past,
+    dense_span,
+    load_keys,
+    plan,
+    store_own,
+)
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
 from torch_tile.kernels.common import (
     LOG2_E,
+    Machine,
     compute_dtype,
     dense_last,
     dynamic,
@@ -146,32 +158,48 @@ def flash_attention(config: Config, spec: Spec) -> Any:
     infinity = T.infinity(accum)
     batch, kv_heads, length, kv_len, splits = T.dynamic("batch, kv_heads, length, kv_len, splits")
     groups = T.dynamic("groups") if spec.grouped else 1
-    packed = spec.grouped and config.packed
+    packed = spec.grouped and config.packed and not spec.layout.ragged
     members = 1 if packed else groups
     mask_queries = T.dynamic("mask_queries") if packed else length
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, members, length)
+    layout, sequences = spec.layout, batch if spec.layout.fixed else T.dynamic("sequences")
+    slabs, key_rows = (T.dynamic("pages"), layout.page) if layout.page else (batch, kv_len)
     part = (splits,) if config.split else ()
     lse_types = [T.Tensor((*part, *q_shape), accum)] if config.split or spec.lse else []
 
     @T.prim_func
     def attention(
         q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
-        k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
-        v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
-        *others: [*spec.operand_types(batch, (kv_heads, groups), mask_queries, kv_len), *lse_types],
+        k: strided("k", (slabs, kv_heads, key_rows, d), spec.dtype, multiple=spec.vector),
+        v: strided("v", (slabs, kv_heads, key_rows, dv), spec.dtype, multiple=spec.vector),
+        *others: [
+            *spec.operand_types(sequences, (kv_heads, groups), mask_queries, kv_len),
+            *layout.types(sequences),
+            *lse_types,
+        ],
         out: T.Tensor((*part, *q_shape, dv), accum) if config.split else spec.out_type((*q_shape, dv)),
         scale: accum,
         q_len: T.int32,
         q_offset: T.int32,
         window: T.int32,
     ):
-        blocks = T.ceildiv(length, rows)
+        given = Given(layout, others[len(spec.operands) : len(others) - len(lse_types)])
+        if layout.ragged:
+            plan(given.q_ends, given.tiles, length, rows)
+        blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(length, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
             block, any_head, sequence, split = config.place(bx, by, bz, blocks, kv_heads * members, splits)
             head, member = any_head // members, any_head % members
             place = (*((split,) if config.split else ()), sequence, head, member)
+            if layout.ragged:
+                span = given.ragged_span(block, length, kv_len, of_keys=False)
+            elif layout.page:
+                present = given.paged_keys(sequence)
+                span = dense_span(block * rows, sequence, length, q_len, present, present - q_len)
+            else:
+                span = dense_span(block * rows, sequence, length, q_len, kv_len, q_offset)
             q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
             v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
@@ -181,7 +209,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
             partial_sums = T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
 
-            T.copy(q[sequence, head, member, block * rows, 0], q_tile)
+            T.copy(q[span.slab, head, member, span.row, 0], q_tile)
             queries = q_tile
             if config.resident:
                 q_registers = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
@@ -191,17 +219,19 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             T.clear(partial_sums)
             begin_rows(row_max, base)
 
-            here = Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
+            here = Rows(
+                span.first, span.length, span.queries, packed, span.sequence, head, member, members, span.q_offset
+            )
             held = hold(spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here)
             mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
-            extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
-            first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, splits, split)
+            extremes = (0, q_len - 1) if packed else (span.first, T.min(span.first + rows - 1, span.length - 1))
+            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split)
             unit = spec.unit(scale)
             scale_log2 = unit * LOG2_E
             for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 load(held, here, step * keys)
-                T.copy(k[sequence, head, step * keys, 0], k_tile)
+                load_keys(given, k, k_tile, span, head, step)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if spec.score:
                     score_text.modify(spec.program, scores, scale, aux, here, step * keys)
@@ -209,17 +239,19 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     for i, j in T.Parallel(rows, keys):
                         product = scores[i, j] if spec.score or spec.folded else scores[i, j] * scale
                         scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
-                if spec.needs_mask(config, iteration, step, extremes, q_offset, window, kv_len):
+                if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
                     for i, j in T.Parallel(rows, keys):
-                        row = T.min(block * rows + i, length - 1)
+                        row = T.min(span.first + i, span.length - 1)
                         query = row % q_len if packed else row
-                        seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
+                        seen = spec.sees(query, step * keys, j, keys, span.q_offset, window, span.keys)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
                 exponentiate(scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts)
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 T.copy(scores, probs)
-                T.copy(v[sequence, head, step * keys, 0], v_tile)
+                load_keys(given, v, v_tile, span, head, step)
+                if not layout.fixed:
+                    clear_past(v_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
                 T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
 
             if config.partial_sums > 1:
@@ -227,9 +259,15 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             for i in T.Parallel(rows):
                 if lse_types:
                     log_sum = row_max[i] * unit + T.log(row_sum[i])
-                    others[-1][(*place, block * rows + i)] = log_sum
+                    if not layout.ragged:
+                        others[-1][(*place, block * rows + i)] = log_sum
+                    elif span.first + i < span.length:
+                        others[-1][(*place, span.row + i)] = log_sum
                 rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
-            (store_staged if config.staged else store_rows)(acc, rescale, out, place, block * rows)
+            if layout.ragged:
+                store_own(acc, rescale, out, place, span, config.staged)
+            else:
+                (store_staged if config.staged else store_rows)(acc, rescale, out, place, block * rows)
 
     return attention
 
@@ -258,49 +296,62 @@ def attention(
         out = empty_beside(q, args.v.shape[3])
     if lse is None and needs_lse:
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    if (out if lse is None else lse).numel():
-        run(args, out, lse, config, splits)
+    if (out if lse is None else lse).numel() and not run(args, out, lse, machine_of(q), config, splits):
+        result, lse_made = reference(*args)
+        return into(out, result), None if lse is None else into(lse, lse_made)
     return out, lse
 
 
 def run(
-    args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None, splits: int
-) -> None:
-    """Launch `attention` into `out` and, if given, `lse`. `out` is dense with the last dimension innermost, `lse` is
-    contiguous; neither is empty.
+    args: AttentionArgs[torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    machine: Machine,
+    config: Config | None,
+    splits: int,
+    sequences: Sequences | None = None,
+) -> bool:
+    """Launch `attention` on a machine into `out` and, if given, `lse`. `out` is dense with the last dimension
+    innermost, `lse` is contiguous; neither is empty. Return whether there is a tiling, else nothing is launched.
+
+    Of ragged `sequences`, q is `[1, H, rows, D]` and keys `[1, Hkv, rows, D]`; pages are `[pages, Hkv, page, D]`.
     """
     if not args.k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
         if lse is not None:
             lse.fill_(float("-inf"))
-        return
+        return True
     args = score_text.as_mask(args)
     q, k, v, mask, causal, _, window, q_offset, aux, score = args
     scale = default_scale(q.shape[3]) if args.scale is None else args.scale
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
+    layout = DENSE if sequences is None else sequences.layout
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     q, k, v = dense_last(q), dense_last(k), dense_last(v)
-    machine = machine_of(q)
     specs, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
     spec = Spec(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else specs[0], groups > 1,
         (mask is None or mask.dtype == torch.bool) and (scale > 0 or bool(score)),
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
-        lse=lse is not None, fuses=machine.is_gpu and q.dtype != torch.float64,
+        shifted=not layout.fixed or is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
+        lse=lse is not None, fuses=machine.is_gpu and q.dtype != torch.float64, layout=layout,
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
+    if sequences is not None:
+        batch = q.shape[0]
+        rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
+        problem = Problem(sequences.count * kv_heads, rows, most_keys, groups, adjacent)
     config = config or config_for(spec, problem, machine)
     if config is None:
-        for target, value in zip((out, lse), reference(*args), strict=True):
-            if target is not None:
-                target.copy_(value)
-        return
+        return False
+    config = replace(config, packed=config.packed and not layout.ragged)
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
-    shape = (*k.shape[:2], *lanes)
+    shape = (batch, kv_heads, *lanes)
+    if sequences is not None:
+        operands = [*operands, *sequences.tensors(q.shape[2], config.block_q)]
     options = (float(scale), q.shape[2], q_offset, bounded(window))
     kernel = machine.kernel(flash_attention)(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
@@ -311,13 +362,14 @@ def run(
         kernel(grouped, k, v, *operands, *sums, target.view(*shape, v_dim), *options)
         if target is not out:
             out.copy_(target)
-        return
+        return True
     splits = splits or splits_for(config, problem, machine)
     empty = partial(q.new_empty, dtype=compute_dtype(q.dtype))
     lse = empty(grouped.shape[:-1]) if lse is None else lse
     parts = empty((splits, *shape, v_dim)), empty((splits, *shape))
     kernel(grouped, k, v, *operands, parts[1], parts[0], *options)
     combine_parts(*parts, out, lse, machine)
+    return True
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:

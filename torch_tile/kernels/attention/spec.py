@@ -12,6 +12,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.attention.operands import Operand
 from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, sloped, split_gain
+from torch_tile.kernels.attention.sequences import DENSE, Layout
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue.autodiff import Sloped
 from torch_tile.kernels.epilogue.program import Epilogue, parse
@@ -77,7 +78,8 @@ class Spec:
     `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
     fewer tiles. `score` is the text that changes scores (score_mod.py), and `aux` its operands. `keep` names those
     of "mask" and "x0".. whose gradients are stored, one for each score. `lse`: the log-sum-exp of each row is stored.
-    `fuses`: sums in float32, on a machine that makes a product and a sum in one instruction.
+    `fuses`: sums in float32, on a machine that makes a product and a sum in one instruction. `layout`: how sequences
+    lie in memory.
     """
 
     dtype: torch.dtype
@@ -96,6 +98,7 @@ class Spec:
     keep: tuple[str, ...] = ()
     lse: bool = True
     fuses: bool = True
+    layout: Layout = DENSE
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -137,12 +140,13 @@ class Spec:
 
     @property
     def masks_padding(self) -> bool:
-        """Return whether the backward masks rows past the last query: their scores or slopes may be infinite.
+        """Return whether the backward masks rows past the last query: their scores or slopes may be infinite, or they
+        are rows of the next sequence.
 
         Such rows have a probability of 0, and 0 times infinity is not a number.
         """
         values = (split_gain(self.score)[0].result, *self.slopes) if self.score else ()
-        return any(map(self.sloped.may_be_infinite, values))
+        return not self.layout.fixed or any(map(self.sloped.may_be_infinite, values))
 
     @property
     def finite_min_masks(self) -> bool:

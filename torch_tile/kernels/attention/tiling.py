@@ -42,7 +42,7 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
         return _gpu_config(spec, problem, machine)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
     block_q = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64
-    return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q))
+    return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q) and not spec.layout.ragged)
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
@@ -110,7 +110,11 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
         return None
     if (sharing := _sharing(spec, problem, machine)) is not None:
         return sharing
-    fitting = [c for c in HOPPER if _fits_hopper(c, spec, machine) and (c.block_q == 64) == (problem.rows <= 64)]
+    fitting = [
+        c
+        for c in HOPPER
+        if spec.layout.fits(c.block_kv) and _fits_hopper(c, spec, machine) and (c.block_q == 64) == (problem.rows <= 64)
+    ]
     few = problem.keys <= SHORT_KEYS and problem.rows > 64
     if _is_loose(HOPPER[1], spec, problem) or (few and problem.heads * -(-problem.rows // 128) <= machine.num_sms):
         fitting = [c for c in fitting if c.block_kv == 64]
@@ -142,7 +146,11 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     room = (machine.target.shared_limit + RESERVED) // (needed + RESERVED)
     config = replace(config, blocks=min(config.blocks, room))
     blocks = _blocks(config, problem)
-    if config.blocks < 2 or (problem.rows <= config.block_q and blocks <= machine.num_sms):
+    if (
+        config.blocks < 2
+        or not spec.layout.fits(config.block_kv)
+        or (problem.rows <= config.block_q and blocks <= machine.num_sms)
+    ):
         return None
     waves = blocks / (config.blocks * machine.num_sms)
     most = verdict("attention.shared_sm_keys", machine.target, 0, width=width, waves=waves, causal=spec.causal)
@@ -176,6 +184,7 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     """Choose the first tiling that fits a GPU, and its launch order."""
     tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
     tilings = [c for c in tilings if c.block_q == 16 or problem.rows > 16]
+    tilings = [c for c in tilings if spec.layout.fits(c.block_kv)] or tilings  # else keys are gathered one by one
     config = _hopper_config(spec, problem, machine) or next(
         (c for c in tilings if _fits(c, spec, problem, machine)), None
     )
@@ -198,7 +207,7 @@ def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
     Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
     """
     few = problem.rows < (2 if spec.causal else 4) * problem.groups * config.block_q
-    return spec.grouped and few and problem.packs(config.block_q)
+    return spec.grouped and few and problem.packs(config.block_q) and not spec.layout.ragged
 
 
 def _side(config: Config, spec: Spec, problem: Problem) -> int:

@@ -33,6 +33,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm.formats import E8M0, FORMATS, power_of, value_of
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
@@ -46,8 +47,11 @@ def dequantize(
     high_first: bool,
     offset: int,
     dtype: torch.dtype,
+    format: str = "",
 ) -> torch.Tensor:
     """Widen `b` `[N, words]` to the weights `[N, K]` in `dtype`: `(field - offset - zero) * scale`.
+
+    With a `format` (see `FORMATS`) a field is an index, and the weight is the number there times the scale.
 
     A word holds `word bits / bits` fields of neighbouring columns, the first in its lowest bits (its highest ones with
     `high_first`), signed if the words are. scale and zero are `[N, K / group]`.
@@ -56,7 +60,7 @@ def dequantize(
     if (size := 8 * b.element_size()) != bits:
         shifts = [*range(0, size, bits)][:: -1 if high_first else 1]
         w = torch.stack([(b << (size - bits - s)) >> (size - bits) for s in shifts], -1).flatten(-2)
-    w = w.to(dtype)
+    w = FORMATS[format].table(dtype, w.device)[w.long()] if format else w.to(dtype)
     groups = next((x.shape[1] for x in (scale, zero) if x is not None), 1)
     grouped = w.reshape(w.shape[0], groups, w.shape[1] // groups) - offset
     if zero is not None:
@@ -78,6 +82,7 @@ def reference(
     kinds: str,
     epilogue: str,
     dtype: torch.dtype,
+    format: str = "",
 ) -> torch.Tensor:
     """Compute `epilogue(a @ w0^T, ..., aux)` with w by `dequantize`, in float32 (float64 for float64 `a`), rounded to
     `dtype`.
@@ -88,7 +93,8 @@ def reference(
     compute = compute_dtype(a.dtype)
     nothing: list[Any] = [None] * len(bs)
     factors = [xs or nothing for xs in (scales, zeros)]
-    weights = [dequantize(b, s, z, bits, high_first, offset, compute).mT for b, s, z in zip(bs, *factors, strict=True)]
+    fields = bits, high_first, offset, compute, format
+    weights = [dequantize(b, s, z, *fields).mT for b, s, z in zip(bs, *factors, strict=True)]
     return gemm.reference(a, weights, aux, kinds, epilogue, dtype)
 
 
@@ -194,8 +200,12 @@ class Factors:
 
     def take(self, next_step: Any) -> list[Any]:
         """Return the fetched scales and zeros, and fetch those of the next step. None stands for missing factors."""
-        for _, _, ahead, now in filter(None, self.found):
-            T.copy(ahead, now)
+        for kind, _, ahead, now in filter(None, self.found):
+            if kind.power:
+                for i, j in T.Parallel(*now.shape):
+                    now[i, j] = kind.value(ahead[i, j], now.dtype)
+            else:
+                T.copy(ahead, now)
         self.fetch(next_step)
         return [found and found[-1] for found in self.found]
 
@@ -208,7 +218,7 @@ def finish(spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any,
     _, scales, _, aux = spec.sort(operands)
     scale = spec.storage.scale
     if scale and not spec.storage.group:
-        values = [v * T.cast(s[scale.place(col, 0)], v.dtype) for v, s in zip(values, scales, strict=True)]
+        values = [v * scale.value(s[scale.place(col, 0)], v.dtype) for v, s in zip(values, scales, strict=True)]
     return gemm_spec.finish(spec.product, values, aux, 0, row, col)
 
 
@@ -301,6 +311,7 @@ def dequant_gemm(
     kinds: str,
     epilogue: str,
     dtype: torch.dtype,
+    format: str = "",
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -308,12 +319,12 @@ def dequant_gemm(
     contiguous.
     """
     if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return into(out, reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype))
+        return into(out, reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype, format))
     if out is None:
         out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
     if not out.numel():
         return out
-    run(a, bs, scales, zeros, (bits, high_first, offset), aux, kinds, epilogue, out, config)
+    run(a, bs, scales, zeros, (bits, high_first, offset), format, aux, kinds, epilogue, out, config)
     return out
 
 
@@ -323,6 +334,7 @@ def run(
     scales: Sequence[torch.Tensor],
     zeros: Sequence[torch.Tensor],
     fields: tuple[int, bool, int],
+    format: str,
     aux: Sequence[torch.Tensor],
     kinds: str,
     epilogue: str,
@@ -330,7 +342,7 @@ def run(
     config: Config | None,
 ) -> None:
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
-    given = (a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype)
+    given = (a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype, format)
     machine, (m, n), k = machine_of(a), out.shape, a.shape[1]
     a = dense_last(a)
     matrices = [gemm.matrix(b) for b in bs]
@@ -356,7 +368,7 @@ def run(
         words = torch.uint8
     if words != bs[0].dtype:
         operands = [b.view(words) for b in operands]
-    storage = Storage(words, signed, *fields, transposed, group, scale, zero, aligned)
+    storage = Storage(words, signed, *fields, format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, out.dtype, False, transposed, specs, epilogue, vector), storage, operand)
     config = config or config_for(
         Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned), machine
@@ -391,10 +403,13 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Factor:
-    """The memory layout of scales or zeros `[N, G]`. `transposed` means that they are stored as `[G, N]`."""
+    """The memory layout of scales or zeros `[N, G]`. `transposed` means that they are stored as `[G, N]`, `power` that
+    they are bytes of float8_e8m0fnu.
+    """
 
     dtype: torch.dtype
     transposed: bool
+    power: bool = False
 
     @staticmethod
     def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
@@ -402,12 +417,20 @@ class Factor:
         if not factors:
             return None, []
         transposed = all(is_unit(x.mT) and not is_unit(x) for x in factors)
-        dtype = functools.reduce(torch.promote_types, (x.dtype for x in factors))
-        return Factor(dtype, transposed), [(x.mT if transposed else dense_last(x)).to(dtype) for x in factors]
+        views = [x.mT if transposed else dense_last(x) for x in factors]
+        if all(x.dtype == E8M0 for x in factors):
+            return Factor(torch.uint8, transposed, power=True), [x.view(torch.uint8) for x in views]
+        dtypes = [torch.bfloat16 if x.dtype == E8M0 else x.dtype for x in factors]
+        dtype = functools.reduce(torch.promote_types, dtypes)
+        return Factor(dtype, transposed), [x.to(dtype) for x in views]
 
     def place(self, n: Any, group: Any) -> tuple[Any, Any]:
         """Return the indices of the factor of a row and a group."""
         return (group, n) if self.transposed else (n, group)
+
+    def value(self, stored: Any, dtype: Any) -> Any:
+        """Convert a factor as it lies in memory to a number of a dtype."""
+        return T.cast(power_of(stored) if self.power else stored, dtype)
 
     def type(self, name: str, n: Any, groups: Any) -> Any:
         """Return the parameter's type."""
@@ -420,7 +443,8 @@ class Storage:
 
     `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
     row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
-    Words of int32 are four bytes of fields of 4 bits side by side, each with its own order of fields.
+    Words of int32 are four bytes of fields of 4 bits side by side, each with its own order of fields. `format`: of
+    fields that are indices of a table (see `FORMATS`), or the empty string.
     """
 
     words: torch.dtype
@@ -428,6 +452,7 @@ class Storage:
     bits: int
     high_first: bool
     offset: int
+    format: str
     transposed: tuple[bool, ...]
     group: int
     scale: Factor | None
@@ -463,6 +488,13 @@ class Storage:
         scales = [self.scale.type(f"s{i}", n, groups) for i in range(count)] if self.scale else []
         zeros = [self.zero.type(f"z{i}", n, groups) for i in range(count)] if self.zero else []
         return bs, scales, zeros
+
+    def looked_up(self, word: Any, column: Any) -> Any:
+        """Look up the float32 that the field of a row's column stands for."""
+        upper = 1 - column % 2 if self.high_first else column % 2
+        if self.words == torch.int32:
+            return value_of(self.format, word, column % 8 // 2, upper)
+        return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
         """Extract the field of a row's column from its word, as a float32 with an excess to be subtracted. Both are
@@ -538,8 +570,10 @@ class Spec:
 
     def taken(self, factor: Factor) -> torch.dtype:
         """Return the dtype to which scales or zeros are converted before weights are widened. Halves hold bytes
-        exactly.
+        exactly, and bfloat16 powers of two.
         """
+        if factor.power:
+            return torch.bfloat16 if self.operand == torch.bfloat16 else torch.float32
         exact = factor.dtype in (torch.int8, torch.uint8) and self.operand.itemsize == 2
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
@@ -571,11 +605,14 @@ def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: A
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
-    number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     scale, zero = (
         T.cast(x[kind.place(row, group)], accum) if kind and x is not None else None
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))
     )
+    if storage.format:
+        value = T.cast(T.cast(storage.looked_up(word, column), spec.operand), accum)
+        return value if scale is None else value * scale
+    number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     if storage.words == torch.int32:  # in steps that two neighbours can take together
         number = number - surplus
         if zero is not None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped matrix products with a fused epilogue: each group of rows has its own matrix, as the experts of a mixture.
 
-Rows are sorted by their group; `offsets` says where each ends, which only the device knows. So a kernel of one block
-plans: it cuts the rows of each group into tiles, and writes down for each tile whose it is. No tile has rows of two
-groups: it multiplies as many as it has room for, and stores its own.
+Rows are sorted by their group; `offsets` says where each ends, which only the device knows. row_groups.py plans the
+tiles. A tile multiplies as many rows as it has room for, and stores those of its group.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.row_groups import COUNT, END, FIELDS, FIRST, GROUP, most_tiles, plan
 
-# A row of the plan: a tile's group, its first row, the end of its group; in the first row, how many tiles have rows.
-FIELDS = 4
-GROUP, FIRST, END, COUNT = range(FIELDS)
-PLANNERS = 256  # groups that are planned at a time
 CROWDED = 85  # rows: groups of fewer on average get tiles for half as many again, since a second tile reads all of b
 
 
@@ -66,49 +62,6 @@ def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """Return the group of each row of `a` as a column. Rows behind the last group get the number of groups."""
     rows = torch.arange(a.shape[0], device=a.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets.contiguous(), rows, right=True)[:, None]
-
-
-@T.macro
-def bounds_of(group: Any, offsets: Any, rows: Any) -> Any:
-    """Return the first row of a group and the end of its rows. Rows behind the last group form a group of their own.
-
-    Whatever the offsets say, both lie within the rows.
-    """
-    first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
-    return first, T.clamp(T.if_then_else(group < offsets.shape[0], offsets[group], rows), first, rows)
-
-
-@T.macro
-def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
-    """Build the kernel that cuts groups into tiles of `height` rows. Unneeded tiles have no rows."""
-    groups, tiles = offsets.shape[0], table.shape[0]
-    with T.Kernel(1, threads=PLANNERS):
-        until = T.alloc_shared((PLANNERS,), "int32")
-        first, end, count = (T.alloc_fragment((PLANNERS,), "int32") for _ in range(3))
-        for iteration in T.serial(T.ceildiv(tiles, PLANNERS)):
-            for i in T.Parallel(PLANNERS):
-                tile = iteration * PLANNERS + i
-                table[tile, GROUP] = groups
-                table[tile, FIRST] = rows
-                table[tile, END] = rows
-        base: Any = T.alloc_var("int32", 0)
-        for iteration in T.serial(T.ceildiv(groups + 1, PLANNERS)):
-            for i in T.Parallel(PLANNERS):
-                group = iteration * PLANNERS + i
-                first[i], end[i] = bounds_of(group, offsets, rows)
-                # Rounded up in one sum, since rows are far below the top of int32.
-                count[i] = T.if_then_else(group <= groups, (end[i] - first[i] + (height - 1)) // height, 0)
-            T.copy(count, until)
-            T.cumsum(until)
-            for i in T.Parallel(PLANNERS, independent=True):
-                for n in T.serial(count[i]):
-                    tile = base + until[i] - count[i] + n
-                    table[tile, GROUP] = iteration * PLANNERS + i
-                    table[tile, FIRST] = first[i] + n * height
-                    table[tile, END] = end[i]
-            base = T.min(base + until[PLANNERS - 1], tiles)
-        for i in T.Parallel(1):
-            table[i, COUNT] = base
 
 
 @dataclass(frozen=True)
@@ -289,8 +242,6 @@ def run(
     if config is None:
         out.copy_(reference(a, bs, offsets, aux, kinds, epilogue, out.dtype))
         return
-    # Each group fills its last tile in part only, and so does what is behind the last one; each tile has a row.
-    tiles = torch.sym_min(-(-m // config.block_m) + groups + 1, m)
-    table = offsets.new_empty((tiles, FIELDS))
+    table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
     machine.kernel(kernel)(config, spec)(*given, *views, offsets.contiguous(), table, out[None])

@@ -27,8 +27,9 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import tiling
 from torch_tile.kernels.gemm.gemm import tile_of
-from torch_tile.kernels.gemm.grouped import bounds_of, groups_of
+from torch_tile.kernels.gemm.grouped import groups_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.row_groups import bounds_of
 
 
 def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -209,7 +209,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                         for i, c in T.Parallel(rows, latent):
                             out[(*own, sequence, bx * rows + i, c)] = T.cast(lse_made[i, c] * rescale[i], out_dtype)
                 else:
-                    work_items.leave(split, piece, lse_made, rescale, row_max, bx * rows)
+                    work_items.store_part(split, piece, lse_made, rescale, row_max, bx * rows)
 
     return mla_decode
 

@@ -59,24 +59,24 @@ class SoftmaxState:
         begin_rows(self.row_max, self.base)
 
     @T.macro
-    def look(self, top: Any) -> None:
-        """Raise the row maxima to new scores where weights would pass 2 ** SLACK, and publish the maxima in `top`."""
+    def update_row_max(self, shared: Any) -> None:
+        """Raise the row maxima to new scores if weights would pass 2 ** SLACK, and publish the maxima."""
         T.copy(self.row_max, self.before)
         T.reduce_max(self.scores, self.row_max, dim=1, clear=False, nan_propagate=True)
         for i in T.Parallel(self.row_max.shape[0]):
             is_high = (self.row_max[i] - self.before[i]) * self.scale_log2 > SLACK
             self.row_max[i] = T.if_then_else(is_high, self.row_max[i], self.before[i])
-        T.copy(self.row_max, top)
-        self.rebase()
+        T.copy(self.row_max, shared)
+        self.update_base()
 
     @T.macro
-    def follow(self, top: Any) -> None:
-        """Take over the maxima that the other warpgroup found."""
-        T.copy(top, self.row_max)
-        self.rebase()
+    def take_row_max(self, shared: Any) -> None:
+        """Take the row maxima that the other warpgroup found."""
+        T.copy(shared, self.row_max)
+        self.update_base()
 
     @T.macro
-    def rebase(self) -> None:
+    def update_base(self) -> None:
         """Rebase exponents on new maxima. The factor of earlier sums is exactly 1 where the maxima are unchanged."""
         for i in T.Parallel(self.row_max.shape[0]):
             self.factor[i] = factor_of(self.row_max[i], self.scale_log2)
@@ -85,12 +85,12 @@ class SoftmaxState:
             self.base[i] = base
 
     @T.macro
-    def weigh(self, shown: Any) -> None:
-        """Turn scores into weights, and publish the weights to the other warpgroup in `shown`."""
+    def exponentiate(self, shared_probs: Any) -> None:
+        """Turn scores into probabilities, and publish them to the other warpgroup in `shared_probs`."""
         for i, j in T.Parallel(*self.scores.shape):
             self.scores[i, j] = T.exp2(T.fma(self.scores[i, j], self.factor[i], -self.base[i]))
         T.copy(self.scores, self.narrow)
-        T.copy(self.narrow, shown)
+        T.copy(self.narrow, shared_probs)
         T.fence_proxy_async()
 
     @T.macro
@@ -105,10 +105,8 @@ class SoftmaxState:
             self.row_sum[i, c] *= self.rescale[i]
 
     @T.macro
-    def meet(self, ends: Sequence[Any], side: int, scale: Any) -> None:
-        """Both warpgroups have half of the weights: `row_max` becomes the log-sum-exp, `rescale` the weight of the
-        sums.
-        """
+    def combine_row_sums(self, ends: Sequence[Any], side: int, scale: Any) -> None:
+        """Add up both warpgroups' row sums. `row_max` becomes the log-sum-exp, `rescale` the weight of the sums."""
         T.reduce_sum(self.row_sum, self.before, dim=1)
         T.copy(self.before, ends[side])
         T.named_barrier_arrive(ENDS[side], BOTH)
@@ -121,7 +119,7 @@ class SoftmaxState:
             self.rescale[i] = T.if_then_else(self.before[i] == 0.0, 0.0, 1.0 / self.before[i])
 
     @T.macro
-    def count(self) -> None:
+    def add_to_row_sum(self) -> None:
         """Add weights to the row sum. Each thread adds the weights that it holds."""
         for i, c in T.Parallel(*self.row_sum.shape):
             for j in T.serial(self.scores.shape[1] // self.row_sum.shape[1]):
@@ -134,13 +132,13 @@ class PingPong:
     it has had `done` pairs of tiles before.
 
     Row r is one of query r // heads, which sees positions up to `reach` and its number; the block's first query those
-    up to `first_own`. The maxima go from one warpgroup to the other in `tops`, weights in `shown`.
+    up to `first_own`. The maxima go from one warpgroup to the other in `shared_max`, weights in `shared_probs`.
     """
 
     spec: Spec
     halves: Halves
-    shown: Sequence[Any]
-    tops: Sequence[Any]
+    shared_probs: Sequence[Any]
+    shared_max: Sequence[Any]
     begin: Any
     limit: Any
     reach: Any
@@ -150,71 +148,71 @@ class PingPong:
     scale: Any
 
     @T.macro
-    def look(self, mine: SoftmaxState, pair: Any, tile: int) -> None:
+    def update_row_max(self, state: SoftmaxState, pair: Any, tile: int) -> None:
         """Hide the positions of a tile that are not visible, and find the maxima."""
-        keys = mine.scores.shape[1]
+        keys = state.scores.shape[1]
         first = (self.begin + 2 * pair + tile) * keys
         if self.spec.needs_mask(first, keys, self.limit, self.first_own):
-            hide(self.spec, mine.scores, first, self.limit, self.reach, self.heads, self.row, self.scale)
+            hide(self.spec, state.scores, first, self.limit, self.reach, self.heads, self.row, self.scale)
             self.halves.clear(tile, first, self.limit)
-        mine.look(self.tops[tile])
+        state.update_row_max(self.shared_max[tile])
 
     @T.macro
-    def first_pair(self, mine: SoftmaxState, pair: Any) -> None:
+    def first_pair(self, state: SoftmaxState, pair: Any) -> None:
         """The first warpgroup, once it has scores: their weights, and both tiles, of which one is left in flight."""
-        self.look(mine, pair, 0)
-        mine.weigh(self.shown[0])
+        self.update_row_max(state, pair, 0)
+        state.exponentiate(self.shared_probs[0])
         T.named_barrier_arrive(FIRST, BOTH)
-        mine.rescale_acc()
-        T.wgmma_gemm(mine.narrow, self.halves.values(0), mine.acc)
-        mine.rescale_row_sum()
-        mine.count()
+        state.rescale_acc()
+        T.wgmma_gemm(state.narrow, self.halves.values(0), state.acc)
+        state.rescale_row_sum()
+        state.add_to_row_sum()
         T.wait_wgmma(0)
         self.halves.release(0)
         T.sync_threads(SECOND, BOTH)
-        mine.follow(self.tops[1])
-        mine.rescale_acc()
-        T.wgmma_gemm(self.shown[1], self.halves.values(2), mine.acc)
-        mine.rescale_row_sum()
+        state.take_row_max(self.shared_max[1])
+        state.rescale_acc()
+        T.wgmma_gemm(self.shared_probs[1], self.halves.values(2), state.acc)
+        state.rescale_row_sum()
 
     @T.macro
-    def first_warpgroup(self, mine: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
+    def first_warpgroup(self, state: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
         """Run the first warpgroup. Its scores of the next pair begin behind the last sums of this pair."""
-        self.halves.multiply(0, done, queries, mine.scores, True)
-        self.halves.multiply(1, done, queries, mine.scores, False)
+        self.halves.multiply(0, done, queries, state.scores, True)
+        self.halves.multiply(1, done, queries, state.scores, False)
         T.wait_wgmma(0)
         for pair in T.serial(pairs - 1):
-            self.first_pair(mine, pair)
-            self.halves.multiply(0, done + pair + 1, queries, mine.scores, True)
+            self.first_pair(state, pair)
+            self.halves.multiply(0, done + pair + 1, queries, state.scores, True)
             T.wait_wgmma(len(self.halves.panels(0)))
             self.halves.release(2)
-            self.halves.multiply(1, done + pair + 1, queries, mine.scores, False)
+            self.halves.multiply(1, done + pair + 1, queries, state.scores, False)
             T.wait_wgmma(0)
-        self.first_pair(mine, pairs - 1)
+        self.first_pair(state, pairs - 1)
         T.wait_wgmma(0)
         self.halves.release(2)
 
     @T.macro
-    def second_warpgroup(self, mine: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
+    def second_warpgroup(self, state: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
         """Run the second warpgroup, which computes its weights while it adds the first tile."""
         for pair in T.serial(pairs):
-            self.halves.multiply(3, done + pair, queries, mine.scores, True)
-            self.halves.multiply(2, done + pair, queries, mine.scores, False)
+            self.halves.multiply(3, done + pair, queries, state.scores, True)
+            self.halves.multiply(2, done + pair, queries, state.scores, False)
             T.sync_threads(FIRST, BOTH)
-            mine.follow(self.tops[0])
+            state.take_row_max(self.shared_max[0])
             T.wait_wgmma(0)
-            mine.rescale_acc()
-            mine.rescale_row_sum()
-            T.wgmma_gemm(self.shown[0], self.halves.values(1), mine.acc)
-            self.look(mine, pair, 1)
-            mine.weigh(self.shown[1])
+            state.rescale_acc()
+            state.rescale_row_sum()
+            T.wgmma_gemm(self.shared_probs[0], self.halves.values(1), state.acc)
+            self.update_row_max(state, pair, 1)
+            state.exponentiate(self.shared_probs[1])
             T.named_barrier_arrive(SECOND, BOTH)
             T.wait_wgmma(0)
             self.halves.release(1)
-            mine.rescale_acc()
-            T.wgmma_gemm(mine.narrow, self.halves.values(3), mine.acc)
-            mine.rescale_row_sum()
-            mine.count()
+            state.rescale_acc()
+            T.wgmma_gemm(state.narrow, self.halves.values(3), state.acc)
+            state.rescale_row_sum()
+            state.add_to_row_sum()
             T.wait_wgmma(0)
             self.halves.release(3)
 
@@ -278,13 +276,13 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
             full = [T.alloc_barrier([1] * (columns // PANEL)) for columns in widths]
             q_full, q_free = T.alloc_barrier(1), T.alloc_barrier(BOTH)
             halves = Halves(spec, tiles, full, T.alloc_barrier([4] * 4))
-            shown = [T.alloc_shared((rows, keys), spec.dtype) for _ in range(2)]
-            tops, ends = ([T.alloc_shared((rows,), accum) for _ in range(2)] for _ in range(2))
+            shared_probs = [T.alloc_shared((rows, keys), spec.dtype) for _ in range(2)]
+            shared_max, ends = ([T.alloc_shared((rows,), accum) for _ in range(2)] for _ in range(2))
             scores, narrow = T.alloc_fragment((rows, keys), accum), T.alloc_fragment((rows, keys), spec.dtype)
             acc, row_sum = T.alloc_fragment((rows, half), accum), T.alloc_fragment((rows, config.partial_sums), accum)
             row_max, base, before, factor, rescale = (T.alloc_fragment((rows,), accum) for _ in range(5))
             scale_log2 = scale * LOG2_E if spec.folded else LOG2_E
-            mine = SoftmaxState(scores, narrow, acc, row_sum, row_max, base, before, factor, rescale, scale_log2)
+            state = SoftmaxState(scores, narrow, acc, row_sum, row_max, base, before, factor, rescale, scale_log2)
             with T.ws(2):
                 T.dec_max_nreg(24)
                 done = T.alloc_var("int32", 0)
@@ -308,20 +306,20 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                         limit = T.min(length, end * keys)  # the second tile of the last pair may begin past the share
                         reach = length - q_len
                         known = begin, limit, reach, reach + (bx * rows) // heads, heads, bx * rows, scale
-                        ping_pong = PingPong(spec, halves, shown, tops, *known)
+                        ping_pong = PingPong(spec, halves, shared_probs, shared_max, *known)
                         queries = [q_tile[:, c : c + PANEL] for c in range(0, latent, PANEL)]
                         for c in list(range(0, spec.rotary, PANEL)):
                             held = T.alloc_fragment((rows, PANEL), spec.dtype)
                             T.copy(q_pe[at, bx * rows, c], held)
                             queries.append(held)
-                        mine.begin()
+                        state.begin()
                         T.mbarrier_wait_parity(q_full, number % 2)
                         if side == 0:
-                            ping_pong.first_warpgroup(mine, queries, pairs_of(begin, end), done)
+                            ping_pong.first_warpgroup(state, queries, pairs_of(begin, end), done)
                         else:
-                            ping_pong.second_warpgroup(mine, queries, pairs_of(begin, end), done)
+                            ping_pong.second_warpgroup(state, queries, pairs_of(begin, end), done)
                         done += pairs_of(begin, end)
-                        mine.meet(ends, side, scale if spec.folded else 1.0)
+                        state.combine_row_sums(ends, side, scale if spec.folded else 1.0)
                         first_owner, last_owner = work_items.owners(at) if work_items else (0, 0)
                         if first_owner >= last_owner:
                             own = (split,) if config.split else ()
@@ -334,7 +332,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                             else:
                                 store_through(q_tile, acc, rescale, out, at, bx * rows, side * half)
                         else:
-                            work_items.leave(split, number, acc, rescale, row_max, bx * rows, side * half)
+                            work_items.store_part(split, number, acc, rescale, row_max, bx * rows, side * half)
                         if work_items:
                             T.mbarrier_arrive(q_free)
 

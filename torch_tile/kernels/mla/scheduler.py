@@ -185,10 +185,10 @@ class WorkItems:
         return 2 * unit + T.if_then_else(is_first, 0, 1)
 
     @T.macro
-    def leave(self, unit: Any, piece: Any, acc: Any, weight: Any, log_sum: Any, first: Any, column: int = 0) -> None:
-        """Rows of `acc` times their weights, from row `first` and `column` on, and what to weigh them with beside
-        other pieces.
-        """
+    def store_part(
+        self, unit: Any, piece: Any, acc: Any, weight: Any, log_sum: Any, first: Any, column: int = 0
+    ) -> None:
+        """Store rows of `acc` times their weights, from row `first` and `column` on, with their log-sum-exps."""
         slot = self.slot(unit, piece == 0)
         if column == 0:
             for i in T.Parallel(acc.shape[0]):

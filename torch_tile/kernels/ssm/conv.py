@@ -443,6 +443,6 @@ def _spec(
     machine: Machine,
     *dense: torch.Tensor,
 ) -> Spec:
-    dtypes = (None if each is None else each.dtype for each in (bias, initial_state))
+    bias_dtype, state_dtype = (None if each is None else each.dtype for each in (bias, initial_state))
     vector = vector_of((x, *dense), x.shape[2:]) if machine.is_gpu else 1
-    return Spec(x.dtype, weight.dtype, *dtypes, weight.shape[1], activation == "silu", vector)
+    return Spec(x.dtype, weight.dtype, bias_dtype, state_dtype, weight.shape[1], activation == "silu", vector)

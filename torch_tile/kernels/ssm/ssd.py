@@ -8,10 +8,9 @@ same kernels with the roles of its operands exchanged, since the gradient of a s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 import torch_tile.language as T
 from torch_tile.jit import jit
@@ -24,29 +23,14 @@ from torch_tile.kernels.common import (
     has_kernels,
     machine_of,
     strided,
+    typical,
     vector_of,
 )
+from torch_tile.kernels.ssm.ssd_torch import GRADIENTS, BackwardArgs, ScanArgs, gradient_reference, reference
 from torch_tile.kernels.ssm.sums import add_up
 
-REFERENCE_CHUNK = 64  # of the form in plain torch
 DECAY_HEADS = 8  # heads of a block that sums up decays
-
-
-class ScanArgs(NamedTuple):
-    """Arguments of the scan as `tile.ssd_chunk_scan` has them; see `reference`."""
-
-    x: torch.Tensor
-    dt: torch.Tensor
-    A: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor | None = None
-    z: torch.Tensor | None = None
-    dt_bias: torch.Tensor | None = None
-    initial_states: torch.Tensor | None = None
-    dt_softplus: bool = False
-    dt_min: float = 0.0
-    dt_max: float | None = None
+PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
 
 
 @dataclass(frozen=True)
@@ -90,71 +74,22 @@ class Spec:
         return compute_dtype(self.dtype)
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What the choice of chunks depends on."""
+
+    length: int
+
+
 def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
     """Choose chunks and tiles. Long chunks have fewer states to store, short sequences want short chunks."""
+    length = typical(Problem(length)).length
     size = 64 if length <= 256 else 128 if length <= 1024 else 256
     if not machine.is_gpu:
         return Config(chunk=64, rows=32, step=32, stages=1)
     if dtype == torch.float64:
         return Config(64, 32, 32, 32, 32, stages=1, shared_weights=True)
     return Config(chunk=size, shared_weights=dtype.itemsize > 2, stages=1 if dtype.itemsize > 2 else 2)
-
-
-# The scan in plain torch.
-
-
-def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
-    """The step sizes of the recurrence, `[B, L, H]`: dt with its bias, after softplus, within its limits."""
-    dt = args.dt.to(compute)
-    if args.dt_bias is not None:
-        dt = dt + args.dt_bias.to(compute)
-    if args.dt_softplus:
-        dt = F.softplus(dt)
-    return dt.clamp(args.dt_min, args.dt_max)
-
-
-def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.ssd_chunk_scan` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
-    args = ScanArgs(*given, **named)
-    out, states = scan_in_torch(args)
-    return out.to(args.x.dtype).contiguous(), states.contiguous()
-
-
-def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the final states in the dtype of sums."""
-    compute, size = compute_dtype(args.x.dtype), REFERENCE_CHUNK
-    batch, length, heads, head_dim = args.x.shape
-    groups, states = args.B.shape[2:]
-    x = args.x.to(compute)
-    dt = steps_of(args, compute)
-    chunks = (length + size - 1) // size
-
-    def chunked(t: torch.Tensor) -> torch.Tensor:
-        pad = [0, 0] * (t.dim() - 2)
-        return F.pad(t, (*pad, 0, chunks * size - length)).reshape(batch, chunks, size, *t.shape[2:])
-
-    shares = heads // groups if groups else 1
-    b, c = (chunked(t.to(compute)).repeat_interleave(shares, 3, output_size=heads) for t in (args.B, args.C))
-    logs = chunked(dt * args.A.to(compute)).cumsum(2)
-    inputs = chunked(x * dt[..., None])
-    lower = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()[..., None]
-    decay = torch.exp((logs[:, :, :, None] - logs[:, :, None]).masked_fill(~lower, -torch.inf))
-    out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", c, b, decay, inputs)
-    own = torch.einsum("zcshn,zcsh,zcshp->zchpn", b, torch.exp(logs[:, :, -1:] - logs), inputs)
-    first = x.new_zeros(batch, heads, head_dim, states) if args.initial_states is None else args.initial_states
-    own = torch.cat([first.to(compute)[:, None], own], 1)
-    ends = F.pad(logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
-    before = torch.ones(chunks + 1, chunks + 1, dtype=torch.bool, device=x.device).tril()[..., None]
-    passed = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
-    all_states = torch.einsum("zcsh,zshpn->zchpn", passed, own)
-    out = out + torch.einsum("zclhn,zclh,zchpn->zclhp", c, torch.exp(logs), all_states[:, :-1])
-    out = out.reshape(batch, chunks * size, heads, head_dim)[:, :length]
-    if args.D is not None:
-        d = args.D.to(compute)
-        out = out + x * (d[:, None] if d.dim() == 1 else d)
-    if args.z is not None:
-        out = out * F.silu(args.z.to(compute))
-    return out, all_states[:, -1]
 
 
 # The kernels.
@@ -217,9 +152,10 @@ class Sizes:
     """The run-time sizes of a scan."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        self.b, self.length, self.h, self.g, self.chunks = T.dynamic("b, length, h, g, chunks")
+        self.b, self.length, self.h, self.g, self.states_of = T.dynamic("b, length, h, g, states_of")
         self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
         self.padded = dynamic("padded", config.chunk)
+        self.count = self.padded // config.chunk
 
     def values(self, name: str, spec: Spec) -> Any:
         """The type of `[B, L, H, P]`."""
@@ -233,9 +169,16 @@ class Sizes:
         """The type of a number for each head and time."""
         return T.Tensor((self.b, self.h, self.padded), spec.compute)
 
-    def states(self, dtype: torch.dtype, more: int = 0) -> Any:
-        """The type of states, one for each chunk and `more`."""
-        return T.Tensor((self.b, self.chunks + more, self.h, self.p, self.n), dtype)
+    def states(self, dtype: torch.dtype) -> Any:
+        """The type of states, one for each chunk and one more, which `chunk_states` leaves alone.
+
+        A tensor of so many chunks would ask whether they are 1, which is unknown while sizes are symbols.
+        """
+        return T.Tensor((self.b, self.states_of, self.h, self.p, self.n), dtype)
+
+    def scores(self, config: Config, spec: Spec) -> Any:
+        """The type of scores: for each time and group those with the times of its chunk."""
+        return T.Tensor((self.b, self.padded, self.g, config.chunk), spec.dtype)
 
 
 @jit
@@ -247,9 +190,9 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
     def ssd_chunk_scores(
         left: s.keys("left", spec),
         right: s.keys("right", spec),
-        out: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        out: s.scores(config, spec),
     ):
-        with T.Kernel((size // rows) * (size // step), s.chunks * s.g, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel((size // rows) * (size // step), s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
             row, column = bx % (size // rows) * rows, bx // (size // rows) * step
             chunk, group = by // s.g, by % s.g
             needed = row < column + step if spec.reverse else column < row + rows
@@ -264,7 +207,7 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
                     T.copy(left[bz, first + row : first + row + rows, group, at : at + config.state_tile], a)
                     T.copy(right[bz, first + column : first + column + step, group, at : at + config.state_tile], b)
                     T.gemm(a, b, acc, transpose_B=True)
-                T.copy(acc, out[bz, chunk, group, row : row + rows, column : column + step])
+                T.copy(acc, out[bz, first + row : first + row + rows, group, column : column + step])
 
     return ssd_chunk_scores
 
@@ -284,7 +227,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
         out: s.states(spec.compute),
     ):
         tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
-        with T.Kernel(tiles_p * tiles_n * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+        with T.Kernel(tiles_p * tiles_n * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
             head = bx // (tiles_p * tiles_n)
             p, n = bx % tiles_p * tile_p, bx // tiles_p % tiles_n * tile_n
             group = head // (s.h // s.g)
@@ -320,55 +263,55 @@ def pass_states(config: Config, spec: Spec) -> Any:
     With reverse, the gradient of the state behind each chunk and of the first one, and for each chunk, in parts, the
     sum of this gradient times what is left of the state before the chunk.
     """
-    s, compute, wide = Sizes(config, spec), spec.compute, 4 * config.threads
-    elements = T.dynamic("elements")
-    initial = [] if spec.initial is None else [strided("initial", (s.b, s.h, elements), spec.initial)]
+    s, compute, rows, columns = Sizes(config, spec), spec.compute, *PASSED
+    state_shape = (s.b, s.h, s.p, s.n)
     parts = T.dynamic("parts")
-    more: list[Any] = []
+    others_types = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     if spec.reverse:
-        more = [
-            T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
-            T.Tensor((s.b, s.h, s.chunks, parts), compute),
-        ]
+        others_types += [s.states(spec.dtype), T.Tensor((s.b, s.h, s.states_of, parts), compute)]
 
     @T.prim_func
     def ssd_pass_states(
-        own: T.Tensor((s.b, s.chunks, s.h, elements), compute),
+        own: s.states(compute),
         decays: s.of_times(spec),
-        *others: [*initial, *more],
-        before: T.Tensor((s.b, s.chunks + 1, s.h, elements), spec.dtype),
-        last: T.Tensor((s.b, s.h, elements), compute),
+        *others: others_types,
+        before: s.states(spec.dtype),
+        last: T.Tensor(state_shape, compute),
     ):
-        with T.Kernel(T.ceildiv(elements, wide), s.h, s.b, threads=config.threads) as (bx, head, bz):
-            state = T.alloc_fragment((wide,), compute)
+        tiles = T.ceildiv(s.p, rows)
+        with T.Kernel(tiles * T.ceildiv(s.n, columns), s.h, s.b, threads=config.threads) as (bx, head, bz):
+            p, n = bx % tiles * rows, bx // tiles * columns
+            state = T.alloc_fragment((rows, columns), compute)
             T.clear(state)
             if spec.initial is not None:
-                for i in T.Parallel(wide):
-                    at = T.min(bx * wide + i, elements - 1)
-                    state[i] = T.cast(others[0][bz, head, at], compute)
-            if spec.reverse:
-                product = T.alloc_fragment((wide,), compute)
-                total = T.alloc_fragment((1,), compute)
-            for k in T.serial(s.chunks):
-                chunk = s.chunks - 1 - k if spec.reverse else k
+                for i, j in T.Parallel(rows, columns):
+                    given = others[0][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                    state[i, j] = T.cast(given, compute)
+            for k in T.serial(s.count):
+                chunk = s.count - 1 - k if spec.reverse else k
                 keep = T.exp2(decays[bz, head, chunk * config.chunk + config.chunk - 1])
                 if spec.reverse:
-                    for i in T.Parallel(wide):
-                        at = T.min(bx * wide + i, elements - 1)
-                        there = T.cast(others[-2][bz, chunk, head, at], compute) * keep
-                        product[i] = T.if_then_else(bx * wide + i < elements, there * state[i], 0.0)
-                    T.reduce_sum(product, total, dim=0)
+                    product = T.alloc_fragment((rows, columns), compute)
+                    of_rows = T.alloc_fragment((rows,), compute)
+                    total = T.alloc_fragment((1,), compute)
+                    for i, j in T.Parallel(rows, columns):
+                        inside = T.logical_and(p + i < s.p, n + j < s.n)
+                        there = others[-2][bz, chunk, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                        value = T.cast(there, compute) * keep * state[i, j]
+                        product[i, j] = T.if_then_else(inside, value, 0.0)
+                    T.reduce_sum(product, of_rows, dim=1)
+                    T.reduce_sum(of_rows, total, dim=0)
                     for i in T.Parallel(1):
                         others[-1][bz, head, chunk, bx + i] = total[i]
-                for i in T.Parallel(wide):
-                    before[bz, chunk + (1 if spec.reverse else 0), head, bx * wide + i] = T.cast(state[i], spec.dtype)
-                for i in T.Parallel(wide):
-                    at = T.min(bx * wide + i, elements - 1)
-                    state[i] = state[i] * keep + own[bz, chunk, head, at]
-            for i in T.Parallel(wide):
-                end = 0 if spec.reverse else s.chunks
-                before[bz, end, head, bx * wide + i] = T.cast(state[i], spec.dtype)
-                last[bz, head, bx * wide + i] = state[i]
+                for i, j in T.Parallel(rows, columns):
+                    before[bz, chunk + (1 if spec.reverse else 0), head, p + i, n + j] = T.cast(state[i, j], spec.dtype)
+                for i, j in T.Parallel(rows, columns):
+                    added = own[bz, chunk, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                    state[i, j] = state[i, j] * keep + added
+            for i, j in T.Parallel(rows, columns):
+                end = 0 if spec.reverse else s.count
+                before[bz, end, head, p + i, n + j] = T.cast(state[i, j], spec.dtype)
+                last[bz, head, p + i, n + j] = state[i, j]
 
     return ssd_pass_states
 
@@ -424,16 +367,16 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def ssd_chunk_scan(
-        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        scores: s.scores(config, spec),
         values: s.values("values", spec),
         keys: s.keys("keys", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
-        states: s.states(spec.dtype, more=1),
+        states: s.states(spec.dtype),
         *others: [*more, *results],
     ):
         tiles_p = T.ceildiv(s.p, tile_p)
-        with T.Kernel(size // rows * s.h, s.chunks * tiles_p, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel(size // rows * s.h, s.count * tiles_p, s.b, threads=config.threads) as (bx, by, bz):
             row, head = bx % (size // rows) * rows, bx // (size // rows)
             chunk, tile = by // tiles_p, by % tiles_p
             p, group, first = tile * tile_p, head // (s.h // s.g), chunk * size
@@ -465,7 +408,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
                 for k in T.Pipelined(end - begin, num_stages=config.stages):
                     column = (begin + k) * step
-                    T.copy(scores[bz, chunk, group, row : row + rows, column : column + step], score_tile)
+                    T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
                     T.copy(decays[bz, head, first + column], decay_tile)
                     T.copy(steps[bz, head, first + column], step_tile)
                     T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
@@ -522,11 +465,11 @@ def group_scan(config: Config, spec: Spec) -> Any:
         keys: s.keys("keys", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
-        states: s.states(spec.dtype, more=1),
+        states: s.states(spec.dtype),
         out: T.Tensor((s.b, s.length, s.g, s.n), spec.dtype),
     ):
         tiles_n = T.ceildiv(s.n, tile_n)
-        with T.Kernel(size // rows * tiles_n, s.chunks * s.g, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
             row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
             chunk, group, members, first = by // s.g, by % s.g, s.h // s.g, by // s.g * size
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
@@ -599,14 +542,14 @@ def pair_sums(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def ssd_pair_sums(
-        scores: T.Tensor((s.b, s.chunks, s.g, size, size), spec.dtype),
+        scores: s.scores(config, spec),
         left: s.values("left", spec),
         right: s.values("right", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
         out: s.of_times(spec),
     ):
-        with T.Kernel(size // rows * s.h, s.chunks, s.b, threads=config.threads) as (bx, chunk, bz):
+        with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
             row, head = bx % (size // rows) * rows, bx // (size // rows)
             group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
@@ -633,7 +576,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
                     between = there - own[i] if spec.reverse else own[i] - there
                     path = row + i < column + j if spec.reverse else row + i > column + j
                     size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
-                    score = T.cast(scores[bz, chunk, group, row + i, column + j], compute)
+                    score = T.cast(scores[bz, first + row + i, group, column + j], compute)
                     value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
                     products[i, j] = T.if_then_else(path, value, 0.0)
                 T.reduce_sum(products, total, dim=1, clear=False)
@@ -655,7 +598,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
     parts, parts_of_ends = T.dynamic("parts, parts_of_ends")
     padded = dynamic("padded", size)
     bias = [] if spec.dt_bias is None else [strided("dt_bias", (h,), spec.dt_bias, unit=False)]
-    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]
+    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]  # one more, for which there is 0
 
     @T.prim_func
     def ssd_step_gradients(
@@ -681,49 +624,55 @@ def step_gradients(config: Config, spec: Spec) -> Any:
             terms = T.alloc_fragment((DECAY_HEADS, size), compute)
             total = T.alloc_fragment((DECAY_HEADS,), compute)
             end = T.alloc_fragment((DECAY_HEADS,), compute)
-            for i, j in T.Parallel(DECAY_HEADS, size):
-                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                of_output = T.alloc_var(compute, 0.0)
-                of_input = T.alloc_var(compute, 0.0)
-                to_state = T.alloc_var(compute, 0.0)
-                for k in T.serial(parts):
-                    of_output += outputs[bz, head, k, time]
-                    of_input += inputs[bz, head, k, time]
-                    to_state += to_states[bz, head, k, time]
-                logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
-                direct[i, j] = of_input
-                behind[i, j] = to_state * steps[bz, head, time]
-                terms[i, j] = behind[i, j]
-            T.cumsum(logs, dim=1, reverse=True)
-            T.cumsum(behind, dim=1)
-            for i in T.Parallel(DECAY_HEADS):
-                head = T.min(bx * DECAY_HEADS + i, h - 1)
-                found = T.alloc_var(compute, 0.0)
-                for k in T.serial(parts_of_ends):
-                    found += ends[bz, head, chunk, k]
-                end[i] = found
-            for i, j in T.Parallel(DECAY_HEADS, size):
-                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
-                logs[i, j] = log
-                terms[i, j] = log * steps[bz, head, time]
-            T.reduce_sum(terms, total, dim=1)
-            for i in T.Parallel(DECAY_HEADS):
-                of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
-            for i, j in T.Parallel(DECAY_HEADS, size):
-                head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                given = dt[bz, T.min(time, length - 1), head]
-                _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
-                slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
-                inside = T.logical_and(value >= low, value <= high)
-                found = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
-                found = T.if_then_else(T.logical_and(inside, time < length), found, 0.0)
-                terms[i, j] = found
-                ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(found, spec.dt)
-            if spec.dt_bias is not None:
+            if chunk == chunks - 1:
+                for i in T.Parallel(DECAY_HEADS):
+                    of_A[bz, chunk, bx * DECAY_HEADS + i] = 0.0
+                    if spec.dt_bias is not None:
+                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = 0.0
+            else:
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    of_output = T.alloc_var(compute, 0.0)
+                    of_input = T.alloc_var(compute, 0.0)
+                    to_state = T.alloc_var(compute, 0.0)
+                    for k in T.serial(parts):
+                        of_output += outputs[bz, head, k, time]
+                        of_input += inputs[bz, head, k, time]
+                        to_state += to_states[bz, head, k, time]
+                    logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
+                    direct[i, j] = of_input
+                    behind[i, j] = to_state * steps[bz, head, time]
+                    terms[i, j] = behind[i, j]
+                T.cumsum(logs, dim=1, reverse=True)
+                T.cumsum(behind, dim=1)
+                for i in T.Parallel(DECAY_HEADS):
+                    head = T.min(bx * DECAY_HEADS + i, h - 1)
+                    found = T.alloc_var(compute, 0.0)
+                    for k in T.serial(parts_of_ends):
+                        found += ends[bz, head, chunk, k]
+                    end[i] = found
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
+                    logs[i, j] = log
+                    terms[i, j] = log * steps[bz, head, time]
                 T.reduce_sum(terms, total, dim=1)
                 for i in T.Parallel(DECAY_HEADS):
-                    others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
+                    of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    given = dt[bz, T.min(time, length - 1), head]
+                    _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
+                    slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
+                    inside = T.logical_and(value >= low, value <= high)
+                    whole = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
+                    of_step = T.if_then_else(T.logical_and(inside, time < length), whole, 0.0)
+                    terms[i, j] = of_step
+                    ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(of_step, spec.dt)
+                if spec.dt_bias is not None:
+                    T.reduce_sum(terms, total, dim=1)
+                    for i in T.Parallel(DECAY_HEADS):
+                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
 
     return ssd_step_gradients
 
@@ -768,16 +717,16 @@ class Scan:
         self.machine.kernel(kernel)(self.config, spec)(*operands)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
-        """The scores of all chunks, `[B, chunks, G, chunk, chunk]`, those without a path not written."""
+        """The scores of all chunks, `[B, chunks * chunk, G, chunk]`, those without a path not written."""
         size = self.config.chunk
-        out = self.empty(self.batch, self.chunks, self.groups, size, size, dtype=self.x.dtype)
+        out = self.empty(self.batch, self.padded, self.groups, size, dtype=self.x.dtype)
         left, right = (self.B, self.C) if reverse else (self.C, self.B)
         self.run(chunk_scores, replace(self.plain, reverse=reverse), left, right, out)
         return out
 
     def own_states(self, values: torch.Tensor, reverse: bool = False) -> torch.Tensor:
         """What each chunk adds to the state."""
-        out = self.empty(self.batch, self.chunks, self.heads, self.head_dim, self.states)
+        out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
         return out
@@ -787,10 +736,9 @@ class Scan:
     ) -> torch.Tensor:
         """The states between chunks, `[B, chunks + 1, H, P, N]`; `last` is written."""
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
-        given = [] if initial is None else [dense_last(initial.reshape(self.batch, self.heads, -1))]
-        spec = replace(self.plain, vector=1, reverse=reverse, initial=None if initial is None else initial.dtype)
-        flat = own.flatten(3), before.flatten(3), last.flatten(2)
-        self.run(pass_states, spec, flat[0], self.decays, *given, *more, *flat[1:])
+        given = [] if initial is None else [initial]
+        spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
+        self.run(pass_states, spec, own, self.decays, *given, *more, before, last)
         return before
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
@@ -829,58 +777,10 @@ def ssd_chunk_scan(
 # The gradient.
 
 
-class BackwardArgs(NamedTuple):
-    """Arguments of `tile.ssd_chunk_scan_backward`: gradients of the results, then those of the scan but z."""
-
-    grad: torch.Tensor
-    grad_states: torch.Tensor | None
-    x: torch.Tensor
-    dt: torch.Tensor
-    A: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor | None = None
-    dt_bias: torch.Tensor | None = None
-    initial_states: torch.Tensor | None = None
-    dt_softplus: bool = False
-    dt_min: float = 0.0
-    dt_max: float | None = None
-
-
-GRADIENTS = "x", "dt", "A", "B", "C", "D", "dt_bias", "initial_states"
-"""The arguments that have gradients, in the order of the results."""
-
-
-def forward_args(args: Any) -> ScanArgs:
-    """The arguments of the scan itself."""
-    return ScanArgs(**{name: getattr(args, name) for name in ScanArgs._fields if name != "z"})
-
-
 def empty_gradients(args: Any) -> tuple[torch.Tensor, ...]:
     """Allocate what the gradient writes, empty for what is not given."""
     given = (getattr(args, name) for name in GRADIENTS)
     return tuple(args.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)
-
-
-def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """`tile.ssd_chunk_scan_backward` in plain torch: autograd of the scan in plain torch."""
-    return gradients_in_torch(BackwardArgs(*given, **named), False)
-
-
-def gradients_in_torch(args: Any, twice: bool) -> tuple[torch.Tensor, ...]:
-    """The gradients; with `twice` they are functions of the arguments to autograd."""
-    tensors = {name: t for name in GRADIENTS if (t := getattr(args, name)) is not None}
-    with torch.enable_grad():
-        leaves = {name: (t.view_as(t) if twice else t.detach()).requires_grad_() for name, t in tensors.items()}
-        out, states = scan_in_torch(forward_args(args)._replace(**leaves))
-        results, grads = [out], [args.grad.to(out.dtype)]
-        if args.grad_states is not None:
-            results, grads = [out, states], [*grads, args.grad_states.to(out.dtype)]
-        made = torch.autograd.grad(
-            results, list(leaves.values()), grads, create_graph=twice, allow_unused=True, materialize_grads=True
-        )
-    found = dict(zip(leaves, made, strict=True))
-    return tuple(found[name].contiguous() if name in found else args.x.new_empty(0) for name in GRADIENTS)
 
 
 def ssd_chunk_scan_backward(
@@ -899,10 +799,10 @@ def ssd_chunk_scan_backward(
     tiles_p, row_tiles = -(-head_dim // scan.config.head_tile), scan.padded // scan.config.rows
     last = scan.empty(batch, heads, head_dim, scan.states)
     before = scan.passed(scan.own_states(scan.x), args.initial_states, last)
-    ends = scan.empty(batch, heads, chunks, -(-head_dim * scan.states // (4 * scan.config.threads)))
+    ends = scan.empty(batch, heads, chunks + 1, -(-head_dim // PASSED[0]) * -(-scan.states // PASSED[1]))
     of_initial = last if args.initial_states is None or dinitial.dtype != scan.compute else dinitial
     behind = scan.passed(
-        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before.flatten(3), ends), reverse=True
+        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before, ends), reverse=True
     )
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
@@ -921,8 +821,8 @@ def ssd_chunk_scan_backward(
     scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
     scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, dC)
     scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, dB)
-    of_A = scan.empty(batch, chunks, heads)
-    of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks, heads)]
+    of_A = scan.empty(batch, chunks + 1, heads)
+    of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
     operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
     scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
     add_up(of_A.view(-1, heads, 1), dA, scan.machine)

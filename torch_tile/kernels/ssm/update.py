@@ -77,8 +77,8 @@ def update(config: Config, spec: Spec) -> Any:
     b, h, p, g, n = T.dynamic("b, h, p, g, n")
     steps = ScanSpec(spec.x, spec.dt, dt_bias=spec.dt_bias, softplus=spec.softplus)
     optional = {"D": (spec.D, (h, p)), "z": (spec.z, (b, h, p)), "dt_bias": (spec.dt_bias, (h, p))}
-    given = [name for name, (dtype, _) in optional.items() if dtype is not None]
-    types = [strided(name, optional[name][1], optional[name][0], unit=False) for name in given]
+    found = {name: (dtype, shape) for name, (dtype, shape) in optional.items() if dtype is not None}
+    types, given = [strided(name, shape, dtype, unit=False) for name, (dtype, shape) in found.items()], list(found)
 
     @T.prim_func
     def selective_state_update(
@@ -150,8 +150,8 @@ def selective_state_update(
         return into(out, found[0]), into(new_state, found[1])
     out = x.new_empty(x.shape) if out is None else out
     new_state = state.new_empty(state.shape) if new_state is None else new_state
-    optional = [None if t is None else t.dtype for t in (D, z, dt_bias)]
-    spec = Spec(state.dtype, x.dtype, dt.dtype, A.dtype, B.dtype, C.dtype, *optional, bool(dt_softplus))
+    of_D, of_z, of_bias = (None if t is None else t.dtype for t in (D, z, dt_bias))
+    spec = Spec(state.dtype, x.dtype, dt.dtype, A.dtype, B.dtype, C.dtype, of_D, of_z, of_bias, bool(dt_softplus))
     config = config or Config(8, min(128, max(16, power_of_two(state.shape[3]))))
     given = [t for t in (D, z, dt_bias) if t is not None]
     machine_of(x).kernel(update)(config, spec)(state, x, dt, A, B, C, *given, out, new_state)

@@ -13,7 +13,7 @@ from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, find
+from torch_tile.ir.node import Node, Rewriter, children, find
 from torch_tile.ir.stmt import Alloc, If, Kernel, Print, Program, Role, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.gemm.op import Gemm
@@ -23,7 +23,7 @@ SCOPES = ("fragment", "shared", "local")
 
 def unwritten_reads(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for the first read of each unwritten tile, and for each lost result."""
-    found = _lost_results(program)
+    found = [*_lost_results(program), *_unwritten_results(program)]
     for kernel in program.kernels:
         order = _Order(kernel)
         order(kernel.body)
@@ -132,9 +132,19 @@ def _written_somewhere(kernel: Kernel) -> IdSet[Buffer]:
             reads, writes = node.accesses()
             read = IdSet(r.buffer for r in reads)
             found.update(r.buffer for r in writes if r.buffer not in read)
-        elif isinstance(node, Address) or not any(load.buffer is node.buffer for load in find(node.value, Load)):
+        elif isinstance(node, Address) or not _needs(node.value, node.buffer):
             found.add(node.buffer)
     return found
+
+
+def _needs(value: Node, buffer: Buffer) -> bool:
+    """Return whether a value is computed from a tile whatever its conditions choose."""
+    if isinstance(value, Load) and value.buffer is buffer:
+        return True
+    if isinstance(value, Select):
+        both = _needs(value.a, buffer) and _needs(value.b, buffer)
+        return both or _needs(value.condition, buffer)
+    return any(_needs(child, buffer) for child in children(value))
 
 
 def _lost_results(program: Program) -> list[Diagnostic]:
@@ -153,3 +163,14 @@ def _lost_results(program: Program) -> list[Diagnostic]:
             if buffer in lost and lost[buffer] is None:
                 lost[buffer] = node.span
     return [diagnose("lost_result", span, buffer=buffer.name) for buffer, span in lost.items()]
+
+
+def _unwritten_results(program: Program) -> list[Diagnostic]:
+    """Report tensors that are returned and that no kernel can write. A pointer to one may be written by."""
+    written: IdSet[Buffer] = IdSet()
+    for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
+        if isinstance(node, RegisteredOp):
+            written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
+        else:
+            written.add(node.buffer.base or node.buffer)
+    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in program.outputs if b not in written]

@@ -258,7 +258,9 @@ class _Async(Rewriter):
         parts = _Parts(
             allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
         )
-        calm = all(quiet[last:]) and _own(parts.between, came=True) == _own(parts.between, came=False)
+        # Tiles that the arithmetic waits for are released there, or where those of the second products are.
+        kept = _waited_for(parts) <= _own(parts.last, came=False)
+        calm = all(quiet[last:]) and kept and _own(parts.between, came=False) <= _own(parts.between, came=True)
         names = IdSet(s.var for s in stmts if isinstance(s, Let))
         later = (*parts.second, *parts.last)
         named = any(contains(s, Let) or names.any_in(s) for s in later)
@@ -343,12 +345,19 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 
 def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
-    """Return the tiles (by identity) that the arithmetic waits for (`came`) or releases, found by its barriers.
-
-    A tile may not be waited for here and released behind the second products: the wait would come before the release.
-    """
+    """Return the tiles (by identity) that statements wait for (`came`) or release, by what their barriers guard."""
     found = (s for s in between if (calls(s, "mbarrier_wait") if came else _is_release(s)))
     return IdSet(b.guards for s in found for b in _barriers(s))
+
+
+def _waited_for(parts: _Parts) -> IdSet[Buffer | None]:
+    """Return the tiles that the arithmetic waits for and does not release, as it changes operands of the second
+    products.
+
+    In a shifted loop the wait comes behind the release of the iteration before, or one stage would wait for itself.
+    """
+    let_go = _own(parts.between, came=False)
+    return IdSet(tile for tile in _own(parts.between, came=True) if tile not in let_go)
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
@@ -360,6 +369,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
     second = [s for s in parts.second if isinstance(s, Gemm)]
     touched = IdSet(r.buffer for op in second for r in (op.A, op.B, op.C))
     written = set(touched)
+    behind = _waited_for(parts)
     names: IdSet[Var] = IdSet()
     free: list[Stmt] = []
     bound: list[Stmt] = []
@@ -369,6 +379,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
         read = IdSet(r.buffer for r in reads)
         late = bool((read & written) or (mine & (touched | written)) or names.any_in(one))
         late = late or bool(bound and _is_release(one))
+        late = late or bool(calls(one, "mbarrier_wait") and _own((one,), came=True) & behind)
         (bound if late else free).append(one)
         if late:
             touched |= read

@@ -44,7 +44,7 @@ from torch_tile.lowering.pipelining.copy_plan import (
     first_access,
     leaves,
     plan_copies,
-    reads_of,
+    uses,
 )
 from torch_tile.lowering.pipelining.schedule import (
     Item,
@@ -262,19 +262,20 @@ class _Stages:
             arrivals.committed += 1
 
     def _needs(self, item: Item) -> Iterator[int]:
-        """Yield the numbers of the groups that an item reads, in order."""
+        """Yield the numbers of the groups that an item reads or changes, in order."""
         if not item.is_group:
             for move in item.moves:
                 for leaf in leaves(Block((move.stmt,))):
                     yield from self._numbers(leaf.node, item.ahead)
 
     def _numbers(self, node: Node, ahead: int) -> list[int]:
-        """Return the numbers of the groups with the tiles that `node` reads when it runs `ahead`."""
-        groups = {self.group_of[t] for t in reads_of(node) if t in self.group_of}
+        """Return the numbers of the groups with the tiles that `node` reads or changes when it runs `ahead`."""
+        reads, writes = uses(node)
+        groups = {self.group_of[t] for t in (*(r.buffer for r in reads), *writes) if t in self.group_of}
         return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
 
     def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
-        """Return `stmt` with waits before statements that read groups still in flight."""
+        """Return `stmt` with waits before statements that read or change groups still in flight."""
         if not isinstance(stmt, If):
             return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
         before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))

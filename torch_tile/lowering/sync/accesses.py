@@ -20,7 +20,7 @@ from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, Var, const
-from torch_tile.ir.node import NONE, Node, children, symbols
+from torch_tile.ir.node import NONE, Node, children, equal, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import Simplifier
 from torch_tile.ir.stmt import For, If, Store
@@ -202,12 +202,24 @@ class Hazards:
         difference = self.simplify(p - q)
         if isinstance(difference, Const):
             return bool(difference.value != 0)
+        (p, flipped), (q, changed) = _flipped(p), _flipped(q)
+        if flipped != changed and equal(p, q):
+            return True
+        if flipped or changed:
+            return False
         if not (isinstance(p, Binary) and isinstance(q, Binary) and p.op == q.op == "%"):
             return False
         m, n, difference = p.b, q.b, self.simplify(p.a - q.a)
         if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(difference, Const)):
             return False
         return bool(m.value == n.value and difference.value % m.value)
+
+
+def _flipped(e: Expr) -> tuple[Expr, int]:
+    """Return `e` as a value and the bits that differ from it: `x ^ 1` as x and 1."""
+    if isinstance(e, Binary) and e.op == "^" and isinstance(e.b, Const):
+        return e.a, int(e.b.value)
+    return e, 0
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:

@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import kernels
-from torch_tile.kernels.common import compute_dtype
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register

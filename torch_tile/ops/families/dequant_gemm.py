@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
@@ -24,6 +24,7 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "dequant_gemm"
 WHOLE = (torch.int8, torch.uint8)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALES = checks.FLOATING | {torch.float8_e8m0fnu}
 ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
@@ -41,10 +42,11 @@ class DequantGemmArgs(NamedTuple, Generic[V]):
     kinds: str
     epilogue: str
     dtype: torch.dtype
+    format: str = ""
 
 
 def _check(args: DequantGemmArgs[Tensor]) -> None:
-    a, bs, scales, zeros, bits, _, _, aux, kinds, epilogue, dtype = args
+    a, bs, scales, zeros, bits, _, offset, aux, kinds, epilogue, dtype, format = args
     require_value(len(bs) > 0, lambda: f"tile.{OP}: bs is empty; expected at least one matrix")
     checks.check_floating(OP, a=a)
     checks.check_dims(OP, "a", a, 2, "[M, K]")
@@ -57,6 +59,8 @@ def _check(args: DequantGemmArgs[Tensor]) -> None:
         bits == 8 or (bits in (1, 2, 4) and first.dtype in WHOLE),
         lambda: f"tile.{OP}: bits is {bits} for {first.dtype}; expected 8, or 1, 2 or 4 of int8 or uint8",
     )
+    if format:
+        _check_format(format, first.dtype, bits, offset, len(zeros))
     for i, b in enumerate(bs):
         checks.check_device(OP, f"bs[{i}]", b, "a", a)
         checks.check_same_dtype(OP, **{"bs[0]": first, f"bs[{i}]": b})
@@ -64,10 +68,25 @@ def _check(args: DequantGemmArgs[Tensor]) -> None:
         checks.check_size(OP, f"bs[{i}]", b, 0, first.shape[0], "as bs[0]")
         wanted = f"bs[{i}] has shape {shape_of(b)}; expected {bits} bits for each of a's {a.shape[1]} columns"
         require(b.shape[1] * (8 // bits) == a.shape[1], lambda wanted=wanted: f"tile.{OP}: {wanted}")  # type: ignore[misc]
-    for name, factors, allowed in (("scales", scales, checks.FLOATING), ("zeros", zeros, ZEROS)):
+    for name, factors, allowed in (("scales", scales, SCALES), ("zeros", zeros, ZEROS)):
         _check_factors(name, factors, allowed, a, bs, (*scales, *zeros)[:1])
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (a.shape[0],), first.shape[0], len(bs), aux, kinds, epilogue)
+
+
+def _check_format(format: str, words: torch.dtype, bits: int, offset: int, zeros: int) -> None:
+    """Fields of a format are indices: they have no sign, no offset and no zeros."""
+    known = kernels(OP).FORMATS
+    allowed = ", ".join(map(repr, known))
+    require_value(format in known, lambda: f"tile.{OP}: format is {format!r}; expected '' or one of {allowed}")
+    require_value(
+        bits == 4 and words == torch.uint8,
+        lambda: f"tile.{OP}: bits is {bits} of {words} for format {format!r}; expected 4 of uint8",
+    )
+    require_value(
+        offset == 0 and zeros == 0,
+        lambda: f"tile.{OP}: offset is {offset}, and there are {zeros} zeros; format {format!r} has neither",
+    )
 
 
 def _check_factors(
@@ -111,7 +130,7 @@ def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
 
 
 def _save(ctx: Any, args: DequantGemmArgs[Tensor], output: Tensor) -> None:
-    ctx.fields = args.bits, args.high_first, args.offset
+    ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
     ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
     ctx.save_for_backward(args.a, *args.bs, *args.scales, *args.zeros, *args.aux)
 
@@ -124,10 +143,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     bs, rest = rest[:count], rest[count:]
     scales, rest = rest[:num_scales], rest[num_scales:]
     zeros, aux = rest[:num_zeros], rest[num_zeros:]
-    from torch_tile.kernels.common import compute_dtype
-
     compute = compute_dtype(a.dtype)
-    numbers = [kernels(OP).dequantize(b, None, None, *ctx.fields, compute) for b in bs]
+    numbers = [kernels(OP).dequantize(b, None, None, *ctx.fields, compute, ctx.format) for b in bs]
     widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or [None] * count, strict=True)]
     shifted = [w - z.to(compute)[..., None] for w, z in zip(widened, zeros, strict=True)] if zeros else widened
     weights = [w * s.to(compute)[..., None] for w, s in zip(shifted, scales, strict=True)] if scales else shifted
@@ -143,7 +160,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if g is None:
             continue
         by_group = g.mT.to(compute).reshape(shifted[i].shape)
-        if scales:
+        if scales and scales[i].dtype in checks.FLOATING:
             grad_scales[i] = (by_group * shifted[i]).sum(-1).to(scales[i].dtype)
         if zeros and zeros[i].is_floating_point():
             slope = by_group * scales[i].to(compute)[..., None] if scales else by_group
@@ -183,17 +200,20 @@ def dequant_gemm(
     epilogue: str = "",
     *,
     dtype: torch.dtype,
+    format: str = "",
 ) -> Tensor:
     """`gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
 
     `w = (b - offset - zero) * scale`, each b widened in registers: computed in float32 (float64 for float64 `a`),
-    rounded to a's dtype at most once, before the product.
+    rounded to a's dtype at most once, before the product. With a format, `w = table[b] * scale`, and numbers of the
+    table may be rounded to a's dtype before they are scaled. Powers of two as scales are those of the OCP Microscaling
+    Formats (MX) specification 1.0.
 
     Args:
         a: `[M, K]`.
         bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
-        scales: none, or one for each b: `[N, G]`, of any floating dtype: for G runs of columns of equal length. G is
-            1, or runs are of 16, 32 or a multiple of 64.
+        scales: none, or one for each b: `[N, G]`, of any floating dtype or float8_e8m0fnu: for G runs of columns of
+            equal length. G is 1, or runs are of 16, 32 or a multiple of 64.
         zeros: none, or one for each b: `[N, G]`, floating or integer.
         bits: of a weight: 8, or 4, 2 or 1 of int8 (signed fields) and uint8 (unsigned ones).
         high_first: whether a byte's first column lies in its highest bits, not in its lowest.
@@ -202,13 +222,15 @@ def dequant_gemm(
         kinds: as for `gemm`.
         epilogue: as for `gemm`.
         dtype: of the result.
+        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4), for 4 bits of uint8 that are indices
+            of the format's 16 numbers; "" for integers and float8.
 
     Returns:
-        `[M, N]`. Words get no gradient; floating scales and zeros do.
+        `[M, N]`. Words and powers of two get no gradient; floating scales and zeros do.
     """
     fields = bits, high_first, offset
     op = torch.ops.tile.dequant_gemm.default
-    out: Tensor = op(a, list(bs), list(scales), list(zeros), *fields, list(aux), kinds, epilogue, dtype)
+    out: Tensor = op(a, list(bs), list(scales), list(zeros), *fields, list(aux), kinds, epilogue, dtype, format)
     return out
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.epilogue import program as language
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
@@ -127,7 +127,7 @@ def gradients(
 
     Matrix products are in a's dtype, as eager torch has them; the rest is in float32 (float64).
     """
-    from torch_tile.kernels.gemm.gemm import aux_views, compute_dtype
+    from torch_tile.kernels.gemm.gemm import aux_views
 
     compute = compute_dtype(a.dtype)
     inputs: dict[str, Any] = {f"acc{i}": lambda b=b: multiply.product(a, b).to(compute) for i, b in enumerate(bs)}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.hardware import GRID_LIMITS
+from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
@@ -141,7 +142,6 @@ def _save(ctx: Any, args: MlaDecodeArgs[Tensor], output: Any) -> None:
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     from torch_tile.kernels.attention.forward import default_scale
-    from torch_tile.kernels.gemm.gemm import compute_dtype
     from torch_tile.kernels.mla import decode as family
 
     q, q_pe, kv, k_pe, block_table, seq_lens = ctx.saved_tensors

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.epilogue import program as language
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
@@ -90,9 +90,6 @@ def _fake_add_rms_norm(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _rms_norm_gradients(args: RmsNormArgs[Tensor], grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gradients of x (in the computing dtype) and of the weight (in its own)."""
-    from torch_tile.kernels.epilogue.autodiff import vjp
-    from torch_tile.kernels.gemm.gemm import compute_dtype
-
     x, weight, activation = args.x, args.weight, args.activation
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
@@ -265,8 +262,6 @@ def _save_layer_norm(ctx: Any, args: LayerNormArgs[Tensor], output: Tensor) -> N
 
 
 def _layer_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    from torch_tile.kernels.gemm.gemm import compute_dtype
-
     x, weight = ctx.saved_tensors
     compute = compute_dtype(x.dtype)
     centred = x.to(compute)
@@ -400,8 +395,6 @@ def _save(ctx: Any, args: FusedNormArgs[Tensor], output: tuple[Tensor, Tensor]) 
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
-    from torch_tile.kernels.common import compute_dtype
-
     x, *aux = ctx.saved_tensors
     args: FusedNormArgs[Any] = ctx.args
     compute = compute_dtype(x.dtype)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_tile.kernels import kernels
-from torch_tile.kernels.common import compute_dtype
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.recomputed import gradients_of
@@ -193,7 +192,7 @@ def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     family = kernels("ssd_chunk_scan")
 
     def gradients(*tensors: Tensor | None) -> Any:
-        return family.gradients_in_torch(SsdChunkScanBackwardArgs(*tensors, *ctx.options[10:]), True)
+        return family.gradient_reference(*tensors, *ctx.options[10:])
 
     return (*gradients_of(gradients, ctx.saved_tensors, ctx.needs_input_grad, grads), *[None] * 3)
 

@@ -460,7 +460,7 @@ class Local(Memory):
         """Tell which registers count as written."""
         if self.padding is None:
             return self.written
-        found = self.written.any(axis=1, keepdims=True)
+        found: Array = np.asarray(self.written.any(axis=1, keepdims=True))
         found[list(self.padding)] = True
         return np.broadcast_to(found, self.written.shape)
 

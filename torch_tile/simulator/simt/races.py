@@ -122,7 +122,9 @@ class Trace:
         if others.any() and clock.heard:
             others &= ~clock.knows(stamps)
         if others.any():
-            self.findings.add("race", span, f"{what} by another block", int(others.any(axis=1).sum()))
+            self.findings.add(
+                "race", span, f"{what} by another block", int(others.any(axis=1).sum()), between_blocks=True
+            )
         bad = (stamps >= clock.base) & (stamps != clock.base + who[:, None])
         if not bad.any():
             return
@@ -509,7 +511,9 @@ class OrderedTrace(Trace):
 
     def _of_others(self, others: Array, what: str, span: Span | None) -> None:
         if others.any():
-            self.findings.add("race", span, f"{what} by another block", int(others.any(axis=1).sum()))
+            self.findings.add(
+                "race", span, f"{what} by another block", int(others.any(axis=1).sum()), between_blocks=True
+            )
 
     def _race(self, what: str, earlier: str, who: Array, row: int, span: Span | None, bad: Array) -> None:
         now = who[row] if len(who) == len(bad) else who[0]

@@ -104,8 +104,6 @@ def partitions(shape: Shape, m: int, n: int, warps: int, policy: str) -> Iterato
 # computes a box of C out of tiles of 64 rows; `intrinsics/wgmma.py` has a tile's layout in it. Warpgroups that a split
 # cannot use repeat the work of the others (replicas).
 
-WarpgroupDigits = tuple[Digit, ...]
-
 
 @dataclass(frozen=True)
 class WarpgroupPartition:
@@ -136,7 +134,7 @@ class WarpgroupPartition:
         blocks = n // (self.columns * 8)
         rows = row, Digit(self.tiles(m), 4 * blocks, "r"), *wgmma.ROWS_D
         columns = column, Digit(blocks, 4, "r"), *wgmma.COLUMNS_D
-        return _warpgroup_layout(rows, columns, (copy,))
+        return _layout(rows, columns, (copy,))
 
     def operand_a(self, m: int, k: int, bits: int) -> Layout:
         """Return the layout of A (m x k): registers count tile row, step of k, element; equal in all columns of
@@ -148,13 +146,7 @@ class WarpgroupPartition:
         steps = k * bits // 256
         rows = row, Digit(self.tiles(m), steps * registers, "r"), *each_rows
         columns = Digit(steps, registers, "r"), *each_columns
-        return _warpgroup_layout(rows, columns, (copy, column))
-
-
-def _warpgroup_layout(rows: WarpgroupDigits, columns: WarpgroupDigits, replicas: WarpgroupDigits) -> Layout:
-    """Build a layout without the digits of size 1."""
-    rows, columns, replicas = (tuple(d for d in digits if d.size > 1) for digits in (rows, columns, replicas))
-    return Layout((rows, columns), replicas)
+        return _layout(rows, columns, (copy, column))
 
 
 def instruction_columns(n: int, type_of_a: str) -> int:

@@ -18,6 +18,7 @@ from torch_tile.tileop.base import (
     Tile,
     describe,
     identity_of,
+    indices_at,
     is_one,
     need_region,
     parallel,
@@ -106,12 +107,9 @@ class Reduce(RegisteredOp):
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Return the indices of a source element and its result, for a point and an index along the dimension."""
         position = [*outer[: self.dim], inner, *outer[self.dim :]]
-        steps = iter(position)
-        source = tuple(r.start + next(steps) if r.keep else r.start for r in self.src.ranges)
         kept = [r for r in self.dst.ranges if r.keep]
         slots = list(outer) if len(kept) == len(outer) else [*outer[: self.dim], const(0, dt.int32), *outer[self.dim :]]
-        steps = iter(slots)
-        return source, tuple(r.start + next(steps) if r.keep else r.start for r in self.dst.ranges)
+        return indices_at(self.src, position), indices_at(self.dst, slots)
 
     def lower_cpu(self) -> Stmt:
         """Fold rows by a vector helper if the last dimension is folded, else by a serial loop around a nest."""

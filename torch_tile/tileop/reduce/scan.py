@@ -20,6 +20,7 @@ from torch_tile.tileop.base import (
     conjunction,
     describe,
     identity_of,
+    indices_at,
     need_region,
     parallel,
     same_extents,
@@ -83,8 +84,7 @@ class Scan(RegisteredOp):
         kind = "sum" if self.kind == "sum" else "max"
 
         def at(region: Region, point: tuple[Expr, ...], k: Expr) -> tuple[Expr, ...]:
-            steps = iter([*point[: self.dim], k, *point[self.dim :]])
-            return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
+            return indices_at(region, [*point[: self.dim], k, *point[self.dim :]])
 
         def step(point: tuple[Any, ...], k: Expr) -> Stmt:
             here = extent - 1 - k if self.reverse else k
@@ -227,11 +227,7 @@ def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Cal
 
 
 def _place(region: Region) -> Place:
-    def at(point: Sequence[Expr]) -> tuple[Expr, ...]:
-        steps = iter(point)
-        return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
-
-    return Place(region.buffer, at)
+    return Place(region.buffer, lambda point: indices_at(region, point))
 
 
 def _lanes(length: Expr, count: int) -> int:

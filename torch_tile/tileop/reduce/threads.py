@@ -19,7 +19,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, cast, const, select
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.stmt import Alloc, Block, For, If, LoopKind, Stmt, Store
-from torch_tile.tileop.base import conjunction, describe, identity_of
+from torch_tile.tileop.base import conjunction, describe, identity_of, indices_at
 
 if TYPE_CHECKING:
     from torch_tile.tileop.reduce.op import Reduce
@@ -191,9 +191,8 @@ class ThreadReduce:
             value: Expr = Load(self.ctx.registers(op.src.buffer), (index,))
             conditions = self.inside(sorted(self.folded))
         else:
-            steps = iter([self.at(d) for d in range(len(self.layout.dims))])
-            point = tuple(r.start + next(steps) if r.keep else r.start for r in op.src.ranges)
-            value = Load(op.src.buffer, point)
+            point = [self.at(d) for d in range(len(self.layout.dims))]
+            value = Load(op.src.buffer, indices_at(op.src, point))
             conditions = self.inside(range(len(self.layout.dims)))
         identity = identity_of(op.kind, self.dtype)
         value = cast(value, self.dtype)

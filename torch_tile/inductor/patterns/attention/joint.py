@@ -18,7 +18,6 @@ from torch.fx import Graph, Node
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, read_views, trace, views_of
 from torch_tile.inductor.graph.extract import copied
-from torch_tile.inductor.graph.look_through import bare, laid_out
 from torch_tile.inductor.graph.nodes import (
     CAST,
     PARTITIONING,
@@ -39,6 +38,7 @@ from torch_tile.inductor.graph.nodes import (
     same_shape,
     shape,
 )
+from torch_tile.inductor.graph.strip_copies import bare, laid_out
 from torch_tile.inductor.patterns.attention import score_program
 from torch_tile.inductor.patterns.attention.backward_matcher import (
     FIX,

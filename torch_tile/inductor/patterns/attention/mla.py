@@ -16,9 +16,9 @@ from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, extent, leaves, unify
-from torch_tile.inductor.graph.look_through import drop_behind
 from torch_tile.inductor.graph.nodes import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
 from torch_tile.inductor.graph.score_index import Places
+from torch_tile.inductor.graph.strip_copies import drop_behind
 from torch_tile.inductor.patterns.attention import masks
 from torch_tile.inductor.patterns.attention.matcher import (
     Operand,

@@ -15,7 +15,6 @@ from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, trace
-from torch_tile.inductor.graph.look_through import bare, drop_behind, unscaled
 from torch_tile.inductor.graph.nodes import (
     CAST,
     TOLD,
@@ -32,6 +31,7 @@ from torch_tile.inductor.graph.nodes import (
     val,
 )
 from torch_tile.inductor.graph.score_index import Places
+from torch_tile.inductor.graph.strip_copies import bare, drop_behind, unscaled
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
 from torch_tile.inductor.patterns.attention.matcher import (

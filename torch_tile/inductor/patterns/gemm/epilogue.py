@@ -45,6 +45,8 @@ from torch_tile.kernels.epilogue.canonicalize import canonical
 
 MAX_OPS = 32
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+SCALED = (aten._scaled_mm.default, *([aten._scaled_mm_v2.default] if hasattr(aten, "_scaled_mm_v2") else []))
+"""Products of float8 matrices, whose scales come behind the operands."""
 
 
 @dataclass
@@ -113,6 +115,8 @@ def right(node: Node) -> Node:
 def _operands(node: Node) -> tuple[Any, Any, Any]:
     """Return the left and right operands, and the ends of the row groups, if there are any."""
     product = whole(node) or node
+    if is_call(product, *SCALED):
+        return product.args[0], product.args[1], None
     return grouped_ops.by_rows(product) or (product.args[-2], product.args[-1], None)
 
 

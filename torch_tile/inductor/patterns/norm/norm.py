@@ -175,8 +175,10 @@ def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | No
 
 def _normalised(root: Node, x: Node, accept: Callable[[Any], bool], backward: Collection[Node]) -> Normalised:
     """Find the one product of an accepted input with the reciprocal root of a statistic of x; raises Miss."""
+    if is_call(root, aten.sqrt.default):  # not a mere divisor, or it were a reciprocal root by now
+        raise _used_elsewhere(root)
     found = []
-    chain = follow(root, backward) if is_call(root, aten.rsqrt.default) else []
+    chain = follow(root, backward)
     readers = [(node, user) for user in chain for node in user.users if node not in backward and node not in chain]
     for node, user in readers:
         if is_call(node, aten.mul.Tensor) and one_per_row(user, x):
@@ -190,12 +192,16 @@ def _normalised(root: Node, x: Node, accept: Callable[[Any], bool], backward: Co
             at=root,
         )
     if any(node is not found[0].node for node, _ in readers):
-        raise Miss(
-            "the statistic is used elsewhere (returned, or saved for the backward?)",
-            "use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm",
-            at=root,
-        )
+        raise _used_elsewhere(root)
     return found[0]
+
+
+def _used_elsewhere(root: Node) -> Miss:
+    return Miss(
+        "the statistic is used elsewhere (returned, or saved for the backward?)",
+        "use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm",
+        at=root,
+    )
 
 
 def _through_casts(node: Node, backward: Collection[Node]) -> list[Node]:

@@ -10,8 +10,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_tile.inductor.graph.look_through import bare, drop_behind
 from torch_tile.inductor.graph.nodes import Rewrite, aten, val
+from torch_tile.inductor.graph.strip_copies import bare, drop_behind
 
 ATTENTION = torch.ops.tile.attention.default
 

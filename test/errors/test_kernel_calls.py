@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of kernels that do not fit, functions that are no kernels, and names that stand for something else."""
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
+
+
+@torch_tile.jit
+def other(A):
+    A: T.Tensor((4,), "float32")
+    with T.Kernel(1) as _:
+        T.clear(A)
+
+
+@torch_tile.jit
+def lazy(n):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32")):
+        with T.Kernel(1) as _:
+            T.clear(A)
+
+    return main
+
+
+def nested():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            other(A)  # here
+
+
+def assigned_type():
+    @torch_tile.jit
+    def kernel(A):
+        A = T.Tensor((4,), "float32")  # here
+        with T.Kernel(1) as _:
+            A[0] = 1
+
+    kernel(torch.zeros(4))
+
+
+def one_name_for_a_grid():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(2, 2) as block:
+            A[block * 2] = 1  # here
+
+
+def garbage():
+    @torch_tile.jit
+    def kernel(A):
+        A: T.Tensor((4,), "float32")
+        B = T.empty((4,), "float32")  # here
+        with T.Kernel(1) as _:
+            T.clear(A)
+        return B
+
+    kernel(torch.zeros(4))
+
+
+def tensors_for_sizes():
+    lazy(torch.zeros(4))
+
+
+def unknown_size():
+    lazy(m=4)
+
+
+def of_a_class():
+    torch_tile.jit(dict)
+
+
+CASES = {
+    nested: ("kernel_in_kernel", "other(A)"),
+    assigned_type: ("type_as_tensor", 'A = T.Tensor((4,), "float32")'),
+    one_name_for_a_grid: ("tuple_as_index", "block * 2"),
+    garbage: ("unwritten_result", 'T.empty((4,), "float32")'),
+}
+CALLS = {
+    tensors_for_sizes: ("bad_kernel_call", "lazy(...)(x)"),
+    unknown_size: ("bad_kernel_call", "`n`"),
+    of_a_class: ("bad_function", "def kernel"),
+}
+CASES |= CALLS
+
+
+@pytest.mark.parametrize("case", CASES.keys() - CALLS.keys(), ids=lambda f: f.__name__)
+def test_refused(case, refused):
+    refused(case, *CASES[case])
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda f: f.__name__)
+def test_refused_call(case):
+    """Python's own traceback shows the line."""
+    with pytest.raises(TileError) as caught:
+        case()
+    assert isinstance(caught.value, TypeError) and caught.value.code == CALLS[case][0]
+    assert CALLS[case][1] in caught.value.diagnostics[0].fix
+
+
+SCALE = 2.0
+
+
+@torch_tile.jit
+def scaled(A):
+    A: T.Tensor((4,), "float32")
+    B = T.empty((4,), "float32")
+    with T.Kernel(1) as _:
+        for i in T.Parallel(4):
+            B[i] = A[i] * SCALE
+    return B
+
+
+def test_a_changed_global_counts(monkeypatch):
+    """Of a kernel that was compiled before: the new number, and the old one again without a compilation."""
+    a = torch.randn(4)
+    torch.testing.assert_close(scaled(a), a * 2)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    torch.testing.assert_close(scaled(a), a * 3)
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    torch.testing.assert_close(scaled(a), a * 2)
+    assert len(scaled.kernels) == 2
+
+
+def test_a_changed_enclosing_variable_counts():
+    offset = 1.0
+
+    @torch_tile.jit(out_idx=[-1])
+    def make(n):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(1) as _:
+                for i in T.Parallel(n):
+                    B[i] = A[i] + offset
+
+        return main
+
+    a = torch.randn(8)
+    torch.testing.assert_close(make(8)(a), a + 1)
+    offset = 5.0
+    torch.testing.assert_close(make(8)(a), a + 5)
+    assert make(8) is make(8)

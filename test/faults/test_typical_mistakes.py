@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typical mistakes of authors, in mistakes.txt: each must be named on its line, with the reason and what to write.
+
+A program's head is `== name: word, word`. The words must stand in the message; `#!` ends the line that it must name.
+"""
+
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_tile.diagnostics.errors import LaunchError, TileError
+
+HEAD = "import math\nimport numpy as np\nimport torch\nimport torch_tile\nimport torch_tile.language as T\n"
+MISTAKES = [part.split("\n", 1) for part in (Path(__file__).parent / "mistakes.txt").read_text().split("== ")[1:]]
+
+
+@pytest.mark.parametrize(("head", "program"), MISTAKES, ids=[head.partition(":")[0] for head, _ in MISTAKES])
+def test_mistake(head: str, program: str, tmp_path: Path) -> None:
+    message, lines = message_of(HEAD + program, tmp_path)
+    assert message, "the program runs: the mistake is silent"
+    wanted = 1 + (HEAD + program).split("#!")[0].count("\n")
+    missing = [word for word in head.partition(": ")[2].split(", ") if word.lower() not in message.lower()]
+    assert not missing, f"not in the message: {missing}\n{message}"
+    assert wanted in lines, f"line {wanted} is not among {lines}\n{message}"
+
+
+def message_of(text: str, folder: Path) -> tuple[str, list[int]]:
+    """What a program's error says, and the lines that it names: in its text, else those that its traceback ends in."""
+    path = folder / "mistake.py"
+    path.write_text(text)
+    names = {"__name__": "mistake", "x": torch.randn(64), "m": torch.randn(32, 32)}
+    try:
+        exec(compile(text, str(path), "exec"), names)
+    except (TileError, LaunchError, TypeError, RuntimeError) as problem:
+        said = [int(line) for line in re.findall(rf"{re.escape(str(path))}:(\d+)", str(problem))]
+        frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
+        return f"{type(problem).__name__}: {problem}", said or frames
+    return "", []
+
+
+def test_there_are_enough() -> None:
+    assert len(MISTAKES) >= 100 and len({head for head, _ in MISTAKES}) == len(MISTAKES)

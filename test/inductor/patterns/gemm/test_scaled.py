@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of float8 matrices by torch's functions become one kernel with their epilogue."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+M, N, K = 16, 32, 256
+BF16, FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+class Operands(torch.nn.Module):
+    """Operands and scales, and what a form makes of them."""
+
+    def __init__(self, generator, form) -> None:
+        super().__init__()
+        self.form = form
+
+        def random(*shape):
+            return torch.randn(shape, generator=generator)
+
+        self.register_buffer("weight", random(N, K).to(FLOAT8))
+        self.register_buffer("bias", random(N).to(BF16))
+        self.register_buffer("one", torch.tensor(0.5))
+        self.register_buffer("rows", random(M, 1).abs())
+        self.register_buffer("columns", random(1, N).abs())
+
+    def forward(self, x):
+        return self.form(x.to(FLOAT8), self.weight.t(), self)
+
+
+def rowwise(a, b, w):
+    recipe = F.ScalingType.RowWise
+    return F.scaled_mm(a, b, w.rows, recipe, w.columns, recipe, output_dtype=torch.float32)
+
+
+def scaled_mm(a, b, *scales, bias=None, out_dtype=BF16):
+    return torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=out_dtype)
+
+
+FORMS = {
+    "a matrix": (lambda a, b, w: scaled_mm(a, b, w.one, w.one), "scales [1, 1] by [1, 1], ret acc0"),
+    "rows": (lambda a, b, w: scaled_mm(a, b, w.rows, w.columns), f"scales [{M}, 1] by [1, {N}], ret acc0"),
+    "bias and silu": (
+        lambda a, b, w: F.silu(scaled_mm(a, b, w.rows, w.columns, bias=w.bias)),
+        "biased=add(acc0,x0);v0=silu(biased);ret v0",
+    ),
+    "a residual": (
+        lambda a, b, w: scaled_mm(a, b, w.one, w.one, bias=w.bias) + a[:, :N].to(BF16),
+        "biased=add(acc0,x1);v0=add(biased,x0);ret v0",
+    ),
+    "recipes": (rowwise, f"scales [{M}, 1] by [1, {N}], ret acc0"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_becomes_one_kernel(form, light, generator):
+    if form == "recipes" and not hasattr(F, "scaled_mm"):
+        pytest.skip("this torch has no F.scaled_mm")
+    function, what = FORMS[form]
+    model = Operands(generator, function)
+    x = torch.randn(M, K, generator=generator)
+    got, report = light(model, x)
+    (row,) = report.replaced("scaled")
+    assert what in row.what
+    torch.testing.assert_close(got, model(x), rtol=2e-2, atol=0.3)
+
+
+def test_a_float8_result_is_told(light, generator):
+    model = Operands(generator, lambda a, b, w: scaled_mm(a, b, w.one, w.one, out_dtype=FLOAT8).to(BF16))
+    _, report = light(model, torch.randn(M, K, generator=generator))
+    assert not report.replaced("scaled")
+    (miss,) = report.missed("scaled")
+    assert "into torch.float8_e4m3fn" in miss.reason

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scans of transformers' models by ours: logits, gradients and generated tokens are those of the models' own."""
+
+import sys
+
+import pytest
+import torch
+
+import torch_tile
+from torch_tile.integrations import scans
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+
+
+def mamba2():
+    config = transformers.Mamba2Config(
+        **SIZES, num_heads=4, head_dim=16, state_size=16, n_groups=2, chunk_size=8, time_step_limit=(0.0, 0.5)
+    )
+    return transformers.Mamba2ForCausalLM(config)
+
+
+def bamba():
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 16}
+    state = {"mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 8}
+    config = transformers.BambaConfig(**SIZES, **heads, **state, intermediate_size=48, attn_layer_indices=[1])
+    return transformers.BambaForCausalLM(config)
+
+
+def results(model, ids):
+    """Logits and gradients of a training step, and what the model generates."""
+    model.train().zero_grad()
+    out = model(ids, labels=ids)
+    out.loss.backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    with torch.no_grad():
+        tokens = model.eval().generate(ids, max_new_tokens=4, do_sample=False)
+    return out.logits.detach(), grads, tokens
+
+
+@pytest.fixture
+def restored():
+    """Puts the functions of model files back."""
+    yield
+    for name, file in list(sys.modules.items()):
+        for role in scans.ROLES if name.startswith("transformers.models.") else ():
+            function = getattr(file, role, None)
+            if hasattr(function, "_tile_old"):
+                setattr(file, role, function._tile_old)
+
+
+@pytest.mark.parametrize("make", [mamba2, bamba])
+def test_a_model_computes_the_same(make, restored, seed):
+    torch.manual_seed(seed)
+    model, ids = make(), torch.randint(0, 64, (2, 11))
+    want = results(model, ids)
+    others = {"linear": False, "norm": False, "mlp": False, "attention": False}
+    assert not torch_tile.replace_layers(model, **others)  # scans only if asked for
+    done = torch_tile.replace_layers(model, **others, scan=True)
+    assert {change.old for change in done} == set(scans.ROLES)
+    assert not torch_tile.replace_layers(model, **others, scan=True)  # once
+    got = results(model, ids)
+    torch.testing.assert_close(got[:2], want[:2], rtol=1e-3, atol=1e-4)
+    assert torch.equal(got[2], want[2])
+
+
+def test_functions_that_compute_something_else_stay(restored):
+    file = sys.modules[type(mamba2().backbone.layers[0].mixer).__module__]
+    old = file.mamba2_chunk_scan
+
+    def doubled(*args, **named):
+        out, states = old.__wrapped__(*args, **named)
+        return 2 * out, states
+
+    try:
+        file.mamba2_chunk_scan = doubled
+        names = [name for _, name in scans.replace_scans(mamba2())]
+        assert "mamba2_chunk_scan" not in names and "causal_conv1d_fn" in names
+        assert file.mamba2_chunk_scan is doubled
+    finally:
+        file.mamba2_chunk_scan = old
+
+
+def test_packed_sequences_and_other_activations_go_to_the_old_function():
+    x, weight = torch.randn(1, 5, 6), torch.randn(5, 4)
+    old = lambda *args, **named: ("old", named)  # noqa: E731
+    call = scans.replacement(old, scans.convolution)
+    assert call(x, weight, None, activation="gelu") == ("old", {"activation": "gelu"})
+    assert call(x, weight, None, seq_idx=x)[1]["seq_idx"] is x

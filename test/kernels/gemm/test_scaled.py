@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of float8 matrices with scales of every form, against float64."""
+
+import importlib
+
+import pytest
+import torch
+
+from torch_tile.hardware import Target
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.gemm.scaled import Problem, config_for, footprint, reference, scaled_gemm
+from torch_tile.kernels.gemm.tiling import Config
+
+E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
+# What scales a row of a, or a column of b, and whether runs of 128 columns have their own.
+FORMS = {
+    "matrix": (("one", False), ("one", False)),
+    "rows": (("own", False), ("own", False)),
+    "blocks": (("own", True), ("block", True)),
+    "runs": (("own", True), ("own", True)),
+    "blocks of a": (("block", True), ("own", True)),
+    "runs of b": (("one", False), ("own", True)),
+}
+
+
+def scales(problems, form, rows, columns):
+    """Positive scales of `rows x columns` numbers, some stored the other way round."""
+    kind, grouped = form
+    count = {"one": 1, "own": rows, "block": -(-rows // 128)}[kind]
+    groups = -(-columns // 128) if grouped else 1
+    found = problems.tensor(count, groups).abs() + 0.1
+    return found.t().contiguous().t() if problems.pick(False, True) else found
+
+
+def arguments(problems, form, m, n, k, dtypes=(E4M3, E4M3), turned=False):
+    """Of `scaled_gemm`, up to the auxiliary operands."""
+    a, b = problems.tensor(m, k).to(dtypes[0]), problems.tensor(n, k).to(dtypes[1])
+    b = b.t().contiguous() if turned else b.t()
+    return a, b, scales(problems, form[0], m, k), scales(problems, form[1], n, k).t()
+
+
+def exact(a, b, scale_a, scale_b, aux, kinds, text):
+    wide = [x.double() for x in (a, b, scale_a, scale_b)]
+    return reference(*wide, [x.double() for x in aux], kinds, text, F64)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_problems(form, rounds, problems, check):
+    for number in rounds(2):
+        config = problems.pick(None, Config(64, 64, 128, 128, 2))
+        m, n, k = problems.size(150), problems.size(150), problems.size(300)
+        dtypes, turned = problems.pick((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)), problems.pick(False, False, True)
+        args = arguments(problems, FORMS[form], m, n, k, dtypes, turned)
+        row = problems.tensor(n, dtype=F32)
+        dtype = problems.pick(F32, BF16)
+        got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w", dtype, config)
+        want = exact(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w")
+        check(got, want, f"{number}: {m}x{n}x{k}, {dtypes}, turned {turned}, {config}", dtype)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_aligned_rows(form, engine, problems, check):
+    """Bulk copies and wgmma on Hopper, which ragged sizes refuse."""
+    m, n, k = problems.size(140), problems.size(140), 128 * problems.pick(2, 3) + problems.pick(0, 64)
+    args = arguments(problems, FORMS[form], m, n, k)
+    args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
+    full = problems.tensor(m, n, dtype=BF16)
+    got = scaled_gemm(*args, [full], "t", "v=add(acc0,x0);ret v", F32)
+    check(got, exact(*args, [full], "t", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32)
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("capability", [80, 120])
+def test_by_mma(capability, engine, problems, check, monkeypatch):
+    """By float16 on Ampere, which has no float8 products, and by mma.sync of float8 elsewhere."""
+    machine = Machine(Target("cuda", capability), 4)
+    monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm.scaled"), "machine_of", lambda x: machine)
+    args = arguments(problems, FORMS["blocks"], 40, 70, 272, (E4M3, E5M2))
+    check(scaled_gemm(*args, [], "", "", F32), exact(*args, [], "", ""), str(capability), F32)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 16), (3, 0, 16), (3, 4, 0), (1, 1, 1)])
+def test_empty_and_tiny(shape, engine, problems):
+    m, n, k = shape
+    args = (torch.ones(m, k).to(E4M3), torch.ones(k, n).to(E5M2), torch.full((1, 1), 2.0), torch.ones(1, 1))
+    assert torch.equal(scaled_gemm(*args, [], "", "", F32), torch.full((m, n), 2.0 * k))
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
+def test_tilings_fit(capability):
+    machine = Machine(Target("cuda", capability), 132)
+    operand = E4M3 if machine.target.has_fp8 else torch.float16
+    for m in (1, 64, 300, 4096):
+        for aligned in (False, True):
+            config = config_for(Problem(operand, m, 4096, 4096, aligned), machine)
+            tiles = footprint(config, (operand, operand), aligned)
+            assert tiles.tile_bytes <= machine.target.shared_limit, (m, config)

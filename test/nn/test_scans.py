@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torch_tile.nn import scans
+
+
+def test_a_convolution_in_parts(seed):
+    """Whole, in two parts by final states, and token by token."""
+    torch.manual_seed(seed)
+    x, weight, bias = torch.randn(2, 5, 9), torch.randn(5, 4), torch.randn(5)
+    want = F.silu(F.conv1d(F.pad(x, (3, 0)), weight[:, None], bias, groups=5))
+    torch.testing.assert_close(scans.causal_conv1d_fn(x, weight, bias, activation="silu"), want)
+    first, state = scans.causal_conv1d_fn(x[:, :, :2], weight, bias, return_final_states=True, activation="swish")
+    rest = scans.causal_conv1d_fn(x[:, :, 2:], weight, bias, initial_states=state, activation="silu")
+    torch.testing.assert_close(torch.cat([first, rest], 2), want)
+    state = torch.zeros(2, 5, 4)
+    kept = state
+    steps = [scans.causal_conv1d_update(x[:, :, t], state, weight, bias, "silu") for t in range(7)]
+    steps += [scans.causal_conv1d_update(x[:, :, 7:], state, weight, bias, "silu")]
+    torch.testing.assert_close(torch.cat([torch.stack(steps[:7], 2), steps[7]], 2), want)
+    assert kept is state
+    torch.testing.assert_close(state, x[:, :, -4:])
+
+
+def test_a_state_without_heads_has_one(seed):
+    torch.manual_seed(seed)
+    state, x, dt, A = torch.randn(2, 3, 5), torch.randn(2, 3), torch.randn(2, 3), -torch.rand(3, 5)
+    B, C, D, z, bias = torch.randn(2, 5), torch.randn(2, 5), torch.randn(3), torch.randn(2, 3), torch.randn(3)
+    step = F.softplus(dt + bias)
+    new = state * torch.exp(step[..., None] * A) + (step * x)[..., None] * B[:, None]
+    want = ((new * C[:, None]).sum(-1) + D * x) * F.silu(z)
+    got = scans.selective_state_update(state, x, dt, A, B, C, D, z, bias, True)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, new, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_supported_is_refused():
+    x, weight = torch.randn(2, 5, 9), torch.randn(5, 4)
+    with pytest.raises(ValueError, match="causal_conv1d_fn: seq_idx is not supported"):
+        scans.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9))
+    with pytest.raises(ValueError, match="causal_conv1d_fn: activation is 'gelu'"):
+        scans.causal_conv1d_fn(x, weight, activation="gelu")
+    keys = torch.randn(2, 9, 1, 4)
+    given = torch.randn(2, 9, 3, 5), torch.randn(2, 9, 3), torch.randn(3), keys, keys, 64
+    with pytest.raises(ValueError, match="mamba_chunk_scan_combined: cu_seqlens is not supported"):
+        scans.mamba_chunk_scan_combined(*given, cu_seqlens=torch.zeros(3))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One suggestion: the sizes of tiles and what belongs to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_tile.carver.roller.rasterization import NoRasterization, Rasterization
+
+
+@dataclass
+class Hint:
+    """Sizes of a block's tile, of a warp's part of it (products) or a thread's (others), and of a step of a sum.
+
+    `seconds` is what the cost model expects.
+    """
+
+    block: list[int]
+    warp: list[int] = field(default_factory=list)
+    thread: list[int] = field(default_factory=list)
+    rstep: list[int] = field(default_factory=list)
+    pipeline_stage: int = 1
+    rasterization_plan: Rasterization = field(default_factory=NoRasterization)
+    use_tc: bool = False
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields by name."""
+        return dict(vars(self))
+
+
+__all__ = ["Hint"]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognise other libraries' quantised linear layers by their class and its attributes; none is imported.
+
+A layer of ours is made of the same numbers: words are re-packed where the layout differs, and nothing is rounded again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torch_tile.nn as tnn
+from torch_tile.integrations.recognise import Plan
+from torch_tile.nn.packing import from_awq, from_gptq, rows_of_blocks, undo_double_quantization
+from torch_tile.ops.families.dequant_gemm import supported_group
+
+log = logging.getLogger("torch_tile")
+
+
+class Unfit(Exception):
+    """Why a quantised layer has no counterpart."""
+
+
+def plan_quantized(module: nn.Module) -> Plan | None:
+    """Return the plan for a quantised layer. Return None if the layer is unknown, or is of a form without kernels."""
+    make = RECOGNISED.get(type(module).__name__)
+    if make is None or isinstance(module, tnn.QuantizedLinear | tnn.Float8Linear) or "forward" in module.__dict__:
+        return None
+    try:
+        with torch.no_grad():
+            made = make(module)
+    except Unfit as why:
+        log.info("%s is not replaced: %s", type(module).__name__, why)
+        return None
+    except (AttributeError, RuntimeError, TypeError, ValueError) as problem:  # of another version of the library
+        log.info("%s is not replaced: its attributes are not those we know: %s", type(module).__name__, problem)
+        return None
+    if made is None:
+        return None
+    attributes = {name: value for name, value in vars(made).items() if name not in vars(nn.Module())}
+    return Plan(type(made), attributes, made)
+
+
+def _bitsandbytes(module: Any) -> nn.Module | None:
+    """`Linear4bit` with its weight quantised: two elements in memory order to a byte, the first in the upper bits."""
+    state: Any = getattr(module.weight, "quant_state", None) or getattr(module, "quant_state", None)
+    if state is None or module.weight.dtype != torch.uint8:
+        raise Unfit("its weight is not quantised yet, or is stored in other words than bytes")
+    format, (n, k) = state.quant_type, tuple(state.shape)
+    formats: Any = {"nf4": "nf4", "fp4": "fp4"}
+    if format not in formats or k % 2:
+        raise Unfit(f"its format is {format!r} of {k} input features")
+    absmax: Tensor = state.absmax
+    if state.nested:
+        inner = state.state2
+        absmax = undo_double_quantization(absmax, inner.code, inner.absmax, inner.blocksize, state.offset)
+    scales = rows_of_blocks(absmax.to(torch.float32), (n, k), state.blocksize)
+    if scales is None or not (scales.shape[1] == 1 or supported_group(k // scales.shape[1])):
+        raise Unfit(f"blocks of {state.blocksize} do not divide rows of {k}")
+    words = module.weight.detach().reshape(n, k // 2)
+    compute = module.compute_dtype
+    return tnn.QuantizedLinear(
+        words, scales.contiguous(), bias=module.bias, high_first=True, format=formats[format], compute_dtype=compute
+    )
+
+
+def _gptq(module: Any) -> nn.Module | None:
+    """GPTQ's layers: int32 words along the input features, with zeros and scales of runs of them."""
+    bits = int(module.bits)
+    k, n = module.qweight.shape[0] * 32 // bits, module.qweight.shape[1]
+    groups = module.scales.shape[0]
+    if bits not in (2, 4, 8) or module.qweight.dtype != torch.int32 or module.scales.shape[1] != n:
+        raise Unfit(f"its words of {bits} bits are not laid out as GPTQ's")
+    order = getattr(module, "g_idx", None)
+    if order is not None and order.numel() and not torch.equal(order.cpu().long(), torch.arange(k) // (k // groups)):
+        raise Unfit("its input features are ordered by activation (desc_act)")
+    if k % groups or not (groups == 1 or supported_group(k // groups)):
+        raise Unfit(f"{groups} groups of {k} input features")
+    form = getattr(module, "qzero_format", None)
+    one_less = (form() if callable(form) else 1) == 1
+    words, zeros = from_gptq(module.qweight, module.qzeros, bits, one_less)
+    return tnn.QuantizedLinear(words, module.scales.t().contiguous(), zeros, _bias(module), bits=bits)
+
+
+def _awq(module: Any) -> nn.Module | None:
+    """AWQ's layers for matrix products: int32 words along the output features, interleaved."""
+    k, groups = module.qweight.shape[0], module.scales.shape[0]
+    if module.w_bit != 4 or k % groups or not (groups == 1 or supported_group(k // groups)):
+        raise Unfit(f"{module.w_bit} bits, {groups} groups of {k} input features")
+    words, zeros = from_awq(module.qweight, module.qzeros)
+    return tnn.QuantizedLinear(words, module.scales.t().contiguous(), zeros, _bias(module))
+
+
+def _bias(module: Any) -> Tensor | None:
+    """Return the bias, which some libraries hold as a buffer."""
+    bias: Tensor | None = getattr(module, "bias", None)
+    return bias
+
+
+def _float8(module: Any) -> nn.Module | None:
+    """transformers' fine-grained float8: scales of blocks of 128 x 128, or of the matrix."""
+    scale: Tensor = module.weight_scale_inv
+    if module.weight.dtype != torch.float8_e4m3fn:
+        raise Unfit(f"its weight is {module.weight.dtype}")
+    if module.block_size is not None and tuple(module.block_size) != (128, 128):
+        raise Unfit(f"its blocks are {tuple(module.block_size)}")
+    scale = scale.detach().to(torch.float32).reshape(scale.shape if scale.dim() == 2 else (1, 1))
+    static = module.activation_scale
+    return tnn.Float8Linear(module.weight.detach(), scale, module.bias, None if static is None else static.detach())
+
+
+RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
+    "Linear4bit": _bitsandbytes,
+    "QuantLinear": _gptq,
+    "TorchQuantLinear": _gptq,
+    "TritonV2QuantLinear": _gptq,
+    "WQLinear_GEMM": _awq,
+    "FP8Linear": _float8,
+}
+"""How to read a layer, by the name of its class."""

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scans of transformers' models by our operators, where the models look for mamba-ssm, causal-conv1d and fla.
+
+A model file of transformers has these functions in plain torch. One that agrees with ours in a trial on small random
+tensors is replaced in its file, and so in all models of the file; arguments that ours do not take go to the old one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_tile.nn import scans
+from torch_tile.ops.reference import reference
+
+log = logging.getLogger("torch_tile")
+Call = Callable[..., Any]
+PACKED = ("seq_idx", "cu_seqlens")
+"""Arguments of packed sequences, which the functions in plain torch refuse."""
+
+
+def convolution(old: Call, x: Any, weight: Any, bias: Any = None, activation: Any = None, **more: Any) -> Any:
+    """`causal_conv1d_fn` as model files have it."""
+    if activation not in scans.ACTIVATIONS or weight.shape[1] > 8 or is_packed(more):
+        return old(x, weight, bias, activation=activation, **without_run(more))
+    return scans.causal_conv1d_fn(x, weight, bias, activation=activation, **run_of(more))
+
+
+def convolution_step(
+    old: Call, x: Any, state: Any, weight: Any, bias: Any = None, activation: Any = None, **more: Any
+) -> Any:
+    """`causal_conv1d_update` as model files have it."""
+    if activation not in scans.ACTIVATIONS or weight.shape[1] > 8 or x.shape[-1] != 1:
+        return old(x, state, weight, bias, activation)
+    return scans.causal_conv1d_update(x, state, weight, bias, activation, **run_of(more))
+
+
+def scan(old: Call, x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int, *given: Any, **more: Any) -> Any:
+    """`mamba2_chunk_scan` as model files have it."""
+    names = ("D", "dt_bias", "initial_states", "dt_softplus", "dt_limit", "return_final_states")
+    more |= dict(zip(names, given, strict=False))
+    if is_packed(more):
+        return old(x, dt, A, B, C, chunk_size, **without_run(more))
+    kept = {name: more[name] for name in (*names, "z") if name in more}
+    return scans.mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, **kept, **run_of(more))
+
+
+def scan_step(old: Call, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, *given: Any, **more: Any) -> Any:
+    """`mamba2_selective_state_update` as model files have it."""
+    names = ("D", "dt_bias", "dt_softplus", "z")
+    more |= dict(zip(names, given, strict=False))
+    kept = {name: more[name] for name in names if name in more}
+    return scans.selective_state_update(state, x, dt, A, B, C, **kept, **run_of(more))
+
+
+def is_packed(more: dict[str, Any]) -> bool:
+    """Whether several sequences are one."""
+    return any(more.get(name) is not None for name in PACKED)
+
+
+def run_of(more: dict[str, Any]) -> dict[str, Any]:
+    """What calls operators, if a trial says so."""
+    return {"run": more["run"]} if "run" in more else {}
+
+
+def without_run(more: dict[str, Any]) -> dict[str, Any]:
+    """Arguments but what calls operators."""
+    return {name: value for name, value in more.items() if name != "run"}
+
+
+def try_convolution(function: Call) -> list[Any]:
+    """Results of a short convolution."""
+    x, weight, bias = torch.randn(2, 5, 7), torch.randn(5, 4), torch.randn(5)
+    return [function(x, weight, bias, activation="silu"), function(x[:, :, :2], weight, None, activation=None)]
+
+
+def try_convolution_step(function: Call) -> list[Any]:
+    """Results of a step of a short convolution, and its state."""
+    x, state = torch.randn(2, 5, 1), torch.randn(2, 5, 4)
+    return [function(x, state, torch.randn(5, 4), torch.randn(5), activation="silu"), state]
+
+
+def try_scan(function: Call) -> list[Any]:
+    """Results of a scan of Mamba-2."""
+    keys = torch.randn(2, 9, 2, 5), torch.randn(2, 9, 2, 5)
+    options = {"dt_bias": torch.randn(4), "dt_softplus": True, "D": torch.randn(4), "return_final_states": True}
+    state = torch.randn(2, 4, 3, 5)
+    given = torch.randn(2, 9, 4, 3), torch.randn(2, 9, 4), -torch.rand(4), *keys
+    return list(function(*given, chunk_size=4, initial_states=state, dt_limit=(0.1, 0.9), **options))
+
+
+def try_scan_step(function: Call) -> list[Any]:
+    """Results of a step of a scan, and its state."""
+    state, skip, bias = torch.randn(2, 4, 3, 5), *(torch.randn(4)[:, None].expand(-1, 3) for _ in range(2))
+    x, dt, A = torch.randn(2, 4, 3), torch.randn(2, 4, 1).expand(-1, -1, 3), -torch.rand(4)[:, None, None]
+    keys = torch.randn(2, 2, 5), torch.randn(2, 2, 5)
+    options = {"D": skip, "z": None, "dt_bias": bias, "dt_softplus": True}
+    return [function(state, x, dt, A.expand(-1, 3, 5), *keys, **options), state]
+
+
+ROLES: dict[str, tuple[Call, Call]] = {
+    "causal_conv1d_fn": (convolution, try_convolution),
+    "causal_conv1d_update": (convolution_step, try_convolution_step),
+    "mamba2_chunk_scan": (scan, try_scan),
+    "mamba2_selective_state_update": (scan_step, try_scan_step),
+}
+"""Functions of model files: ours, and a trial that calls one of them."""
+
+
+def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Replace the scans of the files of a model's classes. Return the file and the name of each."""
+    done = []
+    for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
+        file = sys.modules.get(name)
+        if not name.startswith("transformers.models.") or file is None:
+            continue
+        for role, (ours, trial) in ROLES.items():
+            old = getattr(file, role, None)
+            if old is None or hasattr(old, "_tile_old"):
+                continue
+            if agrees(old, ours, trial):
+                setattr(file, role, replacement(old, ours))
+                done.append((name, role))
+            else:
+                log.info("%s.%s is not replaced: ours computes something else", name, role)
+    return done
+
+
+def replacement(old: Call, ours: Call) -> Call:
+    """Our function in the place of an old one, which it calls for what it does not take."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        return ours(old, *args, **named)
+
+    functools.update_wrapper(call, old)
+    call._tile_old = old  # type: ignore[attr-defined]
+    return call
+
+
+def agrees(old: Call, ours: Call, trial: Call) -> bool:
+    """Return whether both functions give equal results on small random tensors; ours runs in plain torch."""
+    found = []
+    plain = getattr(old, "__wrapped__", old)
+    for function in (plain, functools.partial(ours, plain, run=reference)):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                found.append(trial(function))
+            except Exception as problem:  # a trial of unknown code may fail in any way: then it is not what we know
+                log.info("the trial of %s failed: %s", getattr(old, "__name__", old), problem)
+                return False
+    return all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4)
+        for a, b in zip(*found, strict=True)
+    )

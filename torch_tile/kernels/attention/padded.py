@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over sequences of different lengths in plain torch: padded to one length, and masked.
+
+This is the definition that kernels over ragged and paged sequences are tested against, and what runs where they do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_tile.kernels.attention import backward as dense_backward, forward as dense
+from torch_tile.kernels.attention.args import AttentionArgs
+from torch_tile.kernels.attention.arguments import bounded
+from torch_tile.kernels.common import compute_dtype
+
+Padded = AttentionArgs[torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of sequences that lie one after the other. `cu_seqlens` int32 `[B + 1]` says where they begin and end, and
+    `most` how many rows one has at most.
+    """
+
+    cu_seqlens: torch.Tensor
+    most: Any
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """The number of rows of each sequence `[B]`."""
+        return self.cu_seqlens.diff()
+
+    @property
+    def present(self) -> torch.Tensor:
+        """Say which rows exist, as bool `[B, most]`."""
+        return torch.arange(self.most, device=self.cu_seqlens.device) < self.lengths[:, None]
+
+    def pad(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rows `[rows, H, ...]` as `[B, H, most, ...]`, with 0 where there are none."""
+        index = self.cu_seqlens[:-1, None].long() + torch.arange(self.most, device=x.device)
+        found = x[index.clamp(0, max(x.shape[0] - 1, 0))] if x.shape[0] else x.new_zeros((*index.shape, *x.shape[1:]))
+        here = self.present.reshape(*self.present.shape, *[1] * (x.dim() - 1))
+        return torch.where(here, found, 0).transpose(1, 2)
+
+    def unpad(self, x: torch.Tensor, count: Any, fill: float = 0.0) -> torch.Tensor:
+        """Return `[B, H, most, ...]` as `count` rows `[count, H, ...]`. Rows behind the last sequence are `fill`."""
+        row = torch.arange(count, device=x.device)
+        ends = self.cu_seqlens[1:].contiguous().to(row.dtype)
+        sequence = torch.searchsorted(ends, row, right=True)
+        inside = sequence < ends.shape[0]
+        sequence = sequence.clamp(max=max(ends.shape[0] - 1, 0))
+        if not (ends.shape[0] and self.most):
+            return x.new_full((count, x.shape[1], *x.shape[3:]), fill)
+        place = (row - self.cu_seqlens[sequence]).clamp(0, self.most - 1)
+        found = x.transpose(1, 2)[sequence, place]
+        return torch.where(inside.reshape(-1, *[1] * (found.dim() - 1)), found, fill)
+
+
+def masked(
+    args: Padded, queries: torch.Tensor, lengths: torch.Tensor, causal: bool, window: int, has_keys: torch.Tensor
+) -> Padded:
+    """Return dense arguments with the mask of sequences whose queries stand at the end of their keys.
+
+    `queries` and `lengths` `[B]` count the queries and the keys of each; `has_keys` bool `[B, Skv]`.
+    """
+    offset = (lengths - queries).long()[:, None, None, None]
+    place = torch.arange(args.q.shape[2], device=args.q.device)[:, None] + offset
+    key = torch.arange(args.k.shape[2], device=args.q.device)
+    seen = has_keys[:, None, None, :].expand(-1, 1, args.q.shape[2], -1)
+    if causal:
+        seen = seen & (key <= place)
+    if window:
+        seen = seen & (key > place - bounded(window))
+    q_offset: Any = offset  # scores count the positions of each sequence from its own offset
+    return args._replace(mask=seen, q_offset=q_offset)
+
+
+def attend(args: Padded) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute out `[B, H, Sq, Dv]` and lse `[B, H, Sq]` in the dtype of sums."""
+    compute = compute_dtype(args.q.dtype)
+    return dense.reference(*args._replace(q=args.q.to(compute), k=args.k.to(compute), v=args.v.to(compute)))
+
+
+def gradients(grad: torch.Tensor, args: Padded) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the gradients in q, k and v in the dtype of sums."""
+    return dense_backward.gradients(grad, args)[:3]

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over keys and values in pages, for decoding and for prefilling by chunks, and what writes into the pages.
+
+The kernel is that of dense sequences (forward.py), compiled for keys in pages (sequences.py); queries are dense or
+ragged. Keys may be split: each split of a sequence takes its share of the sequence's own keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.attention import forward, padded
+from torch_tile.kernels.attention.args import AttentionArgs, PagedArgs
+from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
+from torch_tile.kernels.attention.sequences import Layout, Sequences
+from torch_tile.kernels.attention.varlen import by_head
+from torch_tile.kernels.common import compute_dtype, dense_last, has_kernels, into, is_unit, machine_of, strided
+
+
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `softmax(score(scale q k^T)) v` over keys in pages, summed in float32 (float64 for float64 inputs).
+
+    Takes the arguments of `PagedArgs`: q `[B, Sq, H, D]`, or `[Tq, H, D]` with cu_seqlens_q int32 `[B + 1]`; k_pages
+    `[pages, page, Hkv, D]`, v_pages `[pages, page, Hkv, Dv]`, block_tables int32 `[B, n]`, lengths int32 `[B]`. The
+    queries of a sequence are at the end of its keys. Returns out in q's dtype and memory order, with Dv for D, and lse
+    `[B, H, Sq]`, or `[H, Tq]`. A query that sees no key gives 0 and -inf. `num_splits` only says how a kernel divides
+    the work.
+    """
+    args: PagedArgs[torch.Tensor] = PagedArgs(*given, **named)
+    q, rows = args.q, _rows(args)
+    out, lse = padded.attend(_padded(args))
+    if rows is None:
+        return placed_beside(out.transpose(1, 2), q), lse.contiguous()
+    out, lse = rows.unpad(out, q.shape[0]), rows.unpad(lse, q.shape[0], float("-inf"))
+    return placed_beside(out, q), lse.mT.contiguous()
+
+
+def _rows(args: PagedArgs[torch.Tensor]) -> padded.Rows | None:
+    """Return where ragged queries lie, None for dense ones."""
+    return None if args.cu_seqlens_q is None else padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
+
+
+def _padded(args: PagedArgs[torch.Tensor]) -> padded.Padded:
+    q, rows = args.q, _rows(args)
+    keys, values = (_gather(x, args.block_tables) for x in (args.k_pages, args.v_pages))
+    present = torch.arange(keys.shape[2], device=q.device) < args.lengths[:, None]
+    # Memory past a sequence's end may hold NaN, which a zero weight would not cancel.
+    keys, values = (torch.where(present[:, None, :, None], x, 0) for x in (keys, values))
+    queries = q.transpose(1, 2) if rows is None else rows.pad(q)
+    count = torch.full_like(args.lengths, queries.shape[2]) if rows is None else rows.lengths
+    scale = forward.default_scale(q.shape[-1]) if args.scale is None else args.scale
+    dense: padded.Padded = AttentionArgs(queries, keys, values, scale=scale, aux=args.aux, score=args.score)
+    lengths = args.lengths.clamp(0, keys.shape[2])
+    return padded.masked(dense, count, lengths, args.causal, args.window, present)
+
+
+def gradients(grad: torch.Tensor, args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the gradients of `reference` in q, k_pages and v_pages, in the dtype of sums. Pages that several
+    sequences share sum them up.
+    """
+    rows = _rows(args)
+    dq, dk, dv = padded.gradients(grad.transpose(1, 2) if rows is None else rows.pad(grad), _padded(args))
+    dq = dq.transpose(1, 2) if rows is None else rows.unpad(dq, args.q.shape[0])
+    return dq, _scatter(dk, args.k_pages, args.block_tables), _scatter(dv, args.v_pages, args.block_tables)
+
+
+def _scatter(grad: torch.Tensor, pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
+    """Add `[B, Hkv, S, D]` up into zeros of the pages' shape: the adjoint of `_gather`."""
+    if not pages.shape[0]:
+        return grad.new_zeros(pages.shape)
+    index = block_tables.clamp(0, pages.shape[0] - 1).long().reshape(-1)
+    rows = grad.transpose(1, 2).reshape(index.shape[0], *pages.shape[1:])
+    return grad.new_zeros(pages.shape).index_add(0, index, rows)
+
+
+def _gather(pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
+    """Return pages `[pages, page, Hkv, D]` in the order of a table as `[B, Hkv, S, D]`. Entries of the table that no
+    page has read some page.
+    """
+    (batch, columns), (count, page, heads, width) = block_tables.shape, pages.shape
+    if not count:
+        return pages.new_zeros((batch, heads, 0, width))
+    found = pages[block_tables.clamp(0, count - 1).long()]
+    return found.reshape(batch, columns * page, heads, width).transpose(1, 2)
+
+
+def attention_paged(
+    *given: Any,
+    config: Any = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    needs_lse: bool = True,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention as `reference` does. `config` overrides the choice of a tiling.
+
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None if nobody
+    `needs_lse`.
+    """
+    args: PagedArgs[torch.Tensor] = PagedArgs(*given, **named)
+    q, ragged = args.q, args.cu_seqlens_q is not None
+    if out is None:
+        out = empty_beside(q, args.v_pages.shape[3])
+    if lse is None and needs_lse:
+        shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
+        lse = q.new_empty(shape, dtype=compute_dtype(q.dtype))
+    if not (out if lse is None else lse).numel():
+        return out, lse
+    if has_kernels(q) and args.k_pages.numel() and args.v_pages.numel() and args.block_tables.numel():
+        view = by_head if ragged else _heads_first
+        k, v = (x.transpose(1, 2) for x in (args.k_pages, args.v_pages))
+        dense = AttentionArgs(
+            view(q), k, v, causal=args.causal, scale=args.scale, window=args.window, aux=args.aux, score=args.score
+        )
+        log_sums = None if lse is None else lse[None] if ragged else lse
+        if forward.run(dense, view(out), log_sums, machine_of(q), config, args.num_splits, sequences_of(args)):
+            return out, lse
+    result, lse_made = reference(*args)
+    return into(out, result), None if lse is None else into(lse, lse_made)
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2)
+
+
+def sequences_of(args: PagedArgs[torch.Tensor]) -> Sequences:
+    """Return where the sequences of a call lie."""
+    page, ends = args.k_pages.shape[1], args.cu_seqlens_q
+    most = args.q.shape[1] if ends is None else args.max_seqlen_q
+    return Sequences(
+        Layout(ends is not None, page),
+        most,
+        args.block_tables.shape[1] * page,
+        None if ends is None else ends[1:],
+        None,
+        args.block_tables,
+        args.lengths,
+    )
+
+
+# Writing new keys and values into the pages.
+
+
+def append_reference(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pages with new keys and values written into them, as `append_to_pages` leaves them.
+
+    k `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens int32 `[B + 1]`; v likewise with Dv. They are the last of the
+    `lengths[b]` positions of sequence b, position s of which is row `s % page` of page `block_tables[b, s // page]`.
+    Positions below 0 or behind the table, and rows behind the last sequence, are left out.
+    """
+    page, columns = k_pages.shape[1], block_tables.shape[1]
+    sequence, position = _positions(k, lengths, cu_seqlens)
+    inside = (sequence >= 0) & (position >= 0) & (position < columns * page)
+    sequence, position = sequence[inside], position[inside]
+    at = block_tables[sequence, position // page].long()
+    exists = (at >= 0) & (at < k_pages.shape[0])
+    made = []
+    for new, pages in ((k, k_pages), (v, v_pages)):
+        rows = new.reshape(-1, *new.shape[-2:])[inside.reshape(-1)][exists]
+        made.append(pages.index_put((at[exists], (position % page)[exists]), rows.to(pages.dtype)))
+    return made[0], made[1]
+
+
+def _positions(
+    k: torch.Tensor, lengths: torch.Tensor, cu_seqlens: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sequence of each new key, -1 for none, and its position in the sequence."""
+    if cu_seqlens is None:
+        batch, new = k.shape[:2]
+        sequence = torch.arange(batch, device=k.device).repeat_interleave(new)
+        return sequence, (lengths.long()[:, None] - new + torch.arange(new, device=k.device)).reshape(-1)
+    row = torch.arange(k.shape[0], device=k.device)
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous().long(), row, right=True)
+    inside = sequence < lengths.shape[0]
+    sequence = sequence.clamp(max=max(lengths.shape[0] - 1, 0))
+    position = row - cu_seqlens[1:].long()[sequence] + lengths.long()[sequence]
+    return torch.where(inside, sequence, -1), position
+
+
+ROWS = 8  # new positions of a block
+
+
+@jit
+def write_pages(dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: bool) -> Any:
+    """Build the kernel that writes the new keys and values of ROWS positions of one sequence and one head.
+
+    `starts` has two numbers for each sequence: its first new row, and the end of its new rows.
+    """
+    slabs, heads, rows, sequences, columns, pages = T.dynamic("slabs, heads, rows, sequences, columns, pages")
+    sizes = list(zip("kv", widths, strict=True))
+    new_types = [strided(name, (slabs, rows, heads, width), dtype) for name, width in sizes]
+    page_types = [strided(f"{name}_pages", (pages, page, heads, width), dtype) for name, width in sizes]
+    start_types = [strided("cu_seqlens", (sequences + 1,), torch.int32, unit=False, align=4)] if ragged else []
+
+    @T.prim_func
+    def write_pages(
+        *tensors: [*new_types, *page_types, *start_types],
+        block_tables: strided("block_tables", (sequences, columns), torch.int32, unit=False, align=4),
+        lengths: strided("lengths", (sequences,), torch.int32, unit=False, align=4),
+        most: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(most, ROWS), heads, sequences, threads=128) as (bx, head, sequence):
+            if ragged:
+                starts = tensors[-1]
+                begin = T.clamp(starts[sequence], 0, rows)
+                count = T.clamp(starts[sequence + 1], begin, rows) - begin
+            else:
+                begin, count = 0, rows
+            slab = 0 if ragged else sequence
+            first = lengths[sequence] - count
+            for new, cache, (_, width) in zip(tensors[:2], tensors[2:4], sizes, strict=True):
+                for i, c in T.Parallel(ROWS, width):
+                    position = first + bx * ROWS + i
+                    if bx * ROWS + i < count and position >= 0 and position < columns * page:
+                        number = block_tables[sequence, position // page]
+                        if number >= 0 and number < pages:
+                            cache[number, position % page, head, c] = new[slab, begin + bx * ROWS + i, head, c]
+
+    return write_pages
+
+
+def append_to_pages(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: Any = 0,
+) -> None:
+    """Write new keys and values into pages, as `append_reference` says. A sequence has `max_seqlen` new ones at most,
+    which is not read without cu_seqlens.
+    """
+    able = has_kernels(k) and is_unit(k_pages) and is_unit(v_pages) and k.shape[-1] and v.shape[-1]
+    ragged = cu_seqlens is not None
+    most = max_seqlen if ragged else k.shape[1]
+    if not (k.numel() or v.numel()) or not block_tables.numel() or not k_pages.shape[0] or not most:
+        return
+    if not able:
+        found = append_reference(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens)
+        for pages, made in zip((k_pages, v_pages), found, strict=True):
+            pages.copy_(made)
+        return
+    new = [dense_last(x[None] if ragged else x) for x in (k, v)]
+    widths = (k.shape[-1], v.shape[-1])
+    kernel = machine_of(k).kernel(write_pages)(k.dtype, widths, k_pages.shape[1], ragged)
+    starts = [cu_seqlens] if cu_seqlens is not None else []
+    kernel(*new, k_pages, v_pages, *starts, block_tables, lengths, most)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over sequences of different lengths that lie one after the other, and its gradients.
+
+The kernels are those of dense sequences (forward.py, backward.py), compiled for ragged ones (sequences.py): a plan on
+the device cuts the rows of each sequence into tiles, so that no block works on padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_tile.kernels.attention import backward, forward, padded
+from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs, VarlenBackwardArgs
+from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
+from torch_tile.kernels.attention.sequences import Layout, Sequences
+from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RAGGED = Layout(ragged=True)
+
+
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `softmax(score(scale q k^T)) v` for each sequence, summed in float32 (float64 for float64 inputs).
+
+    Takes the arguments of `VarlenArgs`: q `[Tq, H, D]`, k `[Tk, Hkv, D]`, v `[Tk, Hkv, Dv]`; sequence b has the queries
+    from `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, int32 `[B + 1]`, and the keys that cu_seqlens_k says. Its queries
+    are at the end of its keys: `causal` and `window` count from there. Returns out `[Tq, H, Dv]` in q's dtype, in q's
+    memory order, and lse `[H, Tq]`. A query that sees no key, or is behind the last sequence, gives 0 and -inf.
+    """
+    args: VarlenArgs[torch.Tensor] = VarlenArgs(*given, **named)
+    out, lse = padded.attend(_padded(args))
+    rows = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
+    out, lse = rows.unpad(out, args.q.shape[0]), rows.unpad(lse, args.q.shape[0], float("-inf"))
+    return placed_beside(out, args.q), lse.mT.contiguous()
+
+
+def _padded(args: VarlenArgs[torch.Tensor]) -> padded.Padded:
+    queries = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
+    keys = padded.Rows(args.cu_seqlens_k, args.max_seqlen_k)
+    scale = forward.default_scale(args.q.shape[2]) if args.scale is None else args.scale
+    dense: padded.Padded = AttentionArgs(
+        queries.pad(args.q), keys.pad(args.k), keys.pad(args.v), scale=scale, aux=args.aux, score=args.score
+    )
+    return padded.masked(dense, queries.lengths, keys.lengths, args.causal, args.window, keys.present)
+
+
+def gradients(grad: torch.Tensor, args: VarlenArgs[torch.Tensor]) -> Gradients:
+    """Compute the gradients of `reference` in q, k and v in the dtype of sums."""
+    queries = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
+    keys = padded.Rows(args.cu_seqlens_k, args.max_seqlen_k)
+    dq, dk, dv = padded.gradients(queries.pad(grad), _padded(args))
+    return (
+        queries.unpad(dq, args.q.shape[0]),
+        keys.unpad(dk, args.k.shape[0]),
+        keys.unpad(dv, args.k.shape[0]),
+    )
+
+
+def backward_reference(*given: Any, **named: Any) -> Gradients:
+    """Compute the gradients of attention in q, k and v, each in its tensor's dtype and memory order.
+
+    Takes the arguments of `VarlenBackwardArgs`: grad and out `[Tq, H, Dv]`, lse `[H, Tq]`, the others as in
+    `reference`. Does not read `out` and `lse`. Gradients of rows behind the last sequence are 0.
+    """
+    args: VarlenBackwardArgs[torch.Tensor] = VarlenBackwardArgs(*given, **named)
+    dq, dk, dv = gradients(args.grad, args.forward)
+    return placed_beside(dq, args.q), placed_beside(dk, args.k), placed_beside(dv, args.v)
+
+
+def attention_varlen(
+    *given: Any,
+    config: Any = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    needs_lse: bool = True,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention as `reference` does. `config` overrides the choice of a tiling.
+
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None if nobody
+    `needs_lse`.
+    """
+    args: VarlenArgs[torch.Tensor] = VarlenArgs(*given, **named)
+    q, sequences = args.q, sequences_of(args)
+    if out is None:
+        out = empty_beside(q, args.v.shape[2])
+    if lse is None and needs_lse:
+        lse = q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
+    if not (out if lse is None else lse).numel():
+        return out, lse
+    able = has_kernels(q) and sequences.count
+    log_sums = None if lse is None else lse[None]
+    if able and forward.run(dense(args), by_head(out), log_sums, machine_of(q), config, 1, sequences):
+        return out, lse
+    result, lse_made = reference(*args)
+    return into(out, result), None if lse is None else into(lse, lse_made)
+
+
+def sequences_of(args: VarlenArgs[torch.Tensor]) -> Sequences:
+    """Return where the sequences of a call lie."""
+    ends = (x[1:] for x in (args.cu_seqlens_q, args.cu_seqlens_k))
+    return Sequences(RAGGED, args.max_seqlen_q, args.max_seqlen_k, *ends)
+
+
+def by_head(x: torch.Tensor) -> torch.Tensor:
+    """Return rows `[rows, H, D]` as `[1, H, rows, D]`, a view."""
+    return x.transpose(0, 1)[None]
+
+
+def dense(args: VarlenArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
+    """Return the arguments as those of one long sequence."""
+    q, k, v = map(by_head, (args.q, args.k, args.v))
+    return AttentionArgs(
+        q, k, v, causal=args.causal, scale=args.scale, window=args.window, aux=args.aux, score=args.score
+    )
+
+
+def attention_varlen_backward(
+    *given: Any, tilings: Any = None, results: Gradients | None = None, **named: Any
+) -> Gradients:
+    """Compute the gradients of attention as `backward_reference` does. `tilings` overrides the choice of tilings.
+
+    `results` may be given, laid out as those of `empty_results`.
+    """
+    args: VarlenBackwardArgs[torch.Tensor] = VarlenBackwardArgs(*given, **named)
+    q, k, v = args.q, args.k, args.v
+    if results is None:
+        results = empty_results(q, k, v)
+    sequences = sequences_of(args.forward)
+    if has_kernels(q) and q.numel() and k.numel() and v.numel() and sequences.count:
+        whole = dense(args.forward).backward(by_head(args.grad), by_head(args.out), args.lse[None])
+        dq, dk, dv = map(by_head, results)
+        if backward.run(whole, (dq, dk, dv, q.new_empty(0)), machine_of(q), tilings, sequences):
+            return results
+    for result, value in zip(results, backward_reference(*args), strict=True):
+        result.copy_(value)
+    return results
+
+
+def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Gradients:
+    """Allocate the tensors that `attention_varlen_backward` writes."""
+    return empty_beside(q, q.shape[2]), empty_beside(k, k.shape[2]), empty_beside(v, v.shape[2])

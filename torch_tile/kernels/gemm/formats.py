@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats of 4 bits whose codes stand for numbers of a table, and scales that are powers of two.
+
+A code is an index of the format's 16 numbers. A weight is such a number times the scale of its block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+
+BITS = 4  # of a code
+E8M0 = torch.float8_e8m0fnu
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its 16 numbers by code, exact in float32, and the dtype of its scales as checkpoints hold them."""
+
+    values: tuple[float, ...]
+    scale: torch.dtype = torch.float32
+
+    @property
+    def largest(self) -> float:
+        """Return the largest magnitude, which the scale of a block maps its largest weight to."""
+        return max(map(abs, self.values))
+
+    def table(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return the numbers as a tensor `[16]`."""
+        return torch.tensor(self.values, dtype=dtype, device=device)
+
+
+def _signed(sizes: tuple[float, ...], **options: Any) -> Format:
+    """Build a format whose upper bit is the sign."""
+    return Format((*sizes, *(-size for size in sizes)), **options)
+
+
+def _single(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Round numbers to float32."""
+    rounded: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
+    return tuple(rounded)
+
+
+FORMATS = {
+    # Quantiles of the normal distribution (QLoRA, arXiv:2305.14314, appendix E).
+    "nf4": Format(_single((
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+        0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ))),
+    # What bitsandbytes calls FP4: twelfths, in an order of its own.
+    "fp4": _signed(_single(tuple(x / 12 for x in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)))),
+    # e2m1 of the OCP Microscaling Formats (MX) specification 1.0, section 5.3.3: of MXFP4.
+    "e2m1": _signed((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), scale=E8M0),
+}  # fmt: skip
+"""Formats by name: what `format` of `tile.dequant_gemm` may be, besides the empty string."""
+
+
+def value_of(name: str, word: Any, byte: Any, upper: Any) -> Any:
+    """Look up the number, a float32, of 4 bits of a word, in a kernel (see `T.nibble`)."""
+    return T.table_nibble(word, byte, upper, FORMATS[name].values)
+
+
+def power_of(code: Any) -> Any:
+    """Decode a byte of float8_e8m0fnu as float32, in a kernel: a power of two; NaN for 255."""
+    code = T.cast(code, "int32")
+    word = T.if_then_else(code == 0, 0x400000, T.if_then_else(code == 255, 0x7FC00000, code << 23))
+    return T.float_from_bits(word, 0x7FFFFFFF, 0)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of float8 matrices with scales and a fused epilogue: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
+
+Sums are of two levels: a product of 128 columns of a is summed by tensor cores, scaled, and added to a float32 sum.
+Tensor cores of Hopper sum float8 products in fewer bits than float32 has (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
+Assumes that `ops` checked shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    Machine,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    into,
+    is_unit,
+    machine_of,
+    power_of_two,
+    strided,
+    typical,
+    vector_of,
+)
+from torch_tile.kernels.epilogue.program import evaluate
+from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm.tiling import Config
+
+GROUP = 128  # columns of a that share a scale, rows of a block of scales, and the step of the kernels
+
+
+def spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Repeat `[1, M or M / 128, 1 or K / 128]` scales to `[M, K]`; divisions are rounded up."""
+    for dim, size in enumerate((rows, columns)):
+        if scale.shape[dim] not in (1, size):
+            scale = scale.repeat_interleave(GROUP, dim).narrow(dim, 0, size)
+    return scale.expand(rows, columns)
+
+
+def reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Compute `epilogue((a * scale_a) @ (b * scale_b), aux)` in float32 (float64 for float64 `a`), rounded to `dtype`.
+
+    a `[M, K]`, b `[K, N]`; scale_a `[1, M or M / 128, 1 or K / 128]`, scale_b `[1 or K / 128, 1, N or N / 128]`,
+    divisions rounded up; aux as for `gemm.reference`. Returns `[M, N]`.
+    """
+    compute, (m, k), n = compute_dtype(a.dtype), a.shape, b.shape[1]
+    wide = a.to(compute) * spread(scale_a.to(compute), m, k)
+    product = wide @ (b.to(compute) * spread(scale_b.to(compute), k, n))
+    out = evaluate(epilogue, [product], [x.to(compute) for x in gemm.aux_views(aux, kinds)])
+    return out.to(dtype).clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How scales `[rows, groups]` lie in memory: how many rows share one (0: all), whether runs of 128 columns have
+    their own, and whether they are stored as `[groups, rows]`.
+    """
+
+    shared: int
+    grouped: bool
+    transposed: bool
+
+    @staticmethod
+    def of(scale: torch.Tensor, rows: int, columns: int) -> tuple[Scale, torch.Tensor]:
+        """Describe scales of `rows x columns` numbers, and return them in memory order."""
+        transposed = is_unit(scale.mT) and not is_unit(scale)
+        shared = 0 if scale.shape[0] == 1 else 1 if scale.shape[0] == rows else GROUP
+        grouped = columns > GROUP and scale.shape[1] > 1
+        return Scale(shared, grouped, transposed), scale.mT if transposed else dense_last(scale)
+
+    def place(self, row: Any, group: Any) -> tuple[Any, Any]:
+        """Return the indices of the scale of a row and a group."""
+        row = row // self.shared if self.shared else 0
+        group = group if self.grouped else 0
+        return (group, row) if self.transposed else (row, group)
+
+    def count(self, rows: int) -> int:
+        """Return how many scales so many rows of a tile have."""
+        return max(1, rows // self.shared) if self.shared else 1
+
+    def type(self, name: str) -> Any:
+        """Return the parameter's type."""
+        sizes = T.dynamic(f"{name}_rows"), T.dynamic(f"{name}_groups")
+        return strided(name, sizes[::-1] if self.transposed else sizes, torch.float32)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a kernel is compiled for, besides its `Config`: the product's form, the dtypes of both operands in memory
+    and in tiles, and their scales.
+    """
+
+    product: gemm_spec.Spec
+    stored: tuple[torch.dtype, torch.dtype]
+    operands: tuple[torch.dtype, torch.dtype]
+    scales: tuple[Scale, Scale]
+
+    def types(self) -> tuple[Any, Any, Any, list[Any]]:
+        """Return m, n and k of a problem, and the types of a, b, their scales and all other operands."""
+        vector = self.product.vector
+        m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", vector)
+        a, b = (
+            strided(name, (rows, k), dtype, multiple=vector)
+            for name, rows, dtype in zip("ab", (m, n), self.stored, strict=True)
+        )
+        scales = [scale.type(f"scale_{name}") for name, scale in zip("ab", self.scales, strict=True)]
+        return m, n, k, [a, b, *scales, *self.product.operand_types(1, m, n, k)[2]]
+
+
+class GroupScales:
+    """The scales of a tile's rows for one step, fetched a step before they are taken."""
+
+    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int):
+        """Allocate the scales of `rows` rows from `row` on."""
+        self.kind, self.scales, self.row = kind, scales, row
+        shape = (1, kind.count(rows)) if kind.transposed else (kind.count(rows), 1)
+        self.ahead, self.now = (T.alloc_fragment(shape, "float32") for _ in range(2))
+
+    def fetch(self, step: Any) -> None:
+        """Begin to load the scales of a step."""
+        T.copy(self.scales[self.kind.place(self.row, step)], self.ahead)
+
+    def take(self, next_step: Any) -> None:
+        """Take the fetched scales, and fetch those of the next step."""
+        T.copy(self.ahead, self.now)
+        self.fetch(next_step)
+
+    def of(self, row: Any) -> Any:
+        """Return the scale of a row of the tile."""
+        row = row // self.kind.shared if self.kind.shared > 1 else row if self.kind.shared else 0
+        return self.now[(0, row) if self.kind.transposed else (row, 0)]
+
+
+@T.macro
+def multiply(config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any) -> Any:
+    """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`."""
+    bm, bn = config.block_m, config.block_n
+    b, *scales = operands[:3]
+    a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
+    product, part = (T.alloc_fragment((bm, bn), "float32") for _ in range(2))
+    T.clear(product)
+    places = ((row, bm), (col, bn))
+    of_a, of_b = (
+        GroupScales(kind, scale, *place) if kind.grouped else None
+        for kind, scale, place in zip(spec.scales, scales, places, strict=True)
+    )
+    for each in filter(None, (of_a, of_b)):
+        each.fetch(0)
+    for step in T.Pipelined(last, num_stages=config.stages):
+        T.copy(a[row, step * GROUP], a_tile)
+        T.copy(b[col, step * GROUP], b_tile)
+        for each in filter(None, (of_a, of_b)):
+            each.take(step + 1)
+        T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(bm, bn):
+            value = part[i, j]
+            if of_a is not None:
+                value = value * of_a.of(i)
+            if of_b is not None:
+                value = value * of_b.of(j)
+            product[i, j] += value
+    return product
+
+
+@T.macro
+def finish(spec: Spec, value: Any, operands: Sequence[Any], row: Any, col: Any) -> Any:
+    """Compute one element of the result. Scales of whole rows and of whole matrices are applied here."""
+    for kind, scale, place in zip(spec.scales, operands[1:3], (row, col), strict=True):
+        if not kind.grouped:
+            value = value * scale[kind.place(place, 0)]
+    return gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col)
+
+
+@jit
+def scaled_matmul(config: Config, spec: Spec) -> Any:
+    """Build the kernel `out = epilogue((a * scale_a) @ (b * scale_b), ..., aux)`; b is stored `[N, K]`."""
+    bm, bn = config.block_m, config.block_n
+    m, n, k, types = spec.types()
+
+    @T.prim_func
+    def scaled_gemm(a: types[0], *operands: types[1:], out: T.Tensor((m, n), spec.product.out_dtype)):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=config.threads) as (bx, by):
+            if config.panel:
+                T.use_swizzle(config.panel)
+            last = T.ceildiv(k, GROUP)
+            product = multiply(config, spec, a, operands, by * bm, bx * bn, last)
+            for i, j in T.Parallel(bm, bn):
+                row = by * bm + i
+                col = bx * bn + j
+                out[row, col] = finish(spec, product[i, j], operands, row, col)
+
+    return scaled_gemm
+
+
+def scaled_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
+    contiguous.
+    """
+    if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
+        return into(out, reference(a, b, scale_a, scale_b, aux, kinds, epilogue, dtype))
+    if out is None:
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+    if not out.numel():
+        return out
+    machine, (m, n), k = machine_of(a), out.shape, a.shape[1]
+    a, b = dense_last(a), dense_last(b.mT)
+    views, specs = gemm_spec.parameters(aux, kinds, pieces=machine.is_gpu)
+    kind_a, scale_a = Scale.of(scale_a.to(torch.float32), m, k)
+    kind_b, scale_b = Scale.of(scale_b.to(torch.float32).mT, n, k)
+    vector = vector_of((a, b), (k,)) if machine.is_gpu else 1
+    product = gemm_spec.Spec(a.dtype, out.dtype, False, (True,), specs, epilogue, vector)
+    stored = a.dtype, b.dtype
+    spec = Spec(product, stored, tuple(operand_of(x, machine) for x in stored), (kind_a, kind_b))  # type: ignore[arg-type]
+    config = config or config_for(Problem(spec.operands[0], m, n, k, vector > 1), machine)
+    machine.kernel(scaled_matmul)(config, spec)(a, b, scale_a, scale_b, *views, out)
+    return out
+
+
+def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
+    """Return the dtype that a float8 operand is multiplied in. float16 has all numbers of both formats."""
+    if not machine.is_gpu:
+        return torch.float32
+    return dtype if machine.target.has_fp8 else torch.float16
+
+
+# Tilings of a scaled product. They change the speed, never the result.
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product: dtype of the operands in tiles, sizes, and whether rows in memory are runs of whole 16 bytes."""
+
+    operand: torch.dtype
+    m: int
+    n: int
+    k: int
+    aligned: bool
+
+
+def config_for(problem: Problem, machine: Machine) -> Config:
+    """Choose the tiling of a problem on a machine, in steps of 128 columns."""
+    problem = typical(problem)
+    if not machine.is_gpu:
+        return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
+    if problem.operand.itemsize > 1:  # widened between memory and tiles
+        return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 2)
+    least = 64 if machine.target.has_wgmma and problem.aligned else 32
+    tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
+    if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
+        tilings = [(128, 64, 256), (64, 64, 128)]
+    if problem.m <= least:
+        tilings = [(least, 128, 128), (least, 64, 128)]
+    best = min(tilings, key=lambda tile: _waves(tile, problem, machine))
+    panel = 8 if problem.m > 8 * best[0] else 0
+    return Config(*best[:2], GROUP, best[2], 4 if machine.target.has_wgmma else 2, panel=panel)
+
+
+def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
+    """Estimate the time of all tiles. Smaller tiles read operands more often."""
+    bm, bn, _ = tile
+    tiles = -(-problem.m // bm) * -(-problem.n // bn)
+    return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))
+
+
+def footprint(config: Config, operands: tuple[torch.dtype, torch.dtype], bulk: bool) -> Footprint:
+    """Compute the shared memory of both operands' tiles."""
+    sizes = zip((config.block_m, config.block_n), operands, strict=True)
+    return Footprint(tuple(Tile(rows, GROUP, 8 * x.itemsize, config.stages, (Part.LOOP,)) for rows, x in sizes), bulk)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.sync_grid: all blocks of a grid meet. The kernel is cut there into launches one after another.
+
+So no block waits while it occupies a processor, and a grid may have any size on every target. Values named before the
+cut are computed again behind it. What tiles hold does not survive the cut: a tile is either written anew behind it or
+refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Node, Rewriter, children, contains, find, walk
+from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Role, Stmt, Store, While
+from torch_tile.language.roles import outermost
+from torch_tile.tileop.base import RegisteredOp
+
+
+class GridSync(Stmt):
+    """All blocks of the grid have come here. Only recorded: T.Kernel's end cuts the body at it."""
+
+
+def sync_grid() -> None:
+    """All blocks of the grid meet here: what they wrote to global memory before it is seen by all of them after it.
+
+    The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
+    kernel itself: in a loop or branch it is a TileError, and so is a tile whose content is used behind it.
+    """
+    outermost("T.sync_grid").emit(GridSync())
+
+
+def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list[tuple[Block, tuple[Var, ...], Var]]:
+    """The parts of a kernel's body between T.sync_grid, each with block indices and a thread index of its own."""
+    places = [n for n, stmt in enumerate(body.stmts) if isinstance(stmt, GridSync)]
+    if not places:
+        return [(body, blocks, thread)]
+    parts: list[tuple[Block, tuple[Var, ...], Var]] = []
+    for start, stop in zip([-1, *places], [*places, len(body.stmts)], strict=True):
+        before, part = body.stmts[: max(start, 0)], body.stmts[start + 1 : stop]
+        again = IdMap[Node, Node]((var, replace(var)) for var in ((*blocks, thread) if parts else ()))
+        opened = _opened_again(before, part)
+        again.update((symbol, replace(symbol)) for symbol in map(_symbol_of, opened))
+        renamed = _Renamed(again)
+        stmts = [_bound_again(renamed, stmt) for stmt in opened] + [renamed(stmt) for stmt in part]
+        own = [again.get(var, var) for var in (*blocks, thread)]
+        assert all(isinstance(var, Var) for var in own)
+        parts.append((Block(tuple(stmts)), tuple(own[:-1]), own[-1]))  # type: ignore[arg-type]
+    return parts
+
+
+def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
+    """Names and tiles from before the cut that the part mentions, in their order; `lost_at_grid_sync` otherwise."""
+    wanted = IdSet[Node](node for stmt in part for node in walk(stmt) if node.is_symbol)
+    found: list[Let | Alloc] = []
+    for place in range(len(before) - 1, -1, -1):
+        stmt = before[place]
+        if not isinstance(stmt, Let | Alloc) or _symbol_of(stmt) not in wanted:
+            continue
+        if isinstance(stmt, Let):
+            changed = _written(before[place:])
+            reads = [load.buffer for load in find(stmt.value, Load)]
+            if contains(stmt.value, Call) or any(b in changed or b.scope != "global" for b in reads):
+                raise error("lost_at_grid_sync", stmt.span, name=stmt.var.name)
+            wanted.update(node for node in walk(stmt.value) if node.is_symbol)
+        elif stmt.buffer.scope == "barrier" or _is_kept(stmt.buffer, part):
+            raise error("lost_at_grid_sync", stmt.span, name=stmt.buffer.name)
+        found.insert(0, stmt if isinstance(stmt, Let) else replace(stmt, init=None))
+    return found
+
+
+def _is_kept(buffer: Buffer, stmts: tuple[Stmt, ...]) -> bool | None:
+    """Whether statements may use what a tile held before them; None if they do not, and leave it unset on some way."""
+    for stmt in stmts:
+        if not _mentions(stmt, buffer):
+            continue
+        if _sets_all(stmt, buffer):
+            return False
+        if not isinstance(stmt, If | For | While | Role):
+            return True
+        blocks = [getattr(stmt, name) for name in ("body", "then", "otherwise") if hasattr(stmt, name)]
+        if any(_mentions(child, buffer) for child in children(stmt) if not isinstance(child, Block)):
+            return True
+        found = [_is_kept(buffer, block.stmts) for block in blocks]
+        if any(found):
+            return True
+        if isinstance(stmt, If) and found == [False, False]:
+            return False
+    return None
+
+
+def _mentions(node: Node, buffer: Buffer) -> bool:
+    return any(one is buffer for one in walk(node))
+
+
+def _sets_all(stmt: Stmt, buffer: Buffer) -> bool:
+    """Whether a statement sets all of a tile, and reads nothing of it."""
+    if any(load.buffer is buffer for load in find(stmt, Load)):
+        return False
+    if isinstance(stmt, RegisteredOp):
+        reads, writes = stmt.accesses()
+        return not any(r.buffer is buffer for r in reads) and any(
+            w.buffer is buffer and all(_is_all(r.extent, size) for r, size in zip(w.ranges, buffer.shape, strict=True))
+            for w in writes
+        )
+    if isinstance(stmt, Store):
+        return _product(buffer.shape) == 1
+    if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
+        return False
+    stores = [s for s in stmt.body.stmts if isinstance(s, Store) and s.buffer is buffer]
+    trips, sizes = (_product(bounds) for bounds in (stmt.stops, buffer.shape))
+    return trips is not None and trips == sizes and any(_names_each(stmt, s) for s in stores)
+
+
+def _names_each(loop: For, store: Store) -> bool:
+    """Whether a store's indices are the variables of the loop, so that each iteration has an element of its own."""
+    return len(store.indices) == len(loop.vars) and all(any(i is v for v in loop.vars) for i in store.indices)
+
+
+def _product(sizes: tuple[Expr, ...]) -> int | None:
+    known = [int(n.value) for n in sizes if isinstance(n, Const)]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _is_all(extent: Expr, size: Expr) -> bool:
+    return isinstance(extent, Const) and isinstance(size, Const) and extent.value == size.value
+
+
+def _written(stmts: tuple[Stmt, ...]) -> IdSet[Buffer]:
+    """Buffers that statements may change."""
+    found = IdSet[Buffer]()
+    for stmt in stmts:
+        for node in find(stmt, Store, RegisteredOp, Call):
+            if isinstance(node, Store):
+                found.add(node.buffer)
+            elif isinstance(node, RegisteredOp):
+                found.update(region.buffer for region in node.accesses()[1])
+            else:
+                found.update(n for n in walk(node) if isinstance(n, Buffer))
+    return found
+
+
+def _symbol_of(stmt: Let | Alloc) -> Var | Buffer:
+    return stmt.var if isinstance(stmt, Let) else stmt.buffer
+
+
+def _bound_again(renamed: _Renamed, stmt: Let | Alloc) -> Stmt:
+    """A statement that binds the new symbol in place of its own."""
+    new = renamed.known[_symbol_of(stmt)]
+    if isinstance(stmt, Let):
+        assert isinstance(new, Var)
+        return replace(stmt, var=new, value=renamed(stmt.value))
+    assert isinstance(new, Buffer)
+    return replace(stmt, buffer=new)
+
+
+class _Renamed(Rewriter):
+    """Replaces symbols by those that are `known` for them."""
+
+    def __init__(self, known: IdMap[Node, Node]):
+        self.known = known
+
+    def visit_Var(self, var: Var) -> Node:
+        """The new symbol."""
+        return self.known.get(var, var)
+
+    def visit_Buffer(self, buffer: Buffer) -> Node:
+        """The new tile."""
+        return self.known.get(buffer, buffer)
+
+
+__all__ = ["cut_at_grid_syncs", "sync_grid"]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bind the arguments of a call to a kernel function, check the function, and find what it reads from outside.
+
+A decorated function must be one that can be traced. Its call names what is missing or unknown. Numbers and texts that
+it reads from globals and enclosing functions belong to what a kernel is compiled for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.language.misuse import nearest
+
+_DEFINITION = "write a plain function: `def kernel(A, B): ...`"
+
+
+def check_function(function: Any, decorator: str) -> None:
+    """Raise TileError unless `function` is a plain Python function, which `decorator` can trace."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, classmethod | staticmethod):
+        what, fix = f"a {type(function).__name__}", f"write @staticmethod above @{decorator}, and take no `cls`"
+    elif type(function).__name__ == "PrimFunc":
+        what = "a @T.prim_func already"
+        fix = f"torch_tile.compile({name}) compiles it; @torch_tile.jit decorates the function that returns it"
+    elif type(function).__name__ == "JITFunction":
+        what = "decorated with @torch_tile.jit already"
+        fix = "write @torch_tile.jit above a function that returns the @T.prim_func, or leave @T.prim_func out"
+    elif isinstance(function, type):
+        what, fix = "a class", _DEFINITION
+    elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        what, fix = "an async function", _DEFINITION
+    elif inspect.isgeneratorfunction(function):
+        what, fix = "a generator: it has a `yield`", "write results into tensors of T.empty, and return these"
+    elif not isinstance(function, FunctionType):
+        what, fix = f"an object of type {type(function).__name__}", _DEFINITION
+    else:
+        return
+    raise error("bad_function", None, decorator=decorator, name=name, what=what, fix=fix)
+
+
+def bind(name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the bound arguments of a call, without defaults. Raises TileError where they do not fit."""
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as problem:
+        raise _bad_call(name, signature, args, kwargs, str(problem)) from None
+
+
+def _bad_call(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], text: str
+) -> TileError:
+    known = list(signature.parameters)
+    unknown = [each for each in kwargs if each not in known]
+    if unknown:
+        near = nearest(unknown[0], known)
+        why = f"has no argument `{unknown[0]}`"
+        fix = f"did you mean `{near}`?" if near else f"its arguments are {_listed(known)}"
+    elif len(args) > len(known):
+        why, fix = f"takes {len(known)} arguments, got {len(args)}", f"its arguments are {_listed(known)}"
+    else:
+        missing = text.rpartition("'")[0].rpartition("'")[2]
+        why, fix = (f"needs `{missing}`" if missing in known else text), f"its arguments are {_listed(known)}"
+    if any(is_tensor(value) for value in (*args, *kwargs.values())):
+        fix += f". It takes no tensors: {name}(...) gives a kernel, which is called with them" * is_compile_time(
+            signature
+        )
+    return error("bad_kernel_call", None, name=name, why=why, fix=fix)
+
+
+def is_compile_time(signature: inspect.Signature) -> bool:
+    """Whether no parameter is annotated as a tensor; a guess for messages."""
+    return not any(type(p.annotation).__name__ == "TensorType" for p in signature.parameters.values())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def given_tensors(name: str, bound: Mapping[str, Any]) -> TileError | None:
+    """Return the error for tensors among the compile-time arguments of a lazy kernel; None if there are none."""
+    found = [each for each, value in bound.items() if is_tensor(value)]
+    if not found:
+        return None
+    why = f"got a tensor for `{found[0]}`, which a kernel is compiled for"
+    fix = f"give numbers and dtypes to {name}(...), and the tensors to the kernel that it returns: {name}(...)(x)"
+    return error("bad_kernel_call", None, name=name, why=why, fix=fix)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch or an array of NumPy."""
+    return (
+        type(value).__module__.partition(".")[0] in ("torch", "numpy")
+        and hasattr(value, "shape")
+        and hasattr(value, "ndim")
+    )
+
+
+PLAIN = (int, float, str, bool, type(None), tuple)
+
+
+class Outside:
+    """The plain values that a function reads from its globals and from enclosing functions: numbers, texts, tuples.
+
+    Calling it gives their values now. A kernel that was compiled for others is not the kernel for these.
+    """
+
+    def __init__(self, function: FunctionType):
+        names = dict.fromkeys(_names_in(function.__code__))
+        self.globals = function.__globals__
+        self.names = tuple(n for n in names if isinstance(self.globals.get(n, self), PLAIN) and not n.startswith("__"))
+        self.cells = tuple(cell for cell in function.__closure__ or () if isinstance(_content(cell), PLAIN))
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.cells)
+
+    def __call__(self, key: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """Return `key` of each value."""
+        found = [key(self.globals.get(name)) for name in self.names]
+        return (*found, *(key(_content(cell)) for cell in self.cells))
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return Outside
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """The global names, and names of attributes, in a function and those inside of it."""
+    found = list(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            found += _names_in(each)
+    return found

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of few bits as `tile.dequant_gemm` takes them: rounded from floats, or re-packed from other layouts.
+
+Results are words `[N, K * bits / 8]` of uint8 and scales `[N, G]`, for G runs of columns. Layouts of other libraries
+are re-packed without rounding: both stand for the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+
+BITS = 4  # of a code of a format
+
+
+def pack_fields(numbers: Tensor, bits: int, high_first: bool = False) -> Tensor:
+    """Pack natural numbers below `2^bits` `[N, K]` into bytes `[N, K * bits / 8]`, the first in the lowest bits.
+
+    Raises ValueError if `bits` is not 1, 2, 4 or 8, or K * bits is no multiple of 8.
+    """
+    if bits not in (1, 2, 4, 8):
+        raise ValueError(f"bits is {bits}; expected 1, 2, 4 or 8")
+    per_byte = 8 // bits
+    if numbers.shape[-1] % per_byte:
+        raise ValueError(f"numbers has {numbers.shape[-1]} columns; expected a multiple of {per_byte} for {bits} bits")
+    fields = numbers.to(torch.uint8).unflatten(-1, (-1, per_byte))
+    places = [*range(0, 8, bits)][:: -1 if high_first else 1]
+    shifted = [fields[..., i] << place for i, place in enumerate(places)]
+    packed: Tensor = shifted[0]
+    for more in shifted[1:]:
+        packed = packed | more
+    return packed
+
+
+def unpack_fields(words: Tensor, bits: int, high_first: bool = False) -> Tensor:
+    """Unpack bytes `[N, K * bits / 8]` to natural numbers `[N, K]` of uint8: the inverse of `pack_fields`."""
+    if bits not in (1, 2, 4, 8):
+        raise ValueError(f"bits is {bits}; expected 1, 2, 4 or 8")
+    places = [*range(0, 8, bits)][:: -1 if high_first else 1]
+    return torch.stack([words >> place & ((1 << bits) - 1) for place in places], -1).flatten(-2)
+
+
+def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tensor]:
+    """Round a weight `[N, K]` to a format of 4 bits, in runs of `group` columns, the first column of a byte in its
+    upper bits.
+
+    The scale of a run maps its largest magnitude to the format's: the scale of bitsandbytes for "nf4" and "fp4"
+    (arXiv:2305.14314). For "e2m1" it is a power of two, whose exponent is that of the largest magnitude less 2, and
+    greater magnitudes than 6 become 6 (OCP Microscaling Formats specification 1.0, section 6.3).
+
+    Returns words `[N, K / 2]` and scales `[N, K / group]` of float32, or float8_e8m0fnu for "e2m1".
+
+    Raises ValueError on an unknown format, or if `group` does not divide K.
+    """
+    formats = kernels("dequant_gemm").FORMATS
+    if format not in formats:
+        raise ValueError(f"format is {format!r}; expected one of {', '.join(map(repr, formats))}")
+    if group < 2 or weight.shape[-1] % group:
+        raise ValueError(f"group is {group}; expected a divisor of {weight.shape[-1]} columns")
+    known = formats[format]
+    runs = weight.detach().to(torch.float32).unflatten(-1, (-1, group))
+    most = runs.abs().amax(-1)
+    if known.scale == torch.float8_e8m0fnu:
+        exponent = most.clamp_min(2.0**-125).log2().floor() - 2
+        scales = exponent.exp2()
+    else:
+        scales = most / known.largest
+    numbers = runs / torch.where(scales > 0, scales, 1.0)[..., None]
+    table, order = known.table(torch.float32, weight.device).sort()
+    between = (table[1:] + table[:-1]) / 2
+    codes = order[torch.bucketize(numbers, between)]
+    return pack_fields(codes.flatten(-2), BITS, high_first=True), scales.to(known.scale)
+
+
+def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Widen words and scales of `quantize_4bit` to the weight `[N, K]` that they stand for."""
+    weight: Tensor = kernels("dequant_gemm").dequantize(words, scales, None, BITS, True, 0, dtype, format)
+    return weight
+
+
+def rows_of_blocks(absmax: Tensor, shape: tuple[int, int], block: int) -> Tensor | None:
+    """Give every row of a weight `[N, K]` its own scales `[N, G]`, from those of blocks of `block` elements in memory
+    order. Return None where a block ends inside a row at no multiple of `block`.
+    """
+    n, k = shape
+    if k % block == 0:
+        return absmax.reshape(n, k // block)
+    return absmax.repeat_interleave(block // k)[:n].reshape(n, 1) if block % k == 0 else None
+
+
+def undo_double_quantization(codes: Tensor, table: Tensor, scales: Tensor, block: int, offset: Tensor) -> Tensor:
+    """Compute float32 scales from codes of 8 bits: `table[code] * scale + offset`, a scale for each `block` codes, as
+    bitsandbytes stores them (arXiv:2305.14314, section 3).
+    """
+    flat = codes.flatten()
+    factors = scales.to(torch.float32).repeat_interleave(block)[: flat.numel()]
+    found: Tensor = table.to(torch.float32)[flat.long()] * factors + offset.to(torch.float32)
+    return found
+
+
+def from_gptq(qweight: Tensor, qzeros: Tensor, bits: int, one_less: bool) -> tuple[Tensor, Tensor]:
+    """Re-pack GPTQ's words: int32 `[K * bits / 32, N]` and zeros `[G, N * bits / 32]`, first fields in lowest bits.
+
+    `one_less`: zeros are stored less 1, modulo `2^bits`, as in the first version of the format. Returns words
+    `[N, K * bits / 8]`, whose first column is in the lowest bits, and zeros `[N, G]` of uint8. Bits are 2, 4 or 8.
+    """
+    words = qweight.t().contiguous().view(torch.uint8)
+    zeros = unpack_fields(qzeros.contiguous().view(torch.uint8), bits).t()
+    if one_less:
+        zeros = (zeros + 1) & ((1 << bits) - 1)
+    return words, zeros.contiguous()
+
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbouring columns each field of 4 bits of AWQ's words holds, from the lowest bits on."""
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
+    """Re-pack AWQ's words of 4 bits: int32 `[K, N / 8]` and zeros `[G, N / 8]`, output features interleaved.
+
+    Returns words `[N, K / 2]`, whose first column is in the lowest bits, and zeros `[N, G]` of uint8.
+    """
+    inverse = [AWQ_ORDER.index(column) for column in range(8)]
+
+    def features(words: Tensor) -> Tensor:
+        fields = unpack_fields(words.contiguous().view(torch.uint8), BITS).unflatten(-1, (-1, 8))
+        found: Tensor = fields[..., inverse].flatten(-2).t()
+        return found
+
+    return pack_fields(features(qweight), BITS), features(qzeros).contiguous()

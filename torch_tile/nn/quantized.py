@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers with weights of few bits, and in float8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_tile.kernels import kernels
+from torch_tile.kernels.epilogue.program import of_layer
+from torch_tile.nn.packing import quantize_4bit
+from torch_tile.ops.layers import flattened
+
+
+class QuantizedLinear(nn.Module):
+    """`x @ weight.T + bias` with a frozen weight of few bits, widened in the kernel (`torch_tile.ops.dequant_gemm`).
+
+    Gradients flow to the input and the bias, as QLoRA needs (arXiv:2305.14314). Make it by `from_linear`, or let
+    `replace_layers` make it of another library's layer.
+
+    Args:
+        words: `[N, K * bits / 8]` of uint8, int8 or float8.
+        scales: `[N, G]`, or None.
+        zeros: `[N, G]`, or None.
+        bias: `[N]`, or None.
+        bits: of a weight.
+        high_first: whether a byte's first column lies in its highest bits.
+        offset: what is subtracted from every weight.
+        format: "nf4", "fp4", "e2m1", or "" for integers and float8.
+        compute_dtype: that the input is cast to, and the result from; None: the input's own.
+    """
+
+    words: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        words: Tensor,
+        scales: Tensor | None = None,
+        zeros: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int = 4,
+        high_first: bool = False,
+        offset: int = 0,
+        format: str = "",
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
+            self.register_buffer(name, tensor)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
+        self.bits, self.high_first, self.offset, self.format = bits, high_first, offset, format
+        self.compute_dtype = compute_dtype
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, format: str = "nf4", group: int | None = None) -> QuantizedLinear:
+        """Round a linear layer to a format of 4 bits, in runs of `group` input features (64; 32 for "e2m1").
+
+        Raises ValueError as `quantize_4bit` does.
+        """
+        group = group or (32 if format == "e2m1" else 64)
+        words, scales = quantize_4bit(linear.weight, format, group)
+        bias = None if linear.bias is None else linear.bias.detach()
+        return cls(words, scales, bias=bias, high_first=True, format=format)
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return self.words.shape[1] * 8 // self.bits
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.words.shape[0]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Widen the weight to `[N, K]`."""
+        fields = self.bits, self.high_first, self.offset
+        widen = kernels("dequant_gemm").dequantize
+        weight: Tensor = widen(self.words, self.scales, self.zeros, *fields, dtype, self.format)
+        return weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        x = input if self.compute_dtype is None else input.to(self.compute_dtype)
+        aux, kinds = ([], "") if self.bias is None else ([self.bias], "r")
+        factors = [[] if factor is None else [factor] for factor in (self.scales, self.zeros)]
+        out: Tensor = torch.ops.tile.dequant_gemm.default(
+            flattened(x), [self.words], *factors, self.bits, self.high_first, self.offset,
+            aux, kinds, of_layer("none", bool(aux), False) if aux else "", x.dtype, self.format,
+        )  # fmt: skip
+        return out.reshape(*input.shape[:-1], self.out_features).to(input.dtype)
+
+    def extra_repr(self) -> str:
+        """Everything that says how the weight is stored."""
+        groups = 1 if self.scales is None else self.scales.shape[1]
+        kind = self.format or f"{self.bits} bits of {self.words.dtype}"
+        zeros = ", zeros" if self.zeros is not None else ""
+        return f"{self.in_features}, {self.out_features}, {kind}, {groups} groups{zeros}, bias={self.bias is not None}"
+
+
+class Float8Linear(nn.Module):
+    """`x @ weight.T + bias` in float8: the input is rounded in runs of 128 features, or by rows (DeepSeek-V3,
+    arXiv:2412.19437, section 3.3).
+
+    The gradient of the input is that of the product with the widened weight, as if nothing were rounded; the weight is
+    frozen.
+
+    Args:
+        weight: `[N, K]`, float8_e4m3fn or float8_e5m2.
+        scale: `[1, 1]` or `[N / 128, K / 128]`, rounded up, or `[N, 1]`.
+        bias: `[N]`, or None.
+        input_scale: of the whole input, one number, or None: rounded by its largest magnitudes.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    input_scale: Tensor | None
+
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, input_scale: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        for name, tensor in (("weight", weight), ("scale", scale), ("input_scale", input_scale)):
+            self.register_buffer(name, tensor)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        product: Any = _Float8Product.apply
+        out: Tensor = product(flattened(input), self.weight, self.scale, self.input_scale)
+        out = out if self.bias is None else out + self.bias
+        return out.to(input.dtype).reshape(*input.shape[:-1], self.weight.shape[0])
+
+    def extra_repr(self) -> str:
+        """The shapes of the weight and its scales."""
+        n, k = self.weight.shape
+        return f"{k}, {n}, {self.weight.dtype}, scales={list(self.scale.shape)}, bias={self.bias is not None}"
+
+
+class _Float8Product(torch.autograd.Function):
+    """The product of a Float8Linear."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor | None) -> Tensor:
+        """Round `x` and multiply."""
+        ctx.save_for_backward(weight, scale)
+        wide = scale.to(torch.float32)
+        if input_scale is None:
+            a, scale_a = torch.ops.tile.quantize_fp8.default(x, 128 if scale.shape[1] > 1 else 0, torch.float8_e4m3fn)
+        else:
+            largest = torch.finfo(torch.float8_e4m3fn).max
+            scale_a = input_scale.to(torch.float32).reshape(1, 1)
+            a = (x / scale_a).clamp(-largest, largest).to(torch.float8_e4m3fn)
+        out: Tensor = torch.ops.tile.scaled_gemm.default(a, weight.mT, scale_a, wide.mT, [], "", "", x.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """Multiply by the widened weight."""
+        weight, scale = ctx.saved_tensors
+        wide = weight.to(torch.float32) * kernels("scaled_gemm").spread(scale.to(torch.float32), *weight.shape)
+        return grad @ wide.to(grad.dtype), None, None, None

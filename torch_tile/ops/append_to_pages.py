@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.append_to_pages`, the one operator that changes its arguments: new keys and values go into pages in place.
+
+It returns nothing and has no gradient, so that it is no declaration of the registry; torch makes it functional in
+graphs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.families.attention_paged import check_pages
+from torch_tile.ops.families.attention_varlen import check_ints, check_most, check_starts
+from torch_tile.ops.registration import LIBRARY
+
+OP = "append_to_pages"
+SCHEMA = (
+    "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor block_tables, Tensor lengths,"
+    " Tensor? cu_seqlens=None, SymInt max_seqlen=0) -> ()"
+)
+
+
+def append_to_pages(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int = 0,
+) -> None:
+    """Write new keys and values into pages, in place, where `attention_paged` reads them.
+
+    Args:
+        k: `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens: the new keys, which are the last of each sequence.
+        v: the new values, likewise, with Dv for D.
+        k_pages: `[pages, page, Hkv, D]`, of k's dtype. No page that is written belongs to two sequences.
+        v_pages: `[pages, page, Hkv, Dv]`.
+        block_tables: int32 `[B, n]`: position `s` of sequence `b` lies in page `block_tables[b, s // page]`, row
+            `s % page`.
+        lengths: int32 `[B]`: the positions of each sequence, the new ones included.
+        cu_seqlens: int32 `[B + 1]`: sequence b has the new rows from `cu_seqlens[b]` to `cu_seqlens[b + 1]`.
+        max_seqlen: the most new rows that a sequence has, with cu_seqlens only. Rows beyond are not written.
+
+    New rows that would stand before the start of their sequence, and rows of no sequence, are left out. Values of
+    block_tables, lengths and cu_seqlens are checked on the CPU only; elsewhere pages that do not exist are not written.
+    Raises RuntimeError for shapes, devices and tensors that want gradients, TypeError for dtypes.
+    """
+    torch.ops.tile.append_to_pages.default(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
+
+
+def _check(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
+    cu_seqlens: Tensor | None = None, max_seqlen: int | torch.SymInt = 0,
+) -> None:  # fmt: skip
+    checks.check_floating(OP, k=k, v=v, k_pages=k_pages, v_pages=v_pages)
+    checks.check_same_dtype(OP, k=k, v=v, k_pages=k_pages, v_pages=v_pages)
+    ragged = cu_seqlens is not None
+    check_ints(OP, "block_tables", block_tables, 2, "[B, n]", k)
+    check_ints(OP, "lengths", lengths, 1, "[B]", k)
+    batch = lengths.shape[0]
+    checks.check_size(OP, "block_tables", block_tables, 0, batch, "as lengths")
+    for name, new, pages, width in (("k", k, k_pages, "D"), ("v", v, v_pages, "Dv")):
+        shape = f"[T, Hkv, {width}], as cu_seqlens is given" if ragged else f"[B, Sq, Hkv, {width}]"
+        checks.check_dims(OP, name, new, 3 if ragged else 4, shape)
+        checks.check_dims(OP, f"{name}_pages", pages, 4, f"[pages, page, Hkv, {width}]")
+        for dim in (-2, -1):
+            checks.check_size(OP, f"{name}_pages", pages, dim, new.shape[dim], f"as {name}")
+    for dim in range(k.dim() - 1):
+        checks.check_size(OP, "v", v, dim, k.shape[dim], "as k")
+    for dim in range(2):
+        checks.check_size(OP, "v_pages", v_pages, dim, k_pages.shape[dim], "as k_pages")
+    if cu_seqlens is None:
+        checks.check_size(OP, "k", k, 0, batch, "the sequences of lengths")
+    else:
+        check_ints(OP, "cu_seqlens", cu_seqlens, 1, "[B + 1]", k)
+        checks.check_size(OP, "cu_seqlens", cu_seqlens, 0, batch + 1, "the sequences of lengths and one more")
+    check_most(OP, "max_seqlen", max_seqlen)
+    if cu_seqlens is None and isinstance(max_seqlen, int):
+        require_value(
+            max_seqlen == 0, lambda: f"tile.{OP}: max_seqlen is {max_seqlen}; expected 0, as cu_seqlens is not given"
+        )
+
+
+def _run(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
+    cu_seqlens: Tensor | None = None, max_seqlen: int = 0,
+) -> None:  # fmt: skip
+    _check(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
+    check_pages(OP, block_tables, lengths, *k_pages.shape[:2])
+    if cu_seqlens is not None:
+        check_starts(OP, "cu_seqlens", cu_seqlens, max_seqlen, k.shape[0], "k")
+    given = (k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
+    kernels("attention_paged").append_to_pages(*given)
+
+
+def _without_gradient(keys: torch._C.DispatchKeySet, *args: object) -> None:
+    """Autograd's kernel: what is written into pages is cut off from its gradient, so none may be wanted."""
+    wanted = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+    require(
+        not (wanted and torch.is_grad_enabled()),
+        lambda: f"tile.{OP}: a tensor wants a gradient; expected none, or a call under torch.no_grad()",
+    )
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.tile.append_to_pages.default.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+
+LIBRARY.define(OP + SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl(OP, _run, "CompositeExplicitAutograd")
+LIBRARY.impl(OP, _without_gradient, "Autograd", with_keyset=True)
+torch.library.register_fake(f"tile::{OP}", _check, lib=LIBRARY)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.attention_paged` and `_lse`: attention over keys and values in pages, as serving keeps them.
+
+The forward runs the kernel; the backward is plain torch and recomputes the probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_tile.hardware import GRID_LIMITS
+from torch_tile.kernels import kernels
+from torch_tile.kernels.attention.args import PagedArgs
+from torch_tile.kernels.attention.arguments import empty_beside
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.families.attention_varlen import (
+    SCORES,
+    check_heads,
+    check_ints,
+    check_most,
+    check_scores,
+    check_starts,
+    counted,
+    kv_head,
+    none_of,
+    sums_of,
+)
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given
+
+MOST_SPLITS = GRID_LIMITS[1]
+
+
+def _check(args: PagedArgs[Tensor]) -> None:
+    op, q, k, v = "attention_paged", args.q, args.k_pages, args.v_pages
+    ragged = args.cu_seqlens_q is not None
+    checks.check_floating(op, q=q, k_pages=k, v_pages=v)
+    checks.check_same_dtype(op, q=q, k_pages=k, v_pages=v)
+    checks.check_dims(op, "q", q, *((3, "[Tq, H, D], as cu_seqlens_q is given") if ragged else (4, "[B, Sq, H, D]")))
+    checks.check_dims(op, "k_pages", k, 4, "[pages, page, Hkv, D]")
+    checks.check_dims(op, "v_pages", v, 4, "[pages, page, Hkv, Dv]")
+    checks.check_size(op, "k_pages", k, 3, q.shape[-1], "q's head dimension")
+    for dim, what in enumerate(("k_pages' pages", "k_pages' page size", "k_pages' heads")):
+        checks.check_size(op, "v_pages", v, dim, k.shape[dim], what)
+    check_heads(op, q.shape[-2], k.shape[2])
+    check_ints(op, "block_tables", args.block_tables, 2, "[B, n]", q)
+    check_ints(op, "lengths", args.lengths, 1, "[B]", q)
+    batch = args.lengths.shape[0]
+    checks.check_size(op, "block_tables", args.block_tables, 0, batch, "as lengths")
+    most = args.max_seqlen_q
+    if args.cu_seqlens_q is not None:
+        check_ints(op, "cu_seqlens_q", args.cu_seqlens_q, 1, "[B + 1]", q)
+        checks.check_size(op, "cu_seqlens_q", args.cu_seqlens_q, 0, batch + 1, "the sequences of lengths and one more")
+        check_most(op, "max_seqlen_q", most)
+    else:
+        checks.check_size(op, "lengths", args.lengths, 0, q.shape[0], "q's batch")
+        require_value(
+            isinstance(most, int) and most == 0,
+            lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
+        )
+    splits = args.num_splits
+    require_value(
+        0 <= splits <= MOST_SPLITS,
+        lambda: f"tile.{op}: num_splits is {splits}; expected 0 (automatic) to {MOST_SPLITS}",
+    )
+    check_scores(op, args.aux or (), args.score, args.window, (batch, q.shape[-2]), q)
+
+
+def check_pages(op: str, block_tables: Tensor, lengths: Tensor, pages: int, page: int) -> None:
+    """Check that lengths fit the table and that their pages exist. Only the CPU checks, since a GPU would have to
+    wait.
+    """
+    if lengths.device.type != "cpu" or not lengths.numel():
+        return
+    low, high = (int(n) for n in lengths.aminmax())
+    capacity = block_tables.shape[1] * page
+    require(
+        low >= 0 and high <= capacity,
+        lambda: f"tile.{op}: lengths has values from {low} to {high}; expected 0 to {capacity}",
+    )
+    used = block_tables[torch.arange(block_tables.shape[1])[None, :] * page < lengths[:, None]]
+    if used.numel():
+        first, last = (int(n) for n in used.aminmax())
+        require(
+            first >= 0 and last < pages,
+            lambda: f"tile.{op}: block_tables has pages from {first} to {last}; expected 0 to {pages - 1}",
+        )
+
+
+def _check_values(args: PagedArgs[Tensor]) -> None:
+    op, (pages, page) = "attention_paged", args.k_pages.shape[:2]
+    check_pages(op, args.block_tables, args.lengths, pages, page)
+    if args.cu_seqlens_q is not None:
+        check_starts(op, "cu_seqlens_q", args.cu_seqlens_q, args.max_seqlen_q, args.q.shape[0], "q")
+
+
+def _fake_with_lse(args: PagedArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check(args)
+    q = args.q
+    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    return empty_beside(q, args.v_pages.shape[3]), q.new_empty(shape, dtype=sums_of(q.dtype))
+
+
+def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*args[:6], *(args.aux or ()))
+    ctx.args = without_tensors(args)
+
+
+def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    tensors: Sequence[Any] = ctx.saved_tensors
+    needs = PagedArgs(*ctx.needs_input_grad, *[None] * (len(PagedArgs._fields) - len(ctx.needs_input_grad)))
+    of_aux = none_of("attention_paged", needs.aux)
+    tensors_of = dict(zip(PagedArgs._fields, tensors[:6], strict=False))
+    args: PagedArgs[Tensor] = ctx.args._replace(**tensors_of, aux=None if of_aux is None else list(tensors[6:]))
+    found = kernels("attention_paged").gradients(grad, args)
+    dq, dk, dv = (new.to(args.q.dtype) for new in found)
+    return op_gradients(PagedArgs, q=dq, k_pages=dk, v_pages=dv, aux=of_aux)
+
+
+def _sharding(args: PagedArgs[Spec]) -> Rule:
+    heads = args.k_pages.shape[2]
+    ragged = args.cu_seqlens_q is not None
+    rows = ("query",) if ragged else ("batch", "query")
+    lse: Dims = ("head", "query") if ragged else ("batch", "head", "query")
+    inputs = [
+        (*rows, "head", "d"),
+        ("page", "key", kv_head(heads), "d"),
+        ("page", "key", kv_head(heads), "v"),
+        ("batch", "entry"),
+        ("batch",),
+        if_given(args.cu_seqlens_q, ("start",)),
+    ]
+    operands = [broadcast(x, SCORES) for x in args.aux or ()]
+    free = ("head",) if ragged else ("batch", "head")
+    return Rule(
+        outputs=[(*rows, "head", "v"), lse],
+        inputs=[*inputs, *operands],
+        free=tuple(dim for dim in free if dim not in counted(args.score)),
+        even={} if heads == 1 else {"head": heads},
+    )
+
+
+def _flops(args: PagedArgs[Shape]) -> int:
+    *rows, heads, width = args.q
+    queries = 1
+    for n in rows:
+        queries *= n
+    return 2 * queries * heads * args.block_tables[1] * args.k_pages[1] * (width + args.v_pages[3])
+
+
+attention_paged = form(
+    "attention_paged",
+    PagedArgs[Tensor],
+    Tensor,
+    """Scaled dot-product attention over keys and values in pages: decoding, and prefilling by chunks.
+
+`softmax(score(scale q k^T)) v` of each sequence. Its queries stand at the end of its keys, which include their own.
+
+Args:
+    q: `[B, Sq, H, D]`, or `[Tq, H, D]` with cu_seqlens_q, where sequences have different numbers of queries.
+    k_pages: `[pages, page, Hkv, D]`; H must be a multiple of Hkv, and query head `h` reads key head `h // (H / Hkv)`.
+        Pages of 16, 32, 64 or a multiple of 128 positions are copied as a whole or in parts, others row by row.
+    v_pages: `[pages, page, Hkv, Dv]`.
+    block_tables: int32 `[B, n]`: position `s` of sequence `b` lies in page `block_tables[b, s // page]`, row
+        `s % page`. Entries past a sequence's end, and rows there, are not read for values.
+    lengths: int32 `[B]`: the keys of each sequence, 0 or more, the new ones included.
+    cu_seqlens_q: int32 `[B + 1]`: sequence b has the queries from `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`.
+    max_seqlen_q: the most queries that a sequence has, with cu_seqlens_q only. On a GPU only speed depends on it.
+    causal: a query sees the keys up to its own place.
+    scale: default `D ** -0.5`.
+    window: if positive, a query sees only so many keys up to its own place.
+    num_splits: into how many parts a kernel splits the keys of a sequence; 0 lets it choose. The result is the same.
+    aux: operands of `score`, as in `attention_varlen`. They have no gradient.
+    score: a text that changes scores, as in `attention_varlen`.
+
+Returns:
+    `[B, Sq, H, Dv]` or `[Tq, H, Dv]` in q's dtype, dense; all dimensions but Dv lie in memory in the order they do in
+    q. A query that sees no key, or belongs to no sequence, gives 0.
+
+Values of block_tables, lengths and cu_seqlens_q are checked on the CPU only.
+""",
+)
+attention_paged_lse = form(
+    "attention_paged_lse",
+    PagedArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`attention_paged`, and the natural logarithm of each softmax's denominator.
+
+Returns:
+    out as `attention_paged`, lse `[B, H, Sq]` or `[H, Tq]` in float32 (float64 for float64), `-inf` for a query that
+    sees no key. lse is not differentiable.
+""",
+)
+
+_COMMON: dict[str, Any] = {
+    "args": PagedArgs,
+    "check_values": _check_values,
+    "setup_context": _save,
+    "backward": _backward,
+    "sharding": _sharding,
+    "flops": _flops,
+    "lower_precision": ("q", "k_pages", "v_pages", "aux"),
+}
+register(
+    name="attention_paged",
+    form=attention_paged,
+    fake=lambda args: _fake_with_lse(args)[0],
+    run=entry("attention_paged", "attention_paged", "out", needs_lse=False),
+    reference=in_torch("attention_paged", only_first=True),
+    **_COMMON,
+)
+register(
+    name="attention_paged_lse",
+    returns=("out", "lse"),
+    form=attention_paged_lse,
+    fake=_fake_with_lse,
+    run=entry("attention_paged", "attention_paged", "out", "lse"),
+    reference=in_torch("attention_paged"),
+    **_COMMON,
+)

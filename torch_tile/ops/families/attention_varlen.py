@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.attention_varlen`, `_lse` and `_backward`: attention over sequences that lie one after the other.
+
+As with `tile.attention`, a call that wants a gradient is the second one, and its backward the third one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.kernels.attention.args import VarlenArgs, VarlenBackwardArgs
+from torch_tile.kernels.attention.arguments import FAR, empty_beside
+from torch_tile.kernels.epilogue.program import parse
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
+
+SCORES = ("batch", "head", "query", "key")
+
+
+def sums_of(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of log-sum-exps."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes: tuple[Any, Any], q: Tensor) -> None:
+    """Check the text of scores, its operands `[B or 1, H or 1, 1, 1]` (`sizes` are B and H), and the window."""
+    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
+    for i, x in enumerate(aux):
+        checks.check_auxiliary(op, f"aux[{i}]", x, "q", q)
+        checks.check_broadcasts(op, f"aux[{i}]", x, (*sizes, 1, 1))
+    require_value(not aux or bool(score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty")
+    parse(score, 1, len(aux), len(SCORES))
+
+
+def check_ints(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor) -> None:
+    """Check a tensor of positions: int32, of so many dimensions, beside q."""
+    require_type(x.dtype == torch.int32, lambda: f"tile.{op}: {name} has dtype {x.dtype}; expected torch.int32")
+    checks.check_dims(op, name, x, dims, meaning)
+    checks.check_device(op, name, x, "q", q)
+
+
+def check_heads(op: str, heads: Any, kv_heads: Any) -> None:
+    """Check that each head of keys serves as many heads of queries."""
+    require(
+        heads == 0 if isinstance(kv_heads, int) and kv_heads == 0 else heads % kv_heads == 0,
+        lambda: f"tile.{op}: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
+    )
+
+
+def check_most(op: str, name: str, most: Any) -> None:
+    """Check the greatest length of a sequence. A symbol is no less than 0, and no bound of it has to be guarded."""
+    if isinstance(most, int):
+        require_value(0 <= most <= FAR, lambda: f"tile.{op}: {name} is {most}; expected 0 to {FAR}")
+
+
+def check_starts(op: str, name: str, starts: Tensor, most: Any, rows: int, of: str) -> None:
+    """Check the values of cu_seqlens on the CPU: from 0 on, not falling, within the rows, no sequence above `most`."""
+    if starts.device.type != "cpu":
+        return
+    found = starts.tolist()
+    steps = [b - a for a, b in itertools.pairwise(found)]
+    require(
+        found[0] == 0 and all(n >= 0 for n in steps) and found[-1] <= rows,
+        lambda: f"tile.{op}: {name} is {found}; expected numbers from 0 on that do not fall, up to {of}'s {rows} rows",
+    )
+    longest = max(steps, default=0)
+    require(
+        longest <= most, lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {most}, its max"
+    )
+
+
+def _check(args: VarlenArgs[Tensor]) -> None:
+    op, (q, k, v) = "attention_varlen", args[:3]
+    checks.check_floating(op, q=q, k=k, v=v)
+    checks.check_same_dtype(op, q=q, k=k, v=v)
+    checks.check_dims(op, "q", q, 3, "[Tq, H, D]")
+    checks.check_dims(op, "k", k, 3, "[Tk, Hkv, D]")
+    checks.check_dims(op, "v", v, 3, "[Tk, Hkv, Dv]")
+    checks.check_size(op, "k", k, 2, q.shape[2], "q's head dimension")
+    for dim, what in enumerate(("k's rows", "k's heads")):
+        checks.check_size(op, "v", v, dim, k.shape[dim], what)
+    check_heads(op, q.shape[1], k.shape[1])
+    starts = args.cu_seqlens_q
+    check_ints(op, "cu_seqlens_q", starts, 1, "[B + 1]", q)
+    check_ints(op, "cu_seqlens_k", args.cu_seqlens_k, 1, "[B + 1]", q)
+    require(starts.shape[0] > 0, lambda: f"tile.{op}: cu_seqlens_q is empty; expected B + 1 numbers, the first one 0")
+    checks.check_size(op, "cu_seqlens_k", args.cu_seqlens_k, 0, starts.shape[0], "as cu_seqlens_q")
+    check_most(op, "max_seqlen_q", args.max_seqlen_q)
+    check_most(op, "max_seqlen_k", args.max_seqlen_k)
+    check_scores(op, args.aux or (), args.score, args.window, (starts.shape[0] - 1, q.shape[1]), q)
+
+
+def _check_values(args: VarlenArgs[Tensor]) -> None:
+    op = "attention_varlen"
+    check_starts(op, "cu_seqlens_q", args.cu_seqlens_q, args.max_seqlen_q, args.q.shape[0], "q")
+    check_starts(op, "cu_seqlens_k", args.cu_seqlens_k, args.max_seqlen_k, args.k.shape[0], "k")
+
+
+def _fake_with_lse(args: VarlenArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check(args)
+    q = args.q
+    return empty_beside(q, args.v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=sums_of(q.dtype))
+
+
+def _in_training(args: VarlenArgs[Tensor]) -> Tensor:
+    """The op that keeps what the backward needs."""
+    out: Tensor = torch.ops.tile.attention_varlen_lse.default(*args)[0]
+    return out
+
+
+def _tensors(args: VarlenArgs[Tensor]) -> tuple[Tensor, ...]:
+    return (*args[:5], *(args.aux or ()))
+
+
+def _with_tensors(options: VarlenArgs[Any], tensors: Sequence[Tensor]) -> VarlenArgs[Any]:
+    """Return arguments with the tensors of `_tensors`, and the other fields from the `options`."""
+    q, k, v, q_starts, k_starts, *aux = tensors
+    of_aux = None if options.aux is None else aux
+    return options._replace(q=q, k=k, v=v, cu_seqlens_q=q_starts, cu_seqlens_k=k_starts, aux=of_aux)
+
+
+def none_of(op: str, needed: Any) -> Any:
+    """Return no gradients of the operands of scores, as the schema lists them. Raise an error if one is wanted."""
+    require(
+        not any(needed or ()),
+        lambda: f"tile.{op}: aux has no gradient; detach it, or call tile.attention for each sequence",
+    )
+    return None if needed is None else [None] * len(needed)
+
+
+def _save(ctx: Any, args: VarlenArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*_tensors(args), *output)
+    ctx.args = without_tensors(args)
+
+
+def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    fields = len(VarlenArgs._fields)
+    needs = VarlenArgs(*ctx.needs_input_grad, *[None] * (fields - len(ctx.needs_input_grad)))
+    of_aux = none_of("attention_varlen", needs.aux)
+    # Gradients of gradients are computed from the inputs alone.
+    given = _with_tensors(ctx.args, tensors).backward(grad, out.detach(), lse.detach())
+    dq, dk, dv = torch.ops.tile.attention_varlen_backward.default(*given)
+    return op_gradients(VarlenArgs, q=dq, k=dk, v=dv, aux=of_aux)
+
+
+def _fake_backward(args: VarlenBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    op = "attention_varlen_backward"
+    _check(args.forward)
+    q, v, lse = args.q, args.v, args.lse
+    checks.check_same_dtype(op, q=q, grad=args.grad, out=args.out)
+    rows = (q.shape[0], "q's rows"), (q.shape[1], "q's heads"), (v.shape[2], "v's head dimension")
+    for name, x, meaning, sizes in (
+        ("grad", args.grad, "[Tq, H, Dv]", rows),
+        ("out", args.out, "[Tq, H, Dv]", rows),
+        ("lse", lse, "[H, Tq]", (rows[1], rows[0])),
+    ):
+        checks.check_device(op, name, x, "q", q)
+        checks.check_dims(op, name, x, len(sizes), meaning)
+        for dim, (size, what) in enumerate(sizes):
+            checks.check_size(op, name, x, dim, size, what)
+    sums = sums_of(q.dtype)
+    require_type(lse.dtype == sums, lambda: f"tile.{op}: lse has dtype {lse.dtype}; expected {sums}")
+    return tuple(empty_beside(x, x.shape[2]) for x in (q, args.k, v))
+
+
+def _save_backward(ctx: Any, args: VarlenBackwardArgs[Tensor], output: Any) -> None:
+    ctx.save_for_backward(args.grad, *_tensors(args.forward))
+    ctx.args = without_tensors(args.forward)
+
+
+def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    """Compute gradients of gradients by autograd of the reference. `out` and `lse` stand for the inputs of their
+    computation.
+    """
+    saved: tuple[Tensor, ...] = ctx.saved_tensors
+    fields = len(VarlenBackwardArgs._fields)
+    needs = VarlenBackwardArgs(*ctx.needs_input_grad, *[None] * (fields - len(ctx.needs_input_grad)))
+    of_aux = none_of("attention_varlen_backward", needs.aux)
+    wanted = [n for n, needed in enumerate((needs.grad, needs.q, needs.k, needs.v)) if needed]
+    twice = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, as what one of them was computed from is no way for gradients here.
+        given = [x.view_as(x) if twice else x.detach() for x in saved]
+        leaves = [given[n].requires_grad_() for n in wanted]
+        found = kernels("attention_varlen").gradients(given[0], _with_tensors(ctx.args, given[1:]))
+        found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True)]
+        made = torch.autograd.grad(found, leaves, grads, create_graph=twice, allow_unused=True)
+    grad, q, k, v = map(dict(zip(wanted, made, strict=True)).get, range(4))
+    return op_gradients(VarlenBackwardArgs, grad=grad, q=q, k=k, v=v, aux=of_aux)
+
+
+def kv_head(heads: Any) -> str:
+    """Return the name of keys' heads in a sharding rule: a single head serves all queries, wherever they are."""
+    return "" if heads == 1 else "head"
+
+
+def counted(score: str) -> set[str]:
+    """Return the dimensions that a text counts: a shard does not know where in the whole it begins."""
+    return {SCORES[i] for i in parse(score).inputs("i")}
+
+
+def _sharding(args: VarlenArgs[Spec]) -> Rule:
+    heads = args.k.shape[1]
+    outputs: tuple[Dims, Dims] = ("query", "head", "v"), ("head", "query")
+    inputs = (
+        ("query", "head", "d"),
+        ("key", kv_head(heads), "d"),
+        ("key", kv_head(heads), "v"),
+        ("start",),
+        ("start",),
+        *(broadcast(x, SCORES) for x in args.aux or ()),
+    )
+    return Rule(
+        outputs=outputs,
+        inputs=inputs,
+        saved=(*inputs, *outputs),
+        free=() if "head" in counted(args.score) else ("head",),
+        even={} if heads == 1 else {"head": heads},
+    )
+
+
+def _sharding_of_backward(args: VarlenBackwardArgs[Spec]) -> Rule:
+    forward = _sharding(args.forward)
+    q_dims, k_dims, v_dims, *others = forward.inputs
+    out_dims, lse_dims = forward.outputs
+    tensors = [dims for dims in (q_dims, k_dims, v_dims) if dims is not None]
+    return Rule(
+        outputs=tensors,
+        inputs=[out_dims, *tensors, out_dims, lse_dims, *others],
+        free=forward.free if args.k.shape[1] != 1 else (),  # keys' gradients are sums over the heads that share them
+        even=forward.even,
+        saved=[out_dims, *tensors, *others],
+    )
+
+
+def _flops(args: VarlenArgs[Shape]) -> int:
+    return _products(args, 1, 1)
+
+
+def _backward_flops(args: VarlenBackwardArgs[Shape]) -> int:
+    return _products(args.forward, 3, 2)
+
+
+def _products(args: VarlenArgs[Shape], over_d: int, over_v: int) -> int:
+    """Count the operations of the products, as if each query saw the most keys that a sequence has."""
+    rows, heads, width = args.q
+    return 2 * rows * heads * int(args.max_seqlen_k) * (over_d * width + over_v * args.v[2])
+
+
+attention_varlen = form(
+    "attention_varlen",
+    VarlenArgs[Tensor],
+    Tensor,
+    """Scaled dot-product attention over sequences of different lengths that lie one after the other.
+
+`softmax(score(scale q k^T)) v` of each sequence (arXiv:1706.03762, computed as in arXiv:2205.14135). The queries of a
+sequence stand at the end of its keys: query i of n at key `m - n + i` of m.
+
+Args:
+    q: `[Tq, H, D]`: the queries of all sequences.
+    k: `[Tk, Hkv, D]`; H must be a multiple of Hkv, and query head `h` reads key head `h // (H / Hkv)`.
+    v: `[Tk, Hkv, Dv]`.
+    cu_seqlens_q: int32 `[B + 1]`: sequence b has the queries from `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`; the first
+        number is 0. A sequence may be empty. Rows behind the last sequence belong to none.
+    cu_seqlens_k: int32 `[B + 1]`: the same of keys.
+    max_seqlen_q: the most queries that a sequence has. On a GPU only speed depends on it.
+    max_seqlen_k: the most keys that a sequence has.
+    causal: a query sees the keys up to its own place.
+    scale: default `D ** -0.5`.
+    window: if positive, a query sees only so many keys up to its own place, and with `causal` none behind it.
+    aux: operands of `score`, of a floating dtype or bool, each broadcastable to `[B, H, 1, 1]`. They have no gradient.
+    score: a text that changes scores, as in `attention`; `i0..i3` are the sequence, the head, and the places of query
+        and key in it, the query's at the end of the keys.
+
+Returns:
+    `[Tq, H, Dv]` in q's dtype, dense; Tq and H lie in memory in the order they do in q. A query that sees no key, or
+    belongs to no sequence, gives 0.
+
+Values of cu_seqlens are checked on the CPU only. Gradients are the same from run to run.
+""",
+)
+attention_varlen_lse = form(
+    "attention_varlen_lse",
+    VarlenArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`attention_varlen`, and the natural logarithm of each softmax's denominator.
+
+Returns:
+    out as `attention_varlen`, lse `[H, Tq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
+    is not differentiable.
+""",
+)
+
+
+def attention_varlen_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any, **named: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attention_varlen` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
+
+    Args:
+        grad: `[Tq, H, Dv]`, of q's dtype: the gradient of `out`.
+        q: as for `attention_varlen`.
+        k: `[Tk, Hkv, D]`.
+        v: `[Tk, Hkv, Dv]`.
+        out: what `attention_varlen_lse` returned first.
+        lse: what it returned second.
+        options: cu_seqlens_q and all that follows it in `attention_varlen`.
+        named: the same, by name.
+
+    Returns:
+        dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
+        sequence have 0.
+    """
+    given = VarlenArgs(q, k, v, *options, **named).backward(grad, out, lse)
+    dq, dk, dv = torch.ops.tile.attention_varlen_backward.default(*map(as_listed, given))
+    return dq, dk, dv
+
+
+_COMMON: dict[str, Any] = {
+    "args": VarlenArgs,
+    "check_values": _check_values,
+    "sharding": _sharding,
+    "flops": _flops,
+    "lower_precision": ("q", "k", "v", "aux"),
+}
+register(
+    name="attention_varlen",
+    form=attention_varlen,
+    fake=lambda args: _fake_with_lse(args)[0],
+    run=entry("attention_varlen", "attention_varlen", "out", needs_lse=False),
+    reference=in_torch("attention_varlen", only_first=True),
+    in_training=_in_training,
+    **_COMMON,
+)
+register(
+    name="attention_varlen_lse",
+    returns=("out", "lse"),
+    form=attention_varlen_lse,
+    fake=_fake_with_lse,
+    run=entry("attention_varlen", "attention_varlen", "out", "lse"),
+    reference=in_torch("attention_varlen"),
+    setup_context=_save,
+    backward=_gradients,
+    **_COMMON,
+)
+register(
+    name="attention_varlen_backward",
+    args=VarlenBackwardArgs,
+    returns=("dq", "dk", "dv"),
+    form=attention_varlen_backward,
+    fake=_fake_backward,
+    check_values=lambda args: _check_values(args.forward),
+    run=lambda args, out: kernels("attention_varlen").attention_varlen_backward(*args, results=out),
+    reference=in_torch("attention_varlen", "backward_reference"),
+    setup_context=_save_backward,
+    backward=_twice,
+    sharding=_sharding_of_backward,
+    flops=_backward_flops,
+)

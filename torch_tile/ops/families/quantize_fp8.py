@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.quantize_fp8`: rows, or runs of their columns, rounded to float8 with a scale each.
+
+It has no gradient, as that of a rounding is 0: the caller chooses another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, Never
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_type, require_value, shape_of
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import V, entry, in_torch, no_flops
+from torch_tile.ops.sharding_rule import Rule, Spec
+
+OP = "quantize_fp8"
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class QuantizeFp8Args(NamedTuple, Generic[V]):
+    """Arguments of `tile.quantize_fp8`."""
+
+    x: V
+    group: int
+    dtype: torch.dtype
+
+
+def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
+    x, group, dtype = args
+    checks.check_floating(OP, x=x)
+    require(
+        x.dim() > 0 and x.shape[-1] > 0,
+        lambda: f"tile.{OP}: x has shape {shape_of(x)}; expected a last dimension that is not empty",
+    )
+    require_value(group >= 0, lambda: f"tile.{OP}: group is {group}; expected a number of columns, or 0 for whole rows")
+    require_type(
+        dtype in FLOAT8, lambda: f"tile.{OP}: dtype is {dtype}; expected torch.float8_e4m3fn or torch.float8_e5m2"
+    )
+    runs = kernels(OP).runs_of(x.shape[-1], group)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
+
+
+def _setup(ctx: Any, args: QuantizeFp8Args[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Nothing is saved, as there is no gradient."""
+
+
+def _backward(ctx: Any, *grads: Tensor) -> Never:
+    raise NotImplementedError(
+        f"tile.{OP} has no gradient. Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
+    )
+
+
+def _sharding(args: QuantizeFp8Args[Spec]) -> Rule:
+    dims = tuple(f"row{i}" for i in range(len(args.x.shape) - 1))
+    return Rule(outputs=[(*dims, "k"), (*dims, "run")], inputs=[(*dims, "k")], free=dims)
+
+
+def _as_aten(args: QuantizeFp8Args[Tensor]) -> Any:
+    return kernels(OP).reference(*args)
+
+
+def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """Round runs of columns to float8 with a scale each: `x` is about `values * scale`.
+
+    A scale is the largest magnitude of its run, at least 2^-100, over the largest number of `dtype` (DeepSeek-V3,
+    arXiv:2412.19437, 3.3.1). Results are arguments of `scaled_gemm`. A run with NaN is NaN.
+
+    Args:
+        x: `[..., K]`, of any floating dtype.
+        group: columns that share a scale; the last run may be shorter. 0: all of a row.
+        dtype: float8_e4m3fn or float8_e5m2.
+
+    Returns:
+        values `[..., K]` of `dtype`, and float32 scales `[..., K / group]`, rounded up. Neither has a gradient.
+    """
+    out: tuple[Tensor, Tensor] = torch.ops.tile.quantize_fp8.default(x, group, dtype)
+    return out
+
+
+register(
+    name=OP,
+    args=QuantizeFp8Args,
+    returns=("values", "scales"),
+    form=quantize_fp8,
+    fake=_fake,
+    run=entry(OP, OP, "out", "scales"),
+    reference=in_torch(OP),
+    setup_context=_setup,
+    backward=_backward,
+    as_aten=_as_aten,
+    sharding=_sharding,
+    flops=no_flops,
+)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.scaled_gemm`: products of float8 matrices with scales for matrices, rows and columns, or blocks.
+
+It has no gradient: float8 operands are results of a rounding, whose gradient the caller chooses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, Never
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels.epilogue.program import of_layer
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_type, require_value, shape_of
+from torch_tile.ops.families import gemm
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, in_torch
+from torch_tile.ops.sharding_rule import Rule, Spec
+
+OP = "scaled_gemm"
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+GROUP = 128  # columns of a, or rows and columns of b, that share a scale where blocks have scales
+
+
+class ScaledGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.scaled_gemm`."""
+
+    a: V
+    b: V
+    scale_a: V
+    scale_b: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+def _check(args: ScaledGemmArgs[Tensor]) -> None:
+    a, b, scale_a, scale_b, aux, kinds, epilogue, dtype = args
+    for name, x, dims in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
+        what = f"{name} has dtype {x.dtype}; expected float8_e4m3fn or float8_e5m2"
+        require_type(x.dtype in FLOAT8, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
+        checks.check_dims(OP, name, x, 2, dims)
+    checks.check_device(OP, "b", b, "a", a)
+    checks.check_size(OP, "b", b, 0, a.shape[1], "K, as a")
+    (m, k), n = a.shape, b.shape[1]
+    _check_scale("scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
+    _check_scale("scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
+    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
+
+
+def _check_scale(name: str, scale: Tensor, a: Tensor, sizes: tuple[int, int], dims: str) -> None:
+    """Scales are of the whole matrix, of rows or columns outside of K, or of runs of 128, the last maybe shorter."""
+    checks.check_floating(OP, **{name: scale})
+    checks.check_device(OP, name, scale, "a", a)
+    checks.check_dims(OP, name, scale, 2, dims)
+    outer = 0 if name == "scale_a" else 1
+    for dim, size in enumerate(sizes):
+        found, runs = scale.shape[dim], -(-size // GROUP)
+        fits = found == 1 or found == runs or (dim == outer and found == size)
+        what = f"{name} has shape {shape_of(scale)}; expected {dims}, rounded up, for {sizes[0]} x {sizes[1]} numbers"
+        require(fits, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
+
+
+def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
+    _check(args)
+    return args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
+
+
+def _setup(ctx: Any, args: ScaledGemmArgs[Tensor], output: Tensor) -> None:
+    """Nothing is saved, as there is no gradient."""
+
+
+def _backward(ctx: Any, grad: Tensor) -> Never:
+    raise NotImplementedError(
+        f"tile.{OP} has no gradient. Call it in a torch.autograd.Function whose backward multiplies by the operands"
+        " before their rounding to float8, or quantises the gradient"
+    )
+
+
+def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
+    # Runs of 128 need not end where a shard would: only what has one scale, or scales of its own, is sharded.
+    rows, columns = args.scale_a.shape[0], args.scale_b.shape[1]
+    of_a = ("m" if rows == args.a.shape[0] else "block", "group")
+    of_b = ("run", "n" if columns == args.b.shape[1] else "strip")
+    free = [("m", rows in (1, args.a.shape[0])), ("n", columns in (1, args.b.shape[1]))]
+    inputs = [("m", "k"), ("k", "n"), of_a, of_b, *gemm.aux_dims(args.aux, args.kinds, ())]
+    return Rule(outputs=[("m", "n")], inputs=inputs, free=tuple(name for name, fits in free if fits))
+
+
+def _flops(args: ScaledGemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.b[1]
+
+
+def scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+) -> Tensor:
+    """A product of float8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
+
+    Tensor cores sum runs of 128 columns, which are added up in float32 (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
+    Where the machine has no float8 products, operands are widened, which is exact.
+
+    Args:
+        a: `[M, K]`, float8_e4m3fn or float8_e5m2.
+        b: `[K, N]`, either of these; best stored as `[N, K]`, so a transposed weight is a view.
+        scale_a: of a floating dtype, taken as float32; for the whole matrix `[1, 1]`, for rows `[M, 1]`, for rows and
+            runs of 128 columns `[M, K / 128]`, or for blocks of 128 x 128 `[M / 128, K / 128]`; divisions are rounded
+            up.
+        scale_b: likewise `[1, 1]`, `[1, N]`, `[K / 128, N]` or `[K / 128, N / 128]`.
+        bias: `[N]`, added to the product; give it in `aux` where there is an epilogue.
+        out_dtype: of the result.
+        aux: as for `gemm`.
+        kinds: as for `gemm`.
+        epilogue: as for `gemm`.
+
+    Returns:
+        `[M, N]`, without a gradient.
+
+    Raises:
+        ValueError: if there are a bias and an epilogue.
+    """
+    if bias is not None:
+        require_value(not epilogue and not kinds, lambda: f"tile.{OP}: bias and epilogue are given; add it in epilogue")
+        aux, kinds, epilogue = [bias], "r", of_layer("none", True, False)
+    out: Tensor = torch.ops.tile.scaled_gemm.default(a, b, scale_a, scale_b, list(aux), kinds, epilogue, out_dtype)
+    return out
+
+
+register(
+    name=OP,
+    args=ScaledGemmArgs,
+    form=scaled_gemm,
+    fake=_fake,
+    run=entry(OP, OP, "out"),
+    reference=in_torch(OP),
+    setup_context=_setup,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+)
