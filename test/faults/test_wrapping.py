@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integers made from indices and sizes do not wrap before a store; int32 of elements wraps at each operation."""
+"""Integers of indices and sizes wrap when they are stored, not before; int32 of elements wraps at each operation."""
 
 from collections.abc import Callable
 

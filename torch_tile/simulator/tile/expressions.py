@@ -82,7 +82,8 @@ class Expressions(Visitor):
     def visit_Unary(self, node: ex.Unary) -> Value:
         """Compute an operator with one operand."""
         wide = node.dtype == int32 and (self.is_wide or self.is_made(node))
-        found = va.unary(node.op, *self.in_width(wide, node.a), node.a.dtype)
+        (a,) = self.in_width(wide, node.a)
+        found = va.unary(node.op, a, node.a.dtype)
         return found if wide or node.dtype != int32 else va.wrap(found, int32)
 
     def visit_Binary(self, node: ex.Binary) -> Value:
@@ -91,12 +92,14 @@ class Expressions(Visitor):
             return self._logical(node)
         compares = node.op in ex.COMPARISONS
         wide = node.a.dtype == int32 and (self.is_wide or compares or self.is_made(node))
-        found = va.binary(node.op, *self.in_width(wide, node.a, node.b), node.a.dtype)
+        a, b = self.in_width(wide, node.a, node.b)
+        found = va.binary(node.op, a, b, node.a.dtype)
         return found if wide or compares or node.dtype != int32 else va.wrap(found, int32)
 
     def visit_Cast(self, node: ex.Cast) -> Value:
         """Compute a conversion."""
-        return va.cast(*self.in_width(node.type == int64, node.a), node.a.dtype, node.type)
+        (a,) = self.in_width(node.type == int64, node.a)
+        return va.cast(a, node.a.dtype, node.type)
 
     def visit_Call(self, node: ex.Call) -> Value:
         """Compute a call."""
