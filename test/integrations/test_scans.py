@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scans of transformers' models by ours: logits, gradients and generated tokens are those of the models' own."""
 
+import importlib
 import sys
 
 import pytest
@@ -88,3 +89,25 @@ def test_packed_sequences_and_other_activations_go_to_the_old_function():
     call = scans.replacement(old, scans.convolution)
     assert call(x, weight, None, activation="gelu") == ("old", {"activation": "gelu"})
     assert call(x, weight, None, seq_idx=x)[1]["seq_idx"] is x
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "qwen3_next"])
+def test_files_of_other_hybrids_agree(name):
+    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    found = {
+        role: scans.agrees(getattr(file, role), *pair) for role, pair in scans.ROLES.items() if hasattr(file, role)
+    }
+    assert all(found.values()) and len(found) == (2 if name == "qwen3_next" else 4)
+
+
+def test_a_compiled_model_calls_the_operators_in_one_graph(restored):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    model, ids, counter = mamba2(), torch.randint(0, 64, (2, 5)), CompileCounterWithBackend("eager")
+    want = model(ids).logits
+    scans.replace_scans(model)
+    torch.testing.assert_close(torch.compile(model, backend=counter)(ids).logits, want, rtol=1e-3, atol=1e-4)
+    assert counter.frame_count == 1
+    called = [str(node.target) for node in counter.graphs[0].graph.nodes if "tile" in str(node.target)]
+    assert len(called) == 2 * SIZES["num_hidden_layers"]
