@@ -2,8 +2,8 @@
 """Random programs of the grammar find each mended kind of fault again, where its mend is taken out.
 
 Each kind has an executor and seeds whose programs go wrong without the mend, and right with it. No kind needs a GPU:
-PTX tells which loads are dropped, the text on the host which bounds are computed again. After a change of the grammar, `python test/fuzz/test_removed_mends.py` looks for seeds anew
-and prints them.
+PTX tells which loads are dropped, the text on the host which bounds are computed again. After a change of the grammar,
+`python test/fuzz/test_removed_mends.py` looks for seeds anew and prints them.
 """
 
 import contextlib
