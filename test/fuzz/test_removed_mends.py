@@ -2,8 +2,8 @@
 """Random programs of the grammar find each mended kind of fault again, where its mend is taken out.
 
 Each kind has an executor and seeds whose programs go wrong without the mend, and right with it. No kind needs a GPU:
-PTX tells which loads are dropped, the text on the host which bounds are computed again. After a change of the grammar, `python test/fuzz/test_removed_mends.py` looks for seeds anew
-and prints them.
+PTX tells which loads are dropped, the text on the host which bounds are computed again. After a change of the grammar,
+`python test/fuzz/test_removed_mends.py` looks for seeds anew and prints them.
 """
 
 import contextlib
@@ -122,15 +122,15 @@ class Mend:
 KINDS = {
     "partial nests": Mend(bind_loop._Binder, "_stays_in_padding", yes, "sm_80", (72,)),
     "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (8,)),
-    "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (2,)),
+    "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (8,)),
     "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text", (5,)),
     "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (76,)),
     "numbers outside a type": Mend(expr, "_outside", lambda *_: None, "tiles", (12,)),
     "extrema of folded floats": Mend(
-        language_math, "extremum", plain_extremum, "tiles", (),
+        language_math, "extremum", plain_extremum, "tiles", (1852,),
         ((expr, "extremum", plain_extremum), (arith_util, "extremum", plain_extremum)),
     ),
-    "uint64 as signed": Mend(tile_values, "_ORDERED", {}, "tiles", (17,)),
+    "uint64 as signed": Mend(tile_values, "_ORDERED", {}, "tiles", (33,)),
     "unsigned extrema of threads": Mend(simt_values, "_UNSIGNED", {}, "sm_80", (0,)),
     "overlapping copies": Mend(part_overlaps, "may_overlap", no, "sm_80", (19,)),
     "chains of elif": Mend(rewrite, "error", too_deep, "tiles", (80,)),
@@ -140,7 +140,7 @@ KINDS = {
     "shifted literals": Mend(c_text.Text, "shifted", lambda *_: None, "text", (83,)),
     "operands of atomics": Mend(cuda_text.CudaText, "_operand", lambda self, node, _: self.value(node), "text", (12,)),
     "remainders of floats": Mend(tile_values, "remainder", plain_remainder, "tiles", (33,)),
-    "copies of an element that meet": Mend(bind_loop, "_told_apart", nothing, "sm_80", (37,)),
+    "copies of an element that meet": Mend(bind_loop, "_of_single_threads", nothing, "sm_80", (37,)),
     "fills by the tile itself": Mend(fill, "find", nothing, "cpu", (1271,)),
     "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80", (0,)),
     "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx", (1,)),
