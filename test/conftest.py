@@ -19,6 +19,8 @@ import pytest
 SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
+ALL_CUBINS = 1000  # tests with a chip, from which on each of their cases is compiled for one chip
+CHIPS = "sm_80", "sm_90a", "sm_120a"
 _made: list[str] = []  # the session's temporary folder, in the process that made it
 
 
@@ -52,8 +54,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if len(items) > WHOLE_SUITE and not os.environ.get("TORCH_TILE_ALL_WAYS"):
-        left = [item for item in items if _is_left_out(item)]
+    if not os.environ.get("TORCH_TILE_ALL_WAYS"):
+        left = [item for item in items if _is_left_out(item)] if len(items) > WHOLE_SUITE else []
+        chips = [item for item in items if "chip" in _params(item)]
+        left += [item for item in chips if _is_for_other_session(item)] if len(chips) > ALL_CUBINS else []
         config.hook.pytest_deselected(items=left)
         gone = set(map(id, left))
         items[:] = [item for item in items if id(item) not in gone]
@@ -67,10 +71,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
+def _params(item: pytest.Item) -> dict[str, Any]:
+    """The parameters of a test, by their names."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params if callspec is not None else {}
+
+
+def _is_for_other_session(item: pytest.Item) -> bool:
+    """Whether this session compiles a case for another chip: by seed, each case is compiled for one of three."""
+    chip = _params(item)["chip"]
+    name = f"{os.environ[SEED]} {item.nodeid.replace(chip, '')}"
+    return CHIPS[hashlib.sha256(name.encode()).digest()[0] % len(CHIPS)] != chip
+
+
 def _is_left_out(item: pytest.Item) -> bool:
     """Whether this session leaves a test out: by seed, half of the texts and simulators of `way` and of `engine`."""
-    callspec = getattr(item, "callspec", None)
-    params = callspec.params if callspec is not None else {}
+    params = _params(item)
     way = params.get("way", params.get("engine"))
     if way not in ("cuda:sm_80", "cuda:sm_90a", "text", "threads"):
         return False
