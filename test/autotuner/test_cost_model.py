@@ -147,3 +147,17 @@ def test_the_librarys_kernels(target, monkeypatch):
         # Fragments are added up that do not live at the same time, which attention's backward has most of.
         most = 450 if program.name in ("query_gradients", "key_gradients") else 300
         assert found.registers < most or target is CPU, program.name
+
+
+@pytest.mark.parametrize("works", ["first", "middle", "last", "none"])
+def test_a_grid_is_judged_by_a_block_that_has_work(works):
+    """As one of a triangle of blocks does."""
+    at = {"first": 0, "middle": 4, "last": 7, "none": 9}[works]
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float32"), B: T.Tensor((8, 64), "float32")):
+        with T.Kernel(8, threads=32) as bx:
+            if bx == at:
+                T.copy(A[bx, :], B[bx, :])
+
+    assert bool(estimate(main.program, HOPPER, 132).bytes) == (works != "none")

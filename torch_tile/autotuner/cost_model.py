@@ -4,12 +4,13 @@
 The model ranks configurations of one kernel, so that hopeless ones are neither compiled nor run. Its times are no
 predictions. Work is counted on stage TILE: products, scalar operations, bytes between global memory and blocks, and a
 block's memory. If a loop's bounds depend on outer variables or block indices, these count at the middle of their range.
+A grid whose block in the middle has nothing to do is judged by its first or last one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tile.hardware import PER_THREAD, Target, equal_share
@@ -116,9 +117,8 @@ def _launch(
 ) -> Estimate:
     """The estimate of one kernel."""
     grid = [max(1, _number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
-    values |= {block: extent // 2 for block, extent in zip(kernel.blocks, grid, strict=True)}
     count, threads = math.prod(grid), math.prod(kernel.threads)
-    work = work_of(kernel, values, target)
+    work = _typical_work(kernel, grid, values, target)
     registers = OTHER_REGISTERS + work.fragments // (4 * threads)
     resident = 1
     refused = ""
@@ -135,6 +135,24 @@ def _launch(
     seconds *= max(1.0, registers / PER_THREAD) ** 2 if target.kind == "cuda" else 1.0  # spilled registers
     flops, moved = count * (work.products + work.scalars), count * work.bytes
     return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
+
+
+def _typical_work(kernel: Kernel, grid: Sequence[int], values: dict[Var, Scalar], target: Target) -> Work:
+    """Count the work of the block in the middle of a grid. If that one touches no memory, count the first or last one.
+
+    Set the indices of that block in `values`.
+    """
+    middle, first, last = [n // 2 for n in grid], [0] * len(grid), [n - 1 for n in grid]
+    found = []
+    for indices in (middle, first, last):
+        here = values | dict(zip(kernel.blocks, indices, strict=True))
+        work = work_of(kernel, here, target)
+        found.append((work, here))
+        if work.bytes:
+            break
+    work, here = next((one for one in found if one[0].bytes), found[0])
+    values |= here
+    return work
 
 
 def _wave(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:
