@@ -44,13 +44,14 @@ def test_sums_need_no_value(way):
 
 
 def test_the_compilers_own_stay_undefined():
-    """An `if` that gives a name two values makes a variable: nothing is stored into it before."""
+    """An `if` that does more than give a name two values makes a variable: nothing is stored into it before."""
 
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
         with T.Kernel(4) as b:
             if A[b] > 0:
                 x = A[b] * 2
+                A[b] = x
             else:
                 x = A[b] - 1
             A[b] = x

@@ -10,6 +10,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import grouped as by_rows, grouped_wgrad as by_k
 from torch_tile.kernels.gemm.tiling import Config, Problem, config_for
+from torch_tile.kernels.row_groups import PLANNERS
 
 BF16, F64 = torch.bfloat16, torch.float64
 FORMS = {  # dtype, result, epilogue, kinds, number of bs
@@ -108,7 +109,7 @@ def test_aligned_rows(config, rounds, problems, check):
 
 
 def test_more_groups_than_are_planned_at_a_time(problems, check):
-    args = operands(problems, "plain", 2 * by_rows.PLANNERS + 3, 700, 8, 5)
+    args = operands(problems, "plain", 2 * PLANNERS + 3, 700, 8, 5)
     check(by_rows.grouped_gemm(*args, "", "", torch.float32, SMALL), exact(*args, "", ""), "many groups")
     want = by_k.reference(args[0].double(), args[0].double(), args[2], F64)
     check(by_k.k_grouped_gemm(args[0], args[0], args[2], torch.float32, SMALL), want, "many groups")
