@@ -424,7 +424,8 @@ def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) ->
     elif not bulk and own < MMA_ROWS * config.threads // 32:  # scores and their gradients, of warps that share rows
         tiles += [Tile(own, step, 32, parts=(Part.LOOP,))] * (1 if outputs == ("dv",) else 2)
     if config.staged:
-        columns = (spec.tile_dv if name == "dv" else spec.tile_d for name in outputs)
+        columns = [spec.tile_dv if name == "dv" else spec.tile_d for name in outputs]
+        columns = [max(columns)] if spec.layout.ragged else columns  # threads store ragged rows, one result at a time
         tiles += [Tile(own, n, bits, parts=(Part.LEAVING,)) for n in columns]
     return Footprint((*tiles, *spec.operand_tiles(config)), bulk)
 
