@@ -21,6 +21,7 @@ CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inducto
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
 ALL_CUBINS = 1000  # tests with a chip, from which on each of their cases is compiled for one chip
 CHIPS = "sm_80", "sm_90a", "sm_120a"
+SAMPLED = {"way": ("cuda:sm_80", "cuda:sm_90a", "text"), "engine": ("interpreter", "threads", "text")}
 _made: list[str] = []  # the session's temporary folder, in the process that made it
 
 
@@ -85,14 +86,13 @@ def _is_for_other_session(item: pytest.Item) -> bool:
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Whether this session leaves a test out: by seed, half of the texts and simulators of `way` and of `engine`."""
+    """Whether this session leaves a test out: by seed, two thirds of the simulators and texts of `way` and `engine`."""
     params = _params(item)
-    way = params.get("way", params.get("engine"))
-    if way not in ("cuda:sm_80", "cuda:sm_90a", "text", "threads"):
-        return False
-    name = f"{os.environ[SEED]} {item.nodeid.replace(way, '')}"
-    odd = hashlib.sha256(name.encode()).digest()[0] % 2 == 1
-    return way in (("cuda:sm_80", "text") if odd else ("cuda:sm_90a", "threads"))
+    for name, ways in SAMPLED.items():
+        if params.get(name) in ways:
+            key = f"{os.environ[SEED]} {item.nodeid.replace(params[name], '')}"
+            return ways[hashlib.sha256(key.encode()).digest()[0] % len(ways)] != params[name]
+    return False
 
 
 def pytest_collection_finish() -> None:
