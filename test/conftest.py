@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,13 @@ import pytest
 SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
-ALL_CUBINS = 1000  # tests with a chip, from which on each of their cases is compiled for one chip
-CHIPS = "sm_80", "sm_90a", "sm_120a"
-SAMPLED = {"way": ("cuda:sm_80", "cuda:sm_90a", "text"), "engine": ("interpreter", "threads", "text")}
+ALL_CUBINS = 1000  # tests with a chip, from which on a session is sampled
+MANY_CASES = 8  # of a test function, from which on half of them are run in a sampled session
+SAMPLED = {  # one value of these by seed, others of the same parameters always
+    "way": ("cuda:sm_80", "cuda:sm_90a", "text"),
+    "engine": ("interpreter", "threads", "text"),
+    "chip": ("sm_80", "sm_90a", "sm_120a"),
+}
 _made: list[str] = []  # the session's temporary folder, in the process that made it
 
 
@@ -56,12 +61,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not os.environ.get("TORCH_TILE_ALL_WAYS"):
-        left = [item for item in items if _is_left_out(item)] if len(items) > WHOLE_SUITE else []
-        chips = [item for item in items if "chip" in _params(item)]
-        left += [item for item in chips if _is_for_other_session(item)] if len(chips) > ALL_CUBINS else []
-        config.hook.pytest_deselected(items=left)
-        gone = set(map(id, left))
-        items[:] = [item for item in items if id(item) not in gone]
+        kept = set(map(id, _sample(items)))
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = [item for item in items if id(item) in kept]
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return
@@ -78,21 +80,30 @@ def _params(item: pytest.Item) -> dict[str, Any]:
     return callspec.params if callspec is not None else {}
 
 
-def _is_for_other_session(item: pytest.Item) -> bool:
-    """Whether this session compiles a case for another chip: by seed, each case is compiled for one of three."""
-    chip = _params(item)["chip"]
-    name = f"{os.environ[SEED]} {item.nodeid.replace(chip, '')}"
-    return CHIPS[hashlib.sha256(name.encode()).digest()[0] % len(CHIPS)] != chip
+def _draw(name: str, count: int) -> int:
+    """A number below `count` that follows from the session's seed and a name."""
+    return hashlib.sha256(f"{os.environ[SEED]} {name}".encode()).digest()[0] % count
 
 
-def _is_left_out(item: pytest.Item) -> bool:
-    """Whether this session leaves a test out: by seed, two thirds of the simulators and texts of `way` and `engine`."""
+def _is_drawn(item: pytest.Item) -> bool:
+    """Whether this session runs a test for its simulator, text or chip: by seed, one of those that SAMPLED names."""
     params = _params(item)
-    for name, ways in SAMPLED.items():
-        if params.get(name) in ways:
-            key = f"{os.environ[SEED]} {item.nodeid.replace(params[name], '')}"
-            return ways[hashlib.sha256(key.encode()).digest()[0] % len(ways)] != params[name]
-    return False
+    for name, values in SAMPLED.items():
+        value = params.get(name)
+        if value in values:
+            return values[_draw(item.nodeid.replace(value, ""), len(values))] == value
+    return True
+
+
+def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of a session: all of a few, a sample by seed of the whole suite and of all cubins."""
+    whole = len(items) > WHOLE_SUITE
+    if not whole and sum("chip" in _params(item) for item in items) <= ALL_CUBINS:
+        return items
+    drawn = [item for item in items if _is_drawn(item)]
+    cases = Counter(item.nodeid.partition("[")[0] for item in drawn)
+    many = {name for name, count in cases.items() if whole and count >= MANY_CASES}
+    return [item for item in drawn if item.nodeid.partition("[")[0] not in many or _draw(item.nodeid, 2)]
 
 
 def pytest_collection_finish() -> None:
