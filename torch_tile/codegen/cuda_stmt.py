@@ -172,7 +172,7 @@ class CudaStatements(Visitor, Lines):
         """Write a name."""
         value, text = let.value, self.text
         long = text.is_long(value, False)
-        if text.is_made(value):
+        if text.is_from_indices(value):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bind(let.var, text.interval(value))

@@ -46,7 +46,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, Made
+from torch_tile.ir.widths import SIGNED, IndexValues
 
 INT = range_of(dt.int32)
 
@@ -60,7 +60,7 @@ class CudaText(Text):
         self.intervals: IdMap[Expr, Interval] = IdMap()
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
-        self.is_made = Made(self.index_names)
+        self.is_from_indices = IndexValues(self.index_names)
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
@@ -138,7 +138,7 @@ class CudaText(Text):
     def is_long(self, expr: Expr, exact: bool) -> bool:
         """Return whether the text of a value has 64 bits; `exact` as for `term`."""
         if expr.dtype == dt.int32:
-            return (exact or self.is_made(expr)) and not self.interval(expr).within(INT)
+            return (exact or self.is_from_indices(expr)) and not self.interval(expr).within(INT)
         return expr.dtype.is_integer and expr.dtype.bits == 64 and not isinstance(expr, Const)
 
     def is_index(self, expr: Expr) -> bool:
@@ -246,7 +246,7 @@ class CudaText(Text):
             return super().visit_Binary(node, False)
         if self.warpgroup is not None and is_warpgroup(node, self.warpgroup[0]):
             return self.names.of(self.warpgroup[1]), 99
-        wide = wide or node.op in COMPARISONS or self.is_made(node)
+        wide = wide or node.op in COMPARISONS or self.is_from_indices(node)
         if node.op == "+" and isinstance(node.b, Const) and node.b.value < 0:
             node = self._negated(node)
         whole, a, b = (self.is_long(x, wide) for x in (node, node.a, node.b))

@@ -18,7 +18,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32, int64
 from torch_tile.ir.expr import Expr
 from torch_tile.ir.node import Node, Visitor
-from torch_tile.ir.widths import Made
+from torch_tile.ir.widths import IndexValues
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.calls import Calls
 from torch_tile.simulator.simt.memory import Memory, Threads
@@ -48,7 +48,7 @@ class Expressions(Visitor):
         self.span: Span | None = None  # of the statement being compiled
         self.lets: dict[ex.Var, Fixed] = {}  # names of values that never change
         self.known: dict[tuple[Node, bool], Run] = {}
-        self.is_made = Made()
+        self.is_from_indices = IndexValues()
         self.wide = False  # whether int32 is computed in 64 bits, as where it makes an index
 
     def compile(self, node: Expr, wide: bool = False) -> Run:
@@ -70,7 +70,7 @@ class Expressions(Visitor):
     def element(self, node: Expr) -> Run:
         """Return the function that computes `node` as memory of its type holds it."""
         run = self.compile(node)
-        if node.dtype != int32 or not self.is_made(node):
+        if node.dtype != int32 or not self.is_from_indices(node):
             return run
         narrow = va.cast(int64, int32)
         return Fixed(narrow(run())) if isinstance(run, Fixed) else lambda: narrow(run())
@@ -117,14 +117,14 @@ class Expressions(Visitor):
 
     def visit_Unary(self, node: ex.Unary) -> Run:
         """Compile an operator with one operand."""
-        wide = node.dtype == int32 and (self.wide or self.is_made(node))
+        wide = node.dtype == int32 and (self.wide or self.is_from_indices(node))
         return self._pure(va.unary(node.op, int64 if wide else node.a.dtype), node.a, wide=wide)
 
     def visit_Binary(self, node: ex.Binary) -> Run:
         """Compile an operator with two operands."""
         if node.op in ex.LOGICAL:
             return self._logical(node)
-        wide = node.a.dtype == int32 and (self.wide or node.op in ex.COMPARISONS or self.is_made(node))
+        wide = node.a.dtype == int32 and (self.wide or node.op in ex.COMPARISONS or self.is_from_indices(node))
         return self._pure(va.binary(node.op, int64 if wide else node.a.dtype), node.a, node.b, wide=wide)
 
     def visit_Cast(self, node: ex.Cast) -> Run:
@@ -167,7 +167,7 @@ class Expressions(Visitor):
 
     def visit_Select(self, node: ex.Select) -> Run:
         """Compile a choice between two values."""
-        dtype = int64 if self.wide or (node.dtype == int32 and self.is_made(node)) else node.dtype
+        dtype = int64 if self.wide or (node.dtype == int32 and self.is_from_indices(node)) else node.dtype
         wide = dtype is not node.dtype
         condition, yes, no = self.compile(node.condition), self.compile(node.a, wide), self.compile(node.b, wide)
         threads, width = self.threads, va.carrier(dtype)

@@ -208,8 +208,8 @@ class _Machine(Visitor):
     def visit_Let(self, node: st.Let) -> Step:
         """Compile a name for a value."""
         run, values, var = self.value(node.value), self.values, node.var
-        if self.expressions.is_made(node.value):
-            self.expressions.is_made.names.add(var)
+        if self.expressions.is_from_indices(node.value):
+            self.expressions.is_from_indices.names.add(var)
         if isinstance(run, Fixed):
             self.expressions.lets[var] = run
             return lambda: None

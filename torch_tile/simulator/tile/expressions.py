@@ -20,7 +20,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32, int64
 from torch_tile.ir.expr import Address, Call, Expr, Load
 from torch_tile.ir.node import Visitor
-from torch_tile.ir.widths import Made
+from torch_tile.ir.widths import IndexValues
 from torch_tile.simulator import values as va
 from torch_tile.simulator.memory import Index, Storage, inside
 from torch_tile.simulator.tile.nests import Watch
@@ -46,7 +46,7 @@ class Expressions(Visitor):
         self.mask: torch.Tensor | None = None
         self.watches: list[Watch] = []
         self.span: Span | None = None
-        self.is_made = Made()
+        self.is_from_indices = IndexValues()
         self.is_wide = False  # whether int32 does not wrap, as where it makes an index
 
     def in_width(self, wide: bool, *nodes: Expr) -> list[Value]:
@@ -81,7 +81,7 @@ class Expressions(Visitor):
 
     def visit_Unary(self, node: ex.Unary) -> Value:
         """Compute an operator with one operand."""
-        wide = node.dtype == int32 and (self.is_wide or self.is_made(node))
+        wide = node.dtype == int32 and (self.is_wide or self.is_from_indices(node))
         (a,) = self.in_width(wide, node.a)
         found = va.unary(node.op, a, node.a.dtype)
         return found if wide or node.dtype != int32 else va.wrap(found, int32)
@@ -91,7 +91,7 @@ class Expressions(Visitor):
         if node.op in ex.LOGICAL:
             return self._logical(node)
         compares = node.op in ex.COMPARISONS
-        wide = node.a.dtype == int32 and (self.is_wide or compares or self.is_made(node))
+        wide = node.a.dtype == int32 and (self.is_wide or compares or self.is_from_indices(node))
         a, b = self.in_width(wide, node.a, node.b)
         found = va.binary(node.op, a, b, node.a.dtype)
         return found if wide or compares or node.dtype != int32 else va.wrap(found, int32)

@@ -190,8 +190,8 @@ class Tiles(Expressions):
 
     def visit_Let(self, node: st.Let) -> None:
         """Give a value a name."""
-        if self.is_made(node.value):
-            self.is_made.names.add(node.var)
+        if self.is_from_indices(node.value):
+            self.is_from_indices.names.add(node.var)
         self.values[node.var] = self.expr(node.value)
 
     def visit_Alloc(self, node: st.Alloc) -> None:
