@@ -264,7 +264,7 @@ class _Async(Rewriter):
         names = IdSet(s.var for s in stmts if isinstance(s, Let))
         later = (*parts.second, *parts.last)
         named = any(contains(s, Let) or names.any_in(s) for s in later)
-        return parts if calm and not middle and not named and _keeps(parts) else None
+        return parts if calm and not middle and not named and _keeps(parts) and _reads_after_waits(parts) else None
 
 
 @dataclass(frozen=True)
@@ -358,6 +358,17 @@ def _waited_for(parts: _Parts) -> IdSet[Buffer | None]:
     """
     let_go = _own(parts.between, came=False)
     return IdSet(tile for tile in _own(parts.between, came=True) if tile not in let_go)
+
+
+def _reads_after_waits(parts: _Parts) -> bool:
+    """Return whether no arithmetic would run in front of the wait for a tile that it reads.
+
+    Waits that come behind the second products leave the arithmetic in front of these without what they bring.
+    """
+    free, bound = map(IdSet, _divided(parts))
+    waits = [n for n, one in enumerate(parts.between) if one in bound and calls(one, "mbarrier_wait")]
+    early = (one for one in parts.between[min(waits) :] if one in free) if waits else ()
+    return not any(region.buffer.scope == "shared" for one in early for region in uses(one)[0])
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
