@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.report.rows import collect
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
@@ -19,9 +20,9 @@ def starts(*values):
 
 def compiled(function, *args):
     torch._dynamo.reset()
-    with collect() as rows:
+    with no_caches(), collect() as report:
         result = torch.compile(function, backend=TILE)(*args)
-    return result, [row for row in rows if row.family == "attention"]
+    return result, report.select("attention")
 
 
 @pytest.mark.parametrize(
