@@ -102,6 +102,9 @@ def test_tensors_are_not_kept():
     assert not any(each() is not None for each in alive)
 
 
+COPIES = ("ssd_chunk_scan_backward",)  # the gradient of initial states, which is stored wide first
+
+
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_only_launches_are_repeated(name, gpu, samples, monkeypatch):
     """On a stand-in for a GPU: the same kernels on as many blocks, and in the end no Python of ours between."""
@@ -118,4 +121,5 @@ def test_only_launches_are_repeated(name, gpu, samples, monkeypatch):
             results = outputs(op(*args))
             seen.append(([(r.function, list(r.grid)) for r in gpu.launches()], [x.stride() for x in results]))
         assert all(each == seen[0] for each in seen) and seen[0][0]
-        assert len(long_ways) in ([1] if dense else [1, TURNS - 1])  # some tensors of other strides are copied first
+        longest = TURNS if name in COPIES else 1 if dense else TURNS - 1  # tensors of other strides are copied first
+        assert len(long_ways) in (1, longest)
