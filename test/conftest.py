@@ -21,7 +21,7 @@ SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
 ALL_CUBINS = 1000  # tests with a chip, from which on a session is sampled
-MANY_CASES = 4  # of a test function, from which on a third of them are run in a sampled session
+MANY_CASES = 4  # of a test function, from which on a quarter of them are run in a sampled session, not half
 SAMPLED = {  # one value of these by seed, others of the same parameters always
     "way": ("cuda:sm_80", "cuda:sm_90a", "text"),
     "engine": ("interpreter", "threads", "text"),
@@ -101,9 +101,19 @@ def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
     if not whole and sum("chip" in _params(item) for item in items) <= ALL_CUBINS:
         return items
     drawn = [item for item in items if _is_drawn(item)]
+    if not whole:
+        return drawn
     cases = Counter(item.nodeid.partition("[")[0] for item in drawn)
-    many = {name for name, count in cases.items() if whole and count >= MANY_CASES}
-    return [item for item in drawn if item.nodeid.partition("[")[0] not in many or not _draw(item.nodeid, 3)]
+    return [item for item in drawn if _is_kept(item, cases[item.nodeid.partition("[")[0]])]
+
+
+def _is_kept(item: pytest.Item, cases: int) -> bool:
+    """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/, by seed
+    half of the others, and a quarter of many cases.
+    """
+    if item.path.parent == Path(__file__).parent:
+        return True
+    return _draw(item.nodeid, 4 if cases >= MANY_CASES else 2) == 0
 
 
 def pytest_collection_finish() -> None:
