@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_tile.kernels import kernels
+
 
 def gradients_of(
     function: Callable[..., Any], tensors: Sequence[Tensor | None], needed: Sequence[bool], grads: Sequence[Any]
@@ -32,3 +34,24 @@ def gradients_of(
         made = torch.autograd.grad(results, list(leaves.values()), upstream, create_graph=twice, allow_unused=True)
     by_place = dict(zip(leaves, made, strict=True))
     return [by_place.get(n) for n in range(len(given))]
+
+
+def by_autograd(family: str, function: str, count: int) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of an operator whose derivative autograd takes of plain torch.
+
+    `function` of a family of kernels computes the operator. Its first `count` arguments are tensors or None.
+    """
+
+    def setup_context(ctx: Any, args: Sequence[Any], output: Any) -> None:
+        ctx.options = args[count:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*args[:count])
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        def computed(*tensors: Tensor | None) -> Any:
+            return getattr(kernels(family), function)(*tensors, *ctx.options)
+
+        made = gradients_of(computed, ctx.saved_tensors, ctx.needs_input_grad, grads)
+        return (*made, *[None] * len(ctx.options))
+
+    return {"setup_context": setup_context, "backward": backward}

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.ssm import update
+from torch_tile.kernels.ssm.args import GRADIENTS
 from torch_tile.kernels.ssm.ssd import (
-    GRADIENTS,
     Config,
     config_for,
     gradient_reference,

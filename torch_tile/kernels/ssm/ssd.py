@@ -26,7 +26,8 @@ from torch_tile.kernels.common import (
     typical,
     vector_of,
 )
-from torch_tile.kernels.ssm.ssd_torch import GRADIENTS, BackwardArgs, ScanArgs, gradient_reference, reference
+from torch_tile.kernels.ssm.args import SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
+from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
 from torch_tile.kernels.ssm.sums import add_up
 
 DECAY_HEADS = 8  # heads of a block that sums up decays
@@ -755,7 +756,7 @@ def ssd_chunk_scan(
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference`. `out` and `final_states` may be given, contiguous; `config` replaces that of `config_for`."""
-    args = ScanArgs(*given, **named)
+    args: SsdChunkScanArgs[torch.Tensor] = SsdChunkScanArgs(*given, **named)
     if out is None:
         out = args.x.new_empty(args.x.shape)
     if final_states is None:
@@ -777,17 +778,11 @@ def ssd_chunk_scan(
 # The gradient.
 
 
-def empty_gradients(args: Any) -> tuple[torch.Tensor, ...]:
-    """Allocate what the gradient writes, empty for what is not given."""
-    given = (getattr(args, name) for name in GRADIENTS)
-    return tuple(args.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)
-
-
 def ssd_chunk_scan_backward(
     *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
 ) -> tuple[torch.Tensor, ...]:
     """See `gradient_reference`. `results`, contiguous, may be given; `config` replaces that of `config_for`."""
-    args = BackwardArgs(*given, **named)
+    args: SsdChunkScanBackwardArgs[torch.Tensor] = SsdChunkScanBackwardArgs(*given, **named)
     results = results or empty_gradients(args)
     if not has_kernels(args.x) or not (args.x.numel() and args.B.numel()):
         for target, value in zip(results, gradient_reference(*args), strict=True):

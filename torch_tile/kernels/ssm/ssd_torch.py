@@ -3,58 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from torch_tile.kernels.common import compute_dtype
+from torch_tile.kernels.ssm.args import GRADIENTS, SsdChunkScanArgs, SsdChunkScanBackwardArgs
 
 REFERENCE_CHUNK = 64  # times
-
-
-class ScanArgs(NamedTuple):
-    """Arguments of the scan as `tile.ssd_chunk_scan` has them; see `reference`."""
-
-    x: torch.Tensor
-    dt: torch.Tensor
-    A: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor | None = None
-    z: torch.Tensor | None = None
-    dt_bias: torch.Tensor | None = None
-    initial_states: torch.Tensor | None = None
-    dt_softplus: bool = False
-    dt_min: float = 0.0
-    dt_max: float | None = None
-
-
-class BackwardArgs(NamedTuple):
-    """Arguments of `tile.ssd_chunk_scan_backward`: gradients of the results, then those of the scan but z."""
-
-    grad: torch.Tensor
-    grad_states: torch.Tensor | None
-    x: torch.Tensor
-    dt: torch.Tensor
-    A: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor | None = None
-    dt_bias: torch.Tensor | None = None
-    initial_states: torch.Tensor | None = None
-    dt_softplus: bool = False
-    dt_min: float = 0.0
-    dt_max: float | None = None
-
-
-GRADIENTS = "x", "dt", "A", "B", "C", "D", "dt_bias", "initial_states"
-"""The arguments that have gradients, in the order of the results."""
-
-
-def forward_args(args: Any) -> ScanArgs:
-    """The arguments of the scan itself."""
-    return ScanArgs(**{name: getattr(args, name) for name in ScanArgs._fields if name != "z"})
 
 
 def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
@@ -70,7 +27,7 @@ def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`tile.ssd_chunk_scan` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
-    args = ScanArgs(*given, **named)
+    args: SsdChunkScanArgs[torch.Tensor] = SsdChunkScanArgs(*given, **named)
     out, states = scan_in_torch(args)
     return out.to(args.x.dtype).contiguous(), states.contiguous()
 
@@ -135,10 +92,10 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
 
     z: sequence, c: chunk, l and s: times of an output and of an input, h: head, p and n: of a state.
     """
-    args = BackwardArgs(*given, **named)
+    args: SsdChunkScanBackwardArgs[torch.Tensor] = SsdChunkScanBackwardArgs(*given, **named)
     compute = compute_dtype(args.x.dtype)
     batch, length, heads, _ = args.x.shape
-    pieces = Pieces(forward_args(args))
+    pieces = Pieces(args.forward)
     x, dt, grad, einsum = args.x.to(compute), pieces.dt, pieces.chunked(args.grad.to(compute)), torch.einsum
     own, sofar, c, b, decay = pieces.inputs, torch.exp(pieces.logs), pieces.c, pieces.b, pieces.decay
     last = args.grad_states

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import gradients_of
+from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
@@ -124,36 +124,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return op_gradients(CausalConv1dArgs, **{k: v for k, v in found.items() if k not in given or given[k] is not None})
 
 
-def _save_backward(ctx: Any, args: CausalConv1dBackwardArgs[Tensor], output: Any) -> None:
-    ctx.activation = args.activation
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:5])
-
-
-def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    family = kernels("causal_conv1d")
-    made = gradients_of(
-        lambda *tensors: family.gradient_reference(*tensors, ctx.activation), ctx.saved_tensors,
-        ctx.needs_input_grad, grads,
-    )  # fmt: skip
-    return (*made, None)
-
-
-def _save_update(ctx: Any, args: CausalConv1dUpdateArgs[Tensor], output: Any) -> None:
-    ctx.activation = args.activation
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:4])
-
-
-def _backward_of_update(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    family = kernels("causal_conv1d")
-    made = gradients_of(
-        lambda *tensors: family.update_reference(*tensors, ctx.activation), ctx.saved_tensors,
-        ctx.needs_input_grad, grads,
-    )  # fmt: skip
-    return (*made, None)
-
-
 X = ("batch", "time", "channel")
 
 
@@ -257,8 +227,7 @@ register(
     fake=_fake_backward,
     run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
     reference=in_torch("causal_conv1d", "gradient_reference"),
-    setup_context=_save_backward,
-    backward=_twice,
+    **by_autograd("causal_conv1d", "gradient_reference", 5),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args.forward),
 )
@@ -270,8 +239,7 @@ register(
     fake=_fake_update,
     run=entry("causal_conv1d", "causal_conv1d_update", "out", "new_state"),
     reference=in_torch("causal_conv1d", "update_reference"),
-    setup_context=_save_update,
-    backward=_backward_of_update,
+    **by_autograd("causal_conv1d", "update_reference", 4),
     sharding=_sharding_of_update,
     flops=lambda args: 2 * args.x[0] * args.x[1] * args.weight[1],
     lower_precision=("x", "weight", "bias"),

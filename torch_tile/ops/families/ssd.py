@@ -10,52 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.ssm.args import GRADIENTS, SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import gradients_of
+from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-
-class SsdChunkScanArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.ssd_chunk_scan`."""
-
-    x: V
-    dt: V
-    A: V
-    B: V
-    C: V
-    D: V | None = None
-    z: V | None = None
-    dt_bias: V | None = None
-    initial_states: V | None = None
-    dt_softplus: bool = False
-    dt_min: float = 0.0
-    dt_max: float | None = None
-
-
-class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.ssd_chunk_scan_backward`."""
-
-    grad: V
-    grad_states: V | None
-    x: V
-    dt: V
-    A: V
-    B: V
-    C: V
-    D: V | None = None
-    dt_bias: V | None = None
-    initial_states: V | None = None
-    dt_softplus: bool = False
-    dt_min: float = 0.0
-    dt_max: float | None = None
-
-    @property
-    def forward(self) -> SsdChunkScanArgs[V]:
-        """The arguments of the scan."""
-        return SsdChunkScanArgs(**{n: getattr(self, n) for n in SsdChunkScanArgs._fields if n != "z"})
 
 
 class SelectiveStateUpdateArgs(NamedTuple, Generic[V]):
@@ -138,12 +99,7 @@ def _fake_backward(args: SsdChunkScanBackwardArgs[Tensor]) -> tuple[Tensor, ...]
             checks.check_dims(op, name, t, 4, "as the scan's result")
             for dim, size in enumerate(shape):
                 checks.check_size(op, name, t, dim, size, "as the scan's result")
-    given = (getattr(args, name) for name in GRADIENTS)
-    return tuple(args.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)
-
-
-GRADIENTS = "x", "dt", "A", "B", "C", "D", "dt_bias", "initial_states"
-"""The arguments that the gradient has results for, in their order."""
+    return empty_gradients(args)
 
 
 def _fake_update(args: SelectiveStateUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
@@ -180,35 +136,6 @@ def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tupl
     made = torch.ops.tile.ssd_chunk_scan_backward(grad, grad_states, *given.values())
     found |= {name: t for name, t in zip(GRADIENTS, made, strict=True) if given[name] is not None}
     return op_gradients(SsdChunkScanArgs, **found)
-
-
-def _save_backward(ctx: Any, args: SsdChunkScanBackwardArgs[Tensor], output: Any) -> None:
-    ctx.options = without_tensors(args)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:10])
-
-
-def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    family = kernels("ssd_chunk_scan")
-
-    def gradients(*tensors: Tensor | None) -> Any:
-        return family.gradient_reference(*tensors, *ctx.options[10:])
-
-    return (*gradients_of(gradients, ctx.saved_tensors, ctx.needs_input_grad, grads), *[None] * 3)
-
-
-def _save_update(ctx: Any, args: SelectiveStateUpdateArgs[Tensor], output: Any) -> None:
-    ctx.dt_softplus = args.dt_softplus
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:9])
-
-
-def _backward_of_update(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    family = kernels("selective_state_update")
-    made = gradients_of(
-        lambda *tensors: family.reference(*tensors, ctx.dt_softplus), ctx.saved_tensors, ctx.needs_input_grad, grads
-    )
-    return (*made, None)
 
 
 def _group(B: Spec, dim: int) -> tuple[str, dict[str, int]]:
@@ -345,8 +272,7 @@ register(
     fake=_fake_backward,
     run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
     reference=in_torch("ssd_chunk_scan", "gradient_reference"),
-    setup_context=_save_backward,
-    backward=_twice,
+    **by_autograd("ssd_chunk_scan", "gradient_reference", 10),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args),
 )
@@ -358,8 +284,7 @@ register(
     fake=_fake_update,
     run=entry("selective_state_update", "selective_state_update", "out", "new_state"),
     reference=in_torch("selective_state_update"),
-    setup_context=_save_update,
-    backward=_backward_of_update,
+    **by_autograd("selective_state_update", "reference", 9),
     sharding=_sharding_of_update,
     flops=_update_flops,
     lower_precision=("x", "B", "C"),
