@@ -138,6 +138,13 @@ def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
     return result if out is None else out.copy_(result)
 
 
+def all_into(outs: tuple[torch.Tensor, ...], results: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return `outs`, into which the results are copied."""
+    for out, result in zip(outs, results, strict=True):
+        out.copy_(result)
+    return outs
+
+
 def is_unit(x: torch.Tensor) -> bool:
     """Return whether the last dimension is dense."""
     return x.shape[-1] <= 1 or x.stride(-1) == 1

@@ -43,6 +43,7 @@ from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
     Machine,
+    all_into,
     compute_dtype,
     dense_last,
     dynamic,
@@ -200,8 +201,7 @@ def run(
 
 
 def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor]) -> Gradients:
-    for result, value in zip(results, reference(*args), strict=True):
-        result.copy_(value)
+    all_into(results, reference(*args))
     return results
 
 

@@ -15,7 +15,7 @@ from torch_tile.kernels.attention import backward, forward, padded
 from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs, VarlenBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.sequences import Layout, Sequences
-from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of
+from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, into, machine_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RAGGED = Layout(ragged=True)
@@ -134,8 +134,7 @@ def attention_varlen_backward(
         dq, dk, dv = map(by_head, results)
         if backward.run(whole, (dq, dk, dv, q.new_empty(0)), machine_of(q), tilings, sequences):
             return results
-    for result, value in zip(results, backward_reference(*args), strict=True):
-        result.copy_(value)
+    all_into(results, backward_reference(*args))
     return results
 
 

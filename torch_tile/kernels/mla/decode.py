@@ -19,6 +19,7 @@ from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.common import (
     LOG2_E,
+    all_into,
     compute_dtype,
     dense_last,
     has_kernels,
@@ -287,8 +288,7 @@ def run(
     )
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
     if config is None:
-        for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
-            target.copy_(value)
+        all_into((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale))
         return
     spec = replace(spec, gathered=paged and page % config.block_kv != 0)
     others = [] if block_table is None else [dense_last(block_table)]

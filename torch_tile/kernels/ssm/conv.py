@@ -15,6 +15,7 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
+    all_into,
     compute_dtype,
     dense_last,
     dynamic,
@@ -380,9 +381,7 @@ def causal_conv1d_backward(
     """See `gradient_reference`. `results` may be given, contiguous; `config` replaces the choice of tiles."""
     results = results or empty_gradients(x, weight, bias, initial_state)
     if not has_kernels(x) or not x.numel():
-        made = gradient_reference(grad, x, weight, bias, initial_state, activation)
-        for result, value in zip(results, made, strict=True):
-            result.copy_(value)
+        all_into(results, gradient_reference(grad, x, weight, bias, initial_state, activation))
         return results
     x, grad, machine = dense_last(x), dense_last(grad), machine_of(x)
     batch, length, channels = x.shape

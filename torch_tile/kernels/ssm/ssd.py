@@ -17,6 +17,7 @@ from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     LOG2_E,
     Machine,
+    all_into,
     compute_dtype,
     dense_last,
     dynamic,
@@ -763,8 +764,7 @@ def ssd_chunk_scan(
         shape = args.x.shape[0], *args.x.shape[2:], args.B.shape[3]
         final_states = args.x.new_empty(shape, dtype=compute_dtype(args.x.dtype))
     if not has_kernels(args.x) or not (out.numel() and args.B.numel()):
-        for target, value in zip((out, final_states), reference(*args), strict=True):
-            target.copy_(value)
+        all_into((out, final_states), reference(*args))
         return out, final_states
     scan = Scan(args, config, out)
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
@@ -785,9 +785,7 @@ def ssd_chunk_scan_backward(
     args: SsdChunkScanBackwardArgs[torch.Tensor] = SsdChunkScanBackwardArgs(*given, **named)
     results = results or empty_gradients(args)
     if not has_kernels(args.x) or not (args.x.numel() and args.B.numel()):
-        for target, value in zip(results, gradient_reference(*args), strict=True):
-            target.copy_(value)
-        return results
+        return all_into(results, gradient_reference(*args))
     grad, (dx, ddt, dA, dB, dC, dD, dbias, dinitial) = dense_last(args.grad), results
     scan = Scan(args, config, grad, dx)
     batch, heads, chunks, head_dim = scan.batch, scan.heads, scan.chunks, scan.head_dim

@@ -143,7 +143,7 @@ def _starts(stmts: Sequence[Stmt]) -> Iterator[_Started]:
         if isinstance(one, If) and _is_start(one):
             calls = [s.call for s in one.then.stmts if isinstance(s, Do) and isinstance(s.call, Call)]
             addresses = [a for call in calls if call.name == "tma_store" for a in call.args if isinstance(a, Address)]
-            yield _Started(place, one.condition, list(IdMap((a.buffer, a.buffer) for a in addresses).values()))
+            yield _Started(place, one.condition, list(dict.fromkeys(a.buffer for a in addresses)))
 
 
 def _is_start(one: Stmt) -> bool:

@@ -47,7 +47,7 @@ class Schedule:
     @property
     def staged(self) -> list[Buffer]:
         """The tiles with versions, in the order of their copies."""
-        return list(IdMap((tile, tile) for item in self.items for tile in item.tiles).values())
+        return list(dict.fromkeys(tile for item in self.items for tile in item.tiles))
 
 
 def usual_schedule(body: Block, plan: Plan, stages: int) -> Schedule:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const
-from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node, Rewriter, find
 from torch_tile.ir.stmt import Block, Do, If, Let, Stmt, Store
@@ -44,7 +44,7 @@ def bind_elements(node: Store | Do | Let, ctx: ThreadContext, bind: Callable[[St
             return held
     updated = IdSet(e.buffer for e in elements if isinstance(e, Address))
     parted = (e.buffer for e in elements if e.buffer in updated or not is_everywhere(e.buffer.layout))
-    fragments = list(IdMap((buffer, buffer) for buffer in parted).values())
+    fragments = list(dict.fromkeys(parted))
     written = [e.buffer for e in elements if not isinstance(e, Load)]
     return through_shared(node, fragments, fragments, written, ctx, bind)
 

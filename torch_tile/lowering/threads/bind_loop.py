@@ -18,7 +18,7 @@ from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
-from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.polynomial import structure
@@ -57,7 +57,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
-    staged = list(IdMap((fragment, fragment) for fragment in staged).values())
+    staged = list(dict.fromkeys(staged))
     why = "the threads that need its elements do not hold them"
     if updated:
         why = "its elements are updated atomically"
@@ -118,7 +118,7 @@ def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[B
     stored = IdSet(use.buffer for use in nest.memory if use.stored)
     if not _updates(nest.loop.body) and not any(use.buffer in stored for use in nest.memory if not use.stored):
         return []
-    return list(IdMap((use.buffer, use.buffer) for use in nest.fragments).values())
+    return list(dict.fromkeys(use.buffer for use in nest.fragments))
 
 
 def _remark_order(nest: Nest, ctx: ThreadContext) -> None:

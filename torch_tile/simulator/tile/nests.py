@@ -64,7 +64,7 @@ def written(nest: For) -> list[Buffer]:
     """Return the buffers that the nest writes and does not allocate itself."""
     nodes = list(walk(nest.body))
     own = IdSet(n.buffer for n in nodes if isinstance(n, Alloc))
-    return list(IdMap((n.buffer, n.buffer) for n in nodes if isinstance(n, Store) and n.buffer not in own).values())
+    return list(dict.fromkeys(n.buffer for n in nodes if isinstance(n, Store) and n.buffer not in own))
 
 
 class _Facts:
