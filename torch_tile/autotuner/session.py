@@ -183,7 +183,7 @@ class Session:
             return Profiler(kernel, self.settings.supply_type).inputs()
 
     def outcome(self, best: int) -> AutotuneResult:
-        """Return the result with `best` as the best."""
+        """Build the result of the search, with candidate number `best` as the best."""
         return AutotuneResult(self.name, best, tuple(c.tried for c in self.candidates), self.ref_latency)
 
     def nothing_works(self) -> TileError:

@@ -39,7 +39,7 @@ class MapArg(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One function of the text and its launch.
+    """An entry function of the generated text, and how to launch it.
 
     `args` are its parameters. A number is a position among the tensors (buffer parameters, outputs, workspaces). A
     variable is a dimension or a scalar parameter; `grid` is in terms of these, too. `kinds` are their C types as the

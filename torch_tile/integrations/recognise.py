@@ -37,7 +37,7 @@ MLA_SIZES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A class of ours, and the arguments that an object of it needs beside the old object's state.
+    """The class that replaces a module's, and the attributes that it needs beside the old module's state.
 
     With `like`, its parameters and buffers replace the old object's.
     """

@@ -60,34 +60,34 @@ def scan_step(old: Call, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, *g
 
 
 def is_packed(more: dict[str, Any]) -> bool:
-    """Whether several sequences are one."""
+    """Return whether the arguments pack several sequences into one."""
     return any(more.get(name) is not None for name in PACKED)
 
 
 def run_of(more: dict[str, Any]) -> dict[str, Any]:
-    """What calls operators, if a trial says so."""
+    """Return the function that calls operators, the one of a trial if the arguments have it."""
     return {"run": more["run"]} if "run" in more else {}
 
 
 def without_run(more: dict[str, Any]) -> dict[str, Any]:
-    """Arguments but what calls operators."""
+    """Return the arguments without the function that calls operators."""
     return {name: value for name, value in more.items() if name != "run"}
 
 
 def try_convolution(function: Call) -> list[Any]:
-    """Results of a short convolution."""
+    """Try a short convolution; return its results."""
     x, weight, bias = torch.randn(2, 5, 7), torch.randn(5, 4), torch.randn(5)
     return [function(x, weight, bias, activation="silu"), function(x[:, :, :2], weight, None, activation=None)]
 
 
 def try_convolution_step(function: Call) -> list[Any]:
-    """Results of a step of a short convolution, and its state."""
+    """Try a step of a short convolution; return its results and its state."""
     x, state = torch.randn(2, 5, 1), torch.randn(2, 5, 4)
     return [function(x, state, torch.randn(5, 4), torch.randn(5), activation="silu"), state]
 
 
 def try_scan(function: Call) -> list[Any]:
-    """Results of a scan of Mamba-2."""
+    """Try a scan of Mamba-2; return its results."""
     keys = torch.randn(2, 9, 2, 5), torch.randn(2, 9, 2, 5)
     options = {"dt_bias": torch.randn(4), "dt_softplus": True, "D": torch.randn(4), "return_final_states": True}
     state = torch.randn(2, 4, 3, 5)
@@ -96,7 +96,7 @@ def try_scan(function: Call) -> list[Any]:
 
 
 def try_scan_step(function: Call) -> list[Any]:
-    """Results of a step of a scan, and its state."""
+    """Try a step of a scan; return its results and its state."""
     state, skip, bias = torch.randn(2, 4, 3, 5), *(torch.randn(4)[:, None].expand(-1, 3) for _ in range(2))
     x, dt, A = torch.randn(2, 4, 3), torch.randn(2, 4, 1).expand(-1, -1, 3), -torch.rand(4)[:, None, None]
     keys = torch.randn(2, 2, 5), torch.randn(2, 2, 5)

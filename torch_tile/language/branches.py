@@ -219,15 +219,13 @@ class Reads:
         return [name for name in dict.fromkeys(_bound(stmts)) if name not in self.elsewhere]
 
     def _block(self, stmts: list[ast.stmt], after: Names) -> Names:
-        """Return the names that may be read from the start of a block on, before they are bound."""
+        """Return the names that are live in front of a block; `after` are those live behind it."""
         for stmt in reversed(stmts):
             after = self._before(stmt, after)
         return after
 
     def _before(self, stmt: ast.stmt, after: Names) -> Names:
-        """Return the names that may be read from `stmt` on before they are bound. `after` are those of the next
-        statement.
-        """
+        """Return the names that are live in front of `stmt`; `after` are those live behind it."""
         match stmt:
             case ast.If():
                 self.after[stmt] = after

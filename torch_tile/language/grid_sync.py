@@ -35,7 +35,7 @@ def sync_grid() -> None:
 
 
 def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list[tuple[Block, tuple[Var, ...], Var]]:
-    """The parts of a kernel's body between T.sync_grid, each with block indices and a thread index of its own."""
+    """Yield the parts of a kernel's body between T.sync_grid, each with its own block indices and thread index."""
     places = [n for n, stmt in enumerate(body.stmts) if isinstance(stmt, GridSync)]
     if not places:
         return [(body, blocks, thread)]
@@ -74,7 +74,7 @@ def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let 
 
 
 def _is_kept(buffer: Buffer, stmts: tuple[Stmt, ...]) -> bool | None:
-    """Whether statements may use what a tile held before them; None if they do not, and leave it unset on some way."""
+    """Return whether statements may use the old values of a tile. None if they do not, but may leave it unset."""
     for stmt in stmts:
         if not _mentions(stmt, buffer):
             continue
@@ -98,7 +98,7 @@ def _mentions(node: Node, buffer: Buffer) -> bool:
 
 
 def _sets_all(stmt: Stmt, buffer: Buffer) -> bool:
-    """Whether a statement sets all of a tile, and reads nothing of it."""
+    """Return whether a statement sets all of a tile, and reads nothing of it."""
     if any(load.buffer is buffer for load in find(stmt, Load)):
         return False
     if isinstance(stmt, RegisteredOp):
@@ -117,7 +117,7 @@ def _sets_all(stmt: Stmt, buffer: Buffer) -> bool:
 
 
 def _names_each(loop: For, store: Store) -> bool:
-    """Whether a store's indices are the variables of the loop, so that each iteration has an element of its own."""
+    """Return whether a store's indices are the variables of the loop: each iteration has its own element."""
     return len(store.indices) == len(loop.vars) and all(any(i is v for v in loop.vars) for i in store.indices)
 
 
@@ -131,7 +131,7 @@ def _is_all(extent: Expr, size: Expr) -> bool:
 
 
 def _written(stmts: tuple[Stmt, ...]) -> IdSet[Buffer]:
-    """Buffers that statements may change."""
+    """Return the buffers that statements may change."""
     found = IdSet[Buffer]()
     for stmt in stmts:
         for node in find(stmt, Store, RegisteredOp, Call):
@@ -149,7 +149,7 @@ def _symbol_of(stmt: Let | Alloc) -> Var | Buffer:
 
 
 def _bound_again(renamed: _Renamed, stmt: Let | Alloc) -> Stmt:
-    """A statement that binds the new symbol in place of its own."""
+    """Rewrite a statement to bind the new symbol in place of its own."""
     new = renamed.known[_symbol_of(stmt)]
     if isinstance(stmt, Let):
         assert isinstance(new, Var)
@@ -159,17 +159,17 @@ def _bound_again(renamed: _Renamed, stmt: Let | Alloc) -> Stmt:
 
 
 class _Renamed(Rewriter):
-    """Replaces symbols by those that are `known` for them."""
+    """Replace symbols by those that are `known` for them."""
 
     def __init__(self, known: IdMap[Node, Node]):
         self.known = known
 
     def visit_Var(self, var: Var) -> Node:
-        """The new symbol."""
+        """Return the new symbol."""
         return self.known.get(var, var)
 
     def visit_Buffer(self, buffer: Buffer) -> Node:
-        """The new tile."""
+        """Return the new tile."""
         return self.known.get(buffer, buffer)
 
 

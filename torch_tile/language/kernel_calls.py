@@ -72,7 +72,7 @@ def _bad_call(
 
 
 def is_compile_time(signature: inspect.Signature) -> bool:
-    """Whether no parameter is annotated as a tensor; a guess for messages."""
+    """Return whether no parameter is annotated as a tensor; a guess for messages."""
     return not any(type(p.annotation).__name__ == "TensorType" for p in signature.parameters.values())
 
 
@@ -91,7 +91,7 @@ def given_tensors(name: str, bound: Mapping[str, Any]) -> TileError | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of torch or an array of NumPy."""
+    """Return whether a value is a tensor of torch or an array of NumPy."""
     return (
         type(value).__module__.partition(".")[0] in ("torch", "numpy")
         and hasattr(value, "shape")
@@ -124,6 +124,7 @@ class Outside:
 
 
 def _content(cell: CellType) -> Any:
+    """Return the value of an enclosing function's variable; `Outside` itself, which is no plain value, if unbound."""
     try:
         return cell.cell_contents
     except ValueError:  # not bound yet
@@ -131,7 +132,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _names_in(code: CodeType) -> list[str]:
-    """The global names, and names of attributes, in a function and those inside of it."""
+    """Return the names of globals and attributes in a function and in functions inside it."""
     found = list(code.co_names)
     for each in code.co_consts:
         if isinstance(each, CodeType):

@@ -43,9 +43,9 @@ def unpack_fields(words: Tensor, bits: int, high_first: bool = False) -> Tensor:
 
 
 def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tensor]:
-    """Round a weight `[N, K]` to a format of 4 bits, in runs of `group` columns, the first column of a byte in its
-    upper bits.
+    """Round a weight `[N, K]` to a format of 4 bits, in runs of `group` columns.
 
+    The upper bits of a byte hold its first column.
     The scale of a run maps its largest magnitude to the format's: the scale of bitsandbytes for "nf4" and "fp4"
     (arXiv:2305.14314). For "e2m1" it is a power of two, whose exponent is that of the largest magnitude less 2, and
     greater magnitudes than 6 become 6 (OCP Microscaling Formats specification 1.0, section 6.3).

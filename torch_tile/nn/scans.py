@@ -194,7 +194,7 @@ def selective_state_update(
 
 
 def activation_of(function: str, activation: str | None) -> str:
-    """The activation's name in our operators."""
+    """Return the activation's name in our operators."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"{function}: activation is {activation!r}; expected None, 'silu' or 'swish'")
     return ACTIVATIONS[activation]

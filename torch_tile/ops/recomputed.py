@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients by autograd of a function in plain torch, for operators whose derivative is no kernel."""
+"""Compute gradients by autograd of a function in plain torch, for operators whose derivative is no kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch_tile.kernels import kernels
 def gradients_of(
     function: Callable[..., Any], tensors: Sequence[Tensor | None], needed: Sequence[bool], grads: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Gradients by those `tensors` that are `needed`, None for the others; differentiable where autograd wants that.
+    """Compute the gradients of the `needed` ones of `tensors`, None for the others.
+
+    They are differentiable where autograd asks for that.
 
     `function` takes `tensors` and returns a tuple of results, whose gradients are `grads`, None for those of 0.
     """

@@ -30,12 +30,12 @@ class Rows:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """The number of rows of each sequence `[B]`."""
+        """Return the number of rows of each sequence `[B]`."""
         return self.cu_seqlens.diff()
 
     @property
     def present(self) -> torch.Tensor:
-        """Say which rows exist, as bool `[B, most]`."""
+        """Return which padded rows are rows of a sequence, as bool `[B, most]`."""
         return torch.arange(self.most, device=self.cu_seqlens.device) < self.lengths[:, None]
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:

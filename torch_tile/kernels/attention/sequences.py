@@ -83,7 +83,7 @@ class Given:
 
     @property
     def tiles(self) -> Any:
-        """The plan of tiles of ragged sequences."""
+        """Return the plan of tiles of ragged sequences."""
         return self.tensors[1]
 
     @property
@@ -93,12 +93,12 @@ class Given:
 
     @property
     def table(self) -> Any:
-        """The pages of each sequence."""
+        """Return the table of pages of each sequence."""
         return self.tensors[-2]
 
     @property
     def lengths(self) -> Any:
-        """The keys of each sequence in pages."""
+        """Return the number of keys of each sequence in pages."""
         return self.tensors[-1]
 
     @T.macro
@@ -213,7 +213,7 @@ class Sequences:
 
     @property
     def count(self) -> Any:
-        """The number of sequences."""
+        """Return the number of sequences."""
         some = self.q_ends if self.lengths is None else self.lengths
         return 0 if some is None else some.shape[0]
 

@@ -31,10 +31,10 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel of the family is compiled for.
+    """Facts that a convolution kernel is compiled for, besides its `Config`.
 
-    weight, bias, state: dtypes, None for what is not given. length: of the state that an update takes. silu: applied
-    to the sum. vector: elements that divide the channels and the strides of rows.
+    `weight`, `bias` and `state` are dtypes, None for absent operands. `length` is that of an update's
+    state. With `silu` it is applied to the sum. `vector` elements divide the channels and the strides of rows.
     """
 
     dtype: torch.dtype
@@ -83,14 +83,14 @@ def reference(
     initial_state: torch.Tensor | None = None,
     activation: str = "none",
 ) -> torch.Tensor:
-    """`tile.causal_conv1d` in plain torch."""
+    """Compute `tile.causal_conv1d` in plain torch."""
     return activated(sums(x, weight, bias, initial_state), activation).to(x.dtype).contiguous()
 
 
 def sums(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, initial_state: torch.Tensor | None
 ) -> torch.Tensor:
-    """The convolution before its activation, `[B, L, D]` in the dtype of sums."""
+    """Compute the convolution before its activation, `[B, L, D]` in the dtype of sums."""
     compute, width = compute_dtype(x.dtype), weight.shape[1]
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if initial_state is None else initial_state
     padded = torch.cat([before.to(compute), x.to(compute)], 1)
@@ -100,7 +100,7 @@ def sums(
 
 
 def activated(total: torch.Tensor, activation: str) -> torch.Tensor:
-    """Sums after their activation."""
+    """Apply the activation to sums."""
     return torch.nn.functional.silu(total) if activation == "silu" else total
 
 
@@ -112,7 +112,7 @@ def gradient_reference(
     initial_state: torch.Tensor | None = None,
     activation: str = "none",
 ) -> Gradients:
-    """`tile.causal_conv1d_backward` in plain torch."""
+    """Compute `tile.causal_conv1d_backward` in plain torch."""
     compute, width, length = compute_dtype(x.dtype), weight.shape[1], x.shape[1]
     slope = grad.to(compute)
     if activation == "silu":
@@ -141,7 +141,7 @@ def update_reference(
     x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
     activation: str = "none",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`tile.causal_conv1d_update` in plain torch."""
+    """Compute `tile.causal_conv1d_update` in plain torch."""
     compute = compute_dtype(x.dtype)
     window = torch.cat([state.to(compute), x.to(compute)[..., None]], -1)
     total = (window[..., -weight.shape[1] :] * weight.to(compute)).sum(-1)
@@ -150,7 +150,7 @@ def update_reference(
 
 
 def tensor_types(spec: Spec, b: Any, length: Any, d: Any) -> tuple[Any, Any, list[Any]]:
-    """The types of x, of the weights, and of the bias and the state that are given."""
+    """Return the tensor types of x, of the weights, and of a given bias and state."""
     bias = [] if spec.bias is None else [strided("bias", (d,), spec.bias, unit=False)]
     state = [] if spec.state is None else [strided("state", (b, spec.width - 1, d), spec.state, unit=False)]
     x = strided("x", (b, length, d), spec.dtype, multiple=spec.vector)
@@ -159,7 +159,7 @@ def tensor_types(spec: Spec, b: Any, length: Any, d: Any) -> tuple[Any, Any, lis
 
 @T.macro
 def input_at(spec: Spec, x: Any, others: Any, sequence: Any, time: Any, channel: Any) -> Any:
-    """The input at a time, which may lie before the beginning: there it is the state's, or 0."""
+    """Return the input at a time. Before the beginning it is the state's, or 0."""
     compute = compute_dtype(spec.dtype)
     here = T.cast(x[sequence, T.max(time, 0), channel], compute)
     if spec.state is None:
@@ -181,7 +181,7 @@ def load_taps(spec: Spec, config: Config, weight: Any, others: Any, first: Any, 
 
 @jit
 def convolve(config: Config, spec: Spec) -> Any:
-    """The sums of a tile of times and channels, after the activation."""
+    """Compute the sums of a tile of times and channels, after the activation."""
     compute, rows, columns = compute_dtype(spec.dtype), config.rows, config.columns
     numbers = tuple(range(spec.width))  # a tuple, so that loops over taps are unrolled
     b, length = T.dynamic("b, length")
@@ -207,7 +207,7 @@ def convolve(config: Config, spec: Spec) -> Any:
 
 @jit
 def convolve_back(config: Config, spec: Spec) -> Any:
-    """The gradients by the inputs of a block's times, and its parts of the sums for weights and bias."""
+    """Build the kernel for the gradients of x and the state, and for parts of those of weights and bias."""
     compute, rows, columns, width = compute_dtype(spec.dtype), config.rows, config.columns, spec.width
     halo, numbers = width - 1, tuple(range(width))
     b, length, parts = T.dynamic("b, length, parts")
@@ -277,7 +277,7 @@ def convolve_back(config: Config, spec: Spec) -> Any:
 
 @jit
 def add_parts(config: Config, spec: Spec) -> Any:
-    """The gradients of weights and bias: the sum of all blocks' parts."""
+    """Build the kernel that sums all blocks' parts of the gradients of weights and bias."""
     compute, rows, columns, width = compute_dtype(spec.dtype), config.rows, config.columns, spec.width
     parts, d = T.dynamic("parts, d")
     dbias = [] if spec.bias is None else [T.Tensor((d,), spec.bias)]
@@ -308,7 +308,7 @@ def add_parts(config: Config, spec: Spec) -> Any:
 
 @jit
 def step(config: Config, spec: Spec) -> Any:
-    """The output of one token, and the state with the token at its end."""
+    """Build the kernel for the output of one token, and the state with the token at its end."""
     compute, columns, width, length = compute_dtype(spec.dtype), config.columns, spec.width, spec.length
     numbers = tuple(range(width))
     b, d = T.dynamic("b, d")
@@ -354,7 +354,7 @@ def causal_conv1d(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`. `out`, contiguous, may be given; `config` replaces that of `config_for`."""
+    """Compute the convolution as `reference` does. `out`, contiguous, may be given. `config` overrides the tiling."""
     if not has_kernels(x):
         return into(out, reference(x, weight, bias, initial_state, activation))
     out = x.new_empty(x.shape) if out is None else out
@@ -378,7 +378,10 @@ def causal_conv1d_backward(
     config: Config | None = None,
     results: Gradients | None = None,
 ) -> Gradients:
-    """See `gradient_reference`. `results` may be given, contiguous; `config` replaces the choice of tiles."""
+    """Compute the gradients as `gradient_reference` does.
+
+    `results` may be given, contiguous. `config` overrides the tiling.
+    """
     results = results or empty_gradients(x, weight, bias, initial_state)
     if not has_kernels(x) or not x.numel():
         all_into(results, gradient_reference(grad, x, weight, bias, initial_state, activation))
@@ -403,7 +406,7 @@ def causal_conv1d_backward(
 def empty_gradients(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, initial_state: torch.Tensor | None
 ) -> Gradients:
-    """Allocate what `causal_conv1d_backward` writes. Gradients of what is not given are empty."""
+    """Allocate the results of `causal_conv1d_backward`. Gradients of absent operands are empty."""
     dbias = x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
     dstate = x.new_empty(0) if initial_state is None else initial_state.new_empty(initial_state.shape)
     return x.new_empty(x.shape), weight.new_empty(weight.shape), dbias, dstate
@@ -418,7 +421,7 @@ def causal_conv1d_update(
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `update_reference`. `out` and `new_state` may be given, contiguous."""
+    """Compute the update as `update_reference` does. `out` and `new_state` may be given, contiguous."""
     if not has_kernels(x):
         made, state_made = update_reference(x, state, weight, bias, activation)
         return into(out, made), into(new_state, state_made)

@@ -37,9 +37,9 @@ PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
 
 @dataclass(frozen=True)
 class Config:
-    """A sequence is cut into chunks of `chunk` times; blocks take `rows` of them and loop over `step` others.
+    """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
-    A block makes `heads_tile` columns of P and `states_tile` of N.
+    A tile has `head_tile` columns of P and `state_tile` columns of N.
     """
 
     chunk: int = 64
@@ -54,8 +54,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """What the kernels are compiled for: dtypes, None for what is not given, and `vector`, which divides P, N and
-    the strides of rows. `reverse`: the kernel of the gradient, whose scan runs from the end.
+    """Facts that the kernels are compiled for: dtypes, None for absent operands, and the form.
+
+    `vector` divides P, N and the strides of rows. With `reverse` a kernel is the gradient's: it scans from the end.
     """
 
     dtype: torch.dtype
@@ -72,13 +73,13 @@ class Spec:
 
     @property
     def compute(self) -> torch.dtype:
-        """The dtype of sums and decays."""
+        """Return the dtype of sums and decays."""
         return compute_dtype(self.dtype)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice of chunks depends on."""
+    """The sizes that the choice of chunks depends on."""
 
     length: int
 
@@ -99,7 +100,7 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
 
 @T.macro
 def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
-    """The step size of a time and head, and what softplus was taken of."""
+    """Compute the step size of a time and head. Return it within its limits, before them, and before softplus."""
     raw = T.cast(dt, spec.compute)
     if spec.dt_bias is not None:
         raw = raw + T.cast(bias, spec.compute)
@@ -114,7 +115,9 @@ def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
 
 @jit
 def sum_decays(config: Config, spec: Spec) -> Any:
-    """The step sizes, and in powers of two the decay from each chunk's begin, `[B, H, chunks * chunk]`.
+    """Build the kernel for step sizes, and for decays from the start of each chunk, both `[B, H, chunks * chunk]`.
+
+    Decays are exponents of 2.
 
     Times behind the sequence have steps of 0 and no decay, so that a chunk's last decay is that of all its times.
     """
@@ -160,32 +163,32 @@ class Sizes:
         self.count = self.padded // config.chunk
 
     def values(self, name: str, spec: Spec) -> Any:
-        """The type of `[B, L, H, P]`."""
+        """Return the type of a tensor `[B, L, H, P]`."""
         return strided(name, (self.b, self.length, self.h, self.p), spec.dtype, multiple=spec.vector)
 
     def keys(self, name: str, spec: Spec) -> Any:
-        """The type of `[B, L, G, N]`."""
+        """Return the type of a tensor `[B, L, G, N]`."""
         return strided(name, (self.b, self.length, self.g, self.n), spec.dtype, multiple=spec.vector)
 
     def of_times(self, spec: Spec) -> Any:
-        """The type of a number for each head and time."""
+        """Return the type of a tensor `[B, H, L]`, padded to whole chunks."""
         return T.Tensor((self.b, self.h, self.padded), spec.compute)
 
     def states(self, dtype: torch.dtype) -> Any:
-        """The type of states, one for each chunk and one more, which `chunk_states` leaves alone.
+        """Return the type of states, one for each chunk and one more, which `chunk_states` leaves alone.
 
         A tensor of so many chunks would ask whether they are 1, which is unknown while sizes are symbols.
         """
         return T.Tensor((self.b, self.states_of, self.h, self.p, self.n), dtype)
 
     def scores(self, config: Config, spec: Spec) -> Any:
-        """The type of scores: for each time and group those with the times of its chunk."""
+        """Return the type of scores: for each time and group those with the times of its chunk."""
         return T.Tensor((self.b, self.padded, self.g, config.chunk), spec.dtype)
 
 
 @jit
 def chunk_scores(config: Config, spec: Spec) -> Any:
-    """The products of all rows of a chunk with all earlier ones, `C[l] . B[s]`; with reverse, with all later ones."""
+    """Build the kernel for scores `C[l] . B[s]` of times with earlier times of their chunk, in reverse with later."""
     s, size, rows, step = Sizes(config, spec), config.chunk, config.rows, config.step
 
     @T.prim_func
@@ -216,7 +219,7 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
 
 @jit
 def chunk_states(config: Config, spec: Spec) -> Any:
-    """What a chunk adds to the state behind it; with reverse, what it adds to the gradient of the state before it."""
+    """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before."""
     s, size, step = Sizes(config, spec), config.chunk, config.step
     tile_p, tile_n = config.head_tile, config.state_tile
 
@@ -260,7 +263,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
 
 @jit
 def pass_states(config: Config, spec: Spec) -> Any:
-    """The state before each chunk, and the last one.
+    """Build the kernel for the state before each chunk, and the last one.
 
     With reverse, the gradient of the state behind each chunk and of the first one, and for each chunk, in parts, the
     sum of this gradient times what is left of the state before the chunk.
@@ -322,7 +325,7 @@ def pass_states(config: Config, spec: Spec) -> Any:
 def weigh_scores(
     config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, row: Any, column: Any, weights: Any
 ) -> None:
-    """Scores times the decay between their times, and the step size of the earlier one; 0 where there is no path."""
+    """Weight scores by the decay between their times and the earlier one's step size. Others become 0."""
     for i, j in T.Parallel(config.rows, config.step):
         between = decays[j] - own[i] if spec.reverse else own[i] - decays[j]
         path = row + i <= column + j if spec.reverse else row + i >= column + j
@@ -349,7 +352,7 @@ def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any, ti
 
 @jit
 def chunk_scan(config: Config, spec: Spec) -> Any:
-    """The outputs of a block's times: the state before the chunk, and all earlier times of the chunk.
+    """Build the kernel for outputs, from the state before the chunk and all earlier times of the chunk.
 
     With reverse, the gradient by x, from the gradient of the state behind the chunk and all later times. Also, for each
     time, x times this gradient without its step size, of the state alone and of all, and parts of the gradient by D.
@@ -452,7 +455,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
 
 @jit
 def group_scan(config: Config, spec: Spec) -> Any:
-    """The gradient by C, summed over the heads of a group; with reverse, that by B.
+    """Build the kernel for the gradient of C, summed over the heads of a group; in reverse, that of B.
 
     left `[B, L, H, P]` is the gradient, right is x, keys are B; with reverse they are x, the gradient and C. The scores
     of all heads are added up first, so that each step has one product with the keys.
@@ -589,7 +592,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
 
 @jit
 def step_gradients(config: Config, spec: Spec) -> Any:
-    """The gradient by dt, and each chunk's parts of those by A and by the bias.
+    """Build the kernel for the gradient of dt, and for each chunk's parts of those of A and of the bias.
 
     The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
     the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the
@@ -711,7 +714,7 @@ class Scan:
         self.run(sum_decays, self.times, args.dt, args.A, *self.bias, self.steps, self.decays, *self.limits)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new tensor, in the dtype of sums if none is given."""
+        """Allocate a tensor, in the dtype of sums if none is given."""
         return self.x.new_empty(shape, dtype=dtype or self.compute)
 
     def run(self, kernel: Any, spec: Spec, *operands: Any) -> None:
@@ -719,7 +722,7 @@ class Scan:
         self.machine.kernel(kernel)(self.config, spec)(*operands)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
-        """The scores of all chunks, `[B, chunks * chunk, G, chunk]`, those without a path not written."""
+        """Compute the scores of all chunks, `[B, chunks * chunk, G, chunk]`. Pairs that no decay joins stay unwritten."""
         size = self.config.chunk
         out = self.empty(self.batch, self.padded, self.groups, size, dtype=self.x.dtype)
         left, right = (self.B, self.C) if reverse else (self.C, self.B)
@@ -727,7 +730,7 @@ class Scan:
         return out
 
     def own_states(self, values: torch.Tensor, reverse: bool = False) -> torch.Tensor:
-        """What each chunk adds to the state."""
+        """Compute each chunk's part of the next state."""
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
@@ -736,7 +739,7 @@ class Scan:
     def passed(
         self, own: torch.Tensor, initial: torch.Tensor | None, last: torch.Tensor, more: Any = (), reverse: bool = False
     ) -> torch.Tensor:
-        """The states between chunks, `[B, chunks + 1, H, P, N]`; `last` is written."""
+        """Compute the states between chunks, `[B, chunks + 1, H, P, N]`, and write `last`."""
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
         given = [] if initial is None else [initial]
         spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
@@ -744,7 +747,7 @@ class Scan:
         return before
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
-        """D as `[H, P]`."""
+        """Return D as `[H, P]`, in a list that is empty without D."""
         d = self.args.D
         return [] if d is None else [d[:, None].expand(-1, self.head_dim) if d.dim() == 1 else d]
 
@@ -756,7 +759,10 @@ def ssd_chunk_scan(
     final_states: torch.Tensor | None = None,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`. `out` and `final_states` may be given, contiguous; `config` replaces that of `config_for`."""
+    """Compute the scan as `reference` does.
+
+    `out` and `final_states` may be given, contiguous. `config` overrides the tiling.
+    """
     args: SsdChunkScanArgs[torch.Tensor] = SsdChunkScanArgs(*given, **named)
     if out is None:
         out = args.x.new_empty(args.x.shape)
@@ -781,7 +787,10 @@ def ssd_chunk_scan(
 def ssd_chunk_scan_backward(
     *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
 ) -> tuple[torch.Tensor, ...]:
-    """See `gradient_reference`. `results`, contiguous, may be given; `config` replaces that of `config_for`."""
+    """Compute the gradients as `gradient_reference` does.
+
+    `results` may be given, contiguous. `config` overrides the tiling.
+    """
     args: SsdChunkScanBackwardArgs[torch.Tensor] = SsdChunkScanBackwardArgs(*given, **named)
     results = results or empty_gradients(args)
     if not has_kernels(args.x) or not (args.x.numel() and args.B.numel()):

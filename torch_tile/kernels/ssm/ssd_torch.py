@@ -15,7 +15,7 @@ REFERENCE_CHUNK = 64  # times
 
 
 def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
-    """The step sizes of the recurrence, `[B, L, H]`: dt with its bias, after softplus, within its limits."""
+    """Compute the step sizes of the recurrence, `[B, L, H]`: dt with its bias, after softplus, within its limits."""
     dt = args.dt.to(compute)
     if args.dt_bias is not None:
         dt = dt + args.dt_bias.to(compute)
@@ -26,14 +26,14 @@ def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.ssd_chunk_scan` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
+    """Compute `tile.ssd_chunk_scan` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
     args: SsdChunkScanArgs[torch.Tensor] = SsdChunkScanArgs(*given, **named)
     out, states = scan_in_torch(args)
     return out.to(args.x.dtype).contiguous(), states.contiguous()
 
 
 class Pieces:
-    """What the scan in plain torch computes on its way, in the dtype of sums.
+    """Intermediate tensors of the scan in plain torch, in the dtype of sums.
 
     logs: logarithms of the decay from the chunk's begin. decay: between two times of a chunk, 0 to earlier ones.
     to_end: from a time to the chunk's end. own: the first state and what each chunk adds. passed: the decay between the
@@ -66,14 +66,14 @@ class Pieces:
         self.states = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
 
     def chunked(self, t: torch.Tensor) -> torch.Tensor:
-        """`[B, L, ...]` as `[B, chunks, REFERENCE_CHUNK, ...]`, with zeros at the end."""
+        """Return `[B, L, ...]` as `[B, chunks, REFERENCE_CHUNK, ...]`, with zeros at the end."""
         size, pad = REFERENCE_CHUNK, [0, 0] * (t.dim() - 2)
         whole = F.pad(t, (*pad, 0, self.chunks * size - self.length))
         return whole.reshape(self.batch, self.chunks, size, *t.shape[2:])
 
 
 def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the final states in the dtype of sums."""
+    """Compute the output and the final states in the dtype of sums."""
     compute, pieces = compute_dtype(args.x.dtype), Pieces(args)
     out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", pieces.c, pieces.b, pieces.decay, pieces.inputs)
     sofar = torch.exp(pieces.logs)
@@ -88,7 +88,7 @@ def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """`tile.ssd_chunk_scan_backward` in plain torch, which autograd can differentiate again.
+    """Compute `tile.ssd_chunk_scan_backward` in plain torch. Autograd can differentiate it again.
 
     z: sequence, c: chunk, l and s: times of an output and of an input, h: head, p and n: of a state.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sum of the parts that blocks leave of a gradient, in one order, so that it is the same from run to run."""
+"""Sum the parts of a gradient that blocks store, always in one order: the bits are the same in each run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 8, 64
 
 @jit
 def sum_parts(dtype: torch.dtype, threads: int) -> Any:
-    """`out[d]`, the sum of `parts[n, d, e]` over n and e."""
+    """Build the kernel for `out[d]`, the sum of `parts[n, d, e]` over n and e."""
     compute = compute_dtype(dtype)
     n, d, e = T.dynamic("n, d, e")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One token of a state-space model with selection (Mamba, arXiv:2312.00752; Mamba-2): the new state and the output.
+"""Update the state of a selective state-space model by one token (Mamba, arXiv:2312.00752; Mamba-2).
 
-Assumes that `ops` checked shapes and dtypes; takes tensors of any strides, so that what is the same for all channels of
-a head may be expanded.
+Assumes that `ops` checked shapes and dtypes. Tensors may have any strides: values that all channels of a head share may
+be expanded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """What the kernel is compiled for: the dtypes of operands, None for what is not given."""
+    """Facts that the kernel is compiled for: the dtypes of operands, None for absent ones."""
 
     state: torch.dtype
     x: torch.dtype
@@ -56,7 +56,7 @@ def reference(
     dt_bias: torch.Tensor | None = None,
     dt_softplus: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.selective_state_update` in plain torch."""
+    """Compute `tile.selective_state_update` in plain torch."""
     compute, heads = compute_dtype(x.dtype), x.shape[1]
     step = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)
     step = F.softplus(step) if dt_softplus else step
@@ -72,7 +72,7 @@ def reference(
 
 @jit
 def update(config: Config, spec: Spec) -> Any:
-    """The new states of some channels of a head, and their outputs."""
+    """Build the kernel for the new states of some channels of a head, and their outputs."""
     compute, rows, columns = compute_dtype(spec.x), config.rows, config.columns
     b, h, p, g, n = T.dynamic("b, h, p, g, n")
     steps = ScanSpec(spec.x, spec.dt, dt_bias=spec.dt_bias, softplus=spec.softplus)
@@ -144,7 +144,10 @@ def selective_state_update(
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`. `out` and `new_state` may be given, contiguous; `config` replaces the choice of tiles."""
+    """Compute the update as `reference` does.
+
+    `out` and `new_state` may be given, contiguous. `config` overrides the tiling.
+    """
     if not has_kernels(x) or not state.numel():
         found = reference(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
         return into(out, found[0]), into(new_state, found[1])

@@ -356,8 +356,8 @@ def _waited_for(parts: _Parts) -> IdSet[Buffer | None]:
 
     In a shifted loop the wait comes behind the release of the iteration before, or one stage would wait for itself.
     """
-    let_go = _own(parts.between, came=False)
-    return IdSet(tile for tile in _own(parts.between, came=True) if tile not in let_go)
+    released = _own(parts.between, came=False)
+    return IdSet(tile for tile in _own(parts.between, came=True) if tile not in released)
 
 
 def _reads_after_waits(parts: _Parts) -> bool:

@@ -42,7 +42,7 @@ class CausalConv1dBackwardArgs(NamedTuple, Generic[V]):
 
     @property
     def forward(self) -> CausalConv1dArgs[V]:
-        """The arguments of the convolution."""
+        """Return the arguments of the convolution."""
         return CausalConv1dArgs(*self[1:])
 
 

@@ -139,7 +139,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tupl
 
 
 def _group(B: Spec, dim: int) -> tuple[str, dict[str, int]]:
-    """The name of B's groups, and how many have to fall evenly to ranks, so that heads are where their group is."""
+    """Return the name of B's groups, and the number that ranks must share evenly to hold heads with their group."""
     groups = B.shape[dim]
     return ("", {}) if groups == 1 else ("head", {"head": groups})
 

@@ -178,7 +178,7 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
 
 
 def _repeated(dim: Dim, times: int, step: int) -> Dim:
-    """Go over what a fragment has several times; each time adds `step` to the number of an iteration's register."""
+    """Repeat a dimension's digits: each further time takes registers from `step` on."""
     return Digit(times, step, "r"), *dim
 
 
