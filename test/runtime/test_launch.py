@@ -43,7 +43,7 @@ def test_runs(add, tensors):
 
 BAD = {
     "count": (lambda x, y, s, out: (x, y, s), r"add takes 4 arguments \(x, y, scale, out\), got 3"),
-    "type": (lambda x, y, s, out: (x, y.numpy(), s, out), "argument `y` must be a tensor, got ndarray"),
+    "type": (lambda x, y, s, out: (x, y.numpy(), s, out), "argument `y` must be a tensor, got a numpy.ndarray"),
     "none": (lambda x, y, s, out: (None, y, s, out), "argument `x` must be a tensor, got NoneType"),
     "dtype": (lambda x, y, s, out: (x.double(), y, s, out), "`x` must have dtype torch.float32, got torch.float64"),
     "rank": (lambda x, y, s, out: (x[0], y, s, out), r"`x` must have 2 dimensions, got shape \[6\]"),

@@ -12,6 +12,7 @@ from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grou
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.mla import decode as mla_decode
 from torch_tile.kernels.norm import norm, softmax
+from torch_tile.kernels.row_groups import PLANNERS
 from torch_tile.simulator.mutation import ordering, removals
 from torch_tile.simulator.simt.interpreter import run_threads
 
@@ -110,7 +111,7 @@ def of_dequant_gemm(m, n, k):
 
 def of_grouped_gemm(m, n, k, config=None):
     """More groups than are planned at a time, of which three have rows."""
-    groups = grouped.PLANNERS + 9
+    groups = PLANNERS + 9
     a, b, offsets = randn(m, k), randn(groups, n, k).mT, torch.full((groups,), m - 2, dtype=torch.int32)
     offsets[0], offsets[1:-2] = m // 3, m // 2
     got = grouped.grouped_gemm(a, [b], offsets, [], "", "", torch.float16, config)

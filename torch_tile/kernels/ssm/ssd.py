@@ -722,7 +722,10 @@ class Scan:
         self.machine.kernel(kernel)(self.config, spec)(*operands)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
-        """Compute the scores of all chunks, `[B, chunks * chunk, G, chunk]`. Pairs that no decay joins stay unwritten."""
+        """Compute the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
+
+        Pairs that no decay joins stay unwritten.
+        """
         size = self.config.chunk
         out = self.empty(self.batch, self.padded, self.groups, size, dtype=self.x.dtype)
         left, right = (self.B, self.C) if reverse else (self.C, self.B)
