@@ -197,6 +197,7 @@ from torch_tile.language.scopes import (
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip
+from torch_tile.language.thread_return import thread_return
 from torch_tile.language.threads import (
     get_block_binding,
     get_block_bindings,
@@ -335,8 +336,9 @@ __all__ = [
     "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
     "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",
     "sync_grid", "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "table_nibble",
-    "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
-    "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
+    "tensor_map", "thread_binding", "thread_index", "thread_return", "transpose", "truncdiv", "truncmod",
+    "tvm_thread_allreduce", "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma",
+    "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [
     "Broadcast",
