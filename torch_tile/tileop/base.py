@@ -45,6 +45,10 @@ class RegisteredOp(TileOp):
         """Build the op from the arguments of `T.<op_name>(...)`."""
         raise NotImplementedError
 
+    def recorded(self) -> tuple[Stmt, ...]:
+        """Return the statements that an author's call of the op stands for."""
+        return (self,)
+
     def check(self) -> list[Diagnostic]:
         """Return a diagnostic for each wrong operand."""
         raise NotImplementedError
