@@ -73,6 +73,7 @@ def test_served_modules_are_the_same_objects(installed):
         ("tilelang.utils.tensor", "torch_tile.utils.tensor"),
         ("tilelang.intrinsics", "torch_tile.cuda.intrinsics"),
         ("tilelang.intrinsics.mma_macro_generator", "torch_tile.cuda.intrinsics.macro.mma_macro_generator"),
+        ("tilelang.jit.adapter.base", "torch_tile.compat.adapter"),
         ("tvm.tirx", "torch_tile.compat.tvm.tir"),
     ):
         module = importlib.import_module(served)
@@ -153,3 +154,13 @@ def test_a_module_never_hides_a_function(installed):
     assert all(same[name] is value for name, value in before.items())
     with pytest.raises(ModuleNotFoundError, match="no counterpart"):
         importlib.import_module("tilelang.language.no_such_part")
+
+
+def test_an_adapter_that_files_patch(installed):
+    from tilelang.jit.adapter.base import BaseKernelAdapter
+
+    made = BaseKernelAdapter()
+    made.params = (1, 2, 3)
+    assert [made._legalize_result_idx(n) for n in (None, -1, [0, -2])] == [[], [2], [0, 1]]
+    with pytest.raises(ValueError, match="3 parameters"):
+        made._legalize_result_idx([3])

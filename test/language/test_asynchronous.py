@@ -513,3 +513,39 @@ def test_other_blocks_are_those_of_a_cluster(name):
             with T.Kernel(1, threads=32):
                 bar = T.alloc_barrier(32)
                 T.alloc_cluster_barrier(32) if name == "alloc_cluster_barrier" else T.mbarrier_arrive(bar[0], 1)
+
+
+@pytest.mark.parametrize("by_elements", [False, True])
+def test_arrivals_behind_asynchronous_copies(by_elements):
+    """A gathering warpgroup arrives when its own copies have; the other one multiplies."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), at: T.Tensor((64,), "int32"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((64, 64), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            ready = T.alloc_barrier(128)
+            if tx >= 128:
+                for r in T.serial(4):
+                    row = r * 16 + (tx - 128) // 8
+                    if by_elements:
+                        with T.attr("default", "async_scope", 1):
+                            for v in T.vectorized(8):
+                                tile[row, (tx - 128) % 8 * 8 + v] = A[at[row], (tx - 128) % 8 * 8 + v]
+                    else:
+                        column = (tx - 128) % 8 * 8
+                        T.ptx_cp_async(T.access_ptr(tile[row, column], "w"), T.access_ptr(A[at[row], column], "r"), 8)
+                T.cp_async_barrier_noinc(ready[0])
+            else:
+                T.mbarrier_wait_parity(ready[0], 0)
+                T.clear(total)
+                T.gemm(tile, tile, total, transpose_B=True)
+                T.copy(total, C)
+
+    a, c = torch.randn(64, 64).half(), torch.zeros(64, 64)
+    at = torch.randint(0, 64, (64,), dtype=torch.int32)
+    findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a, at, c)
+    assert not findings, findings.report()
+    rows = a[at.long()].float()
+    torch.testing.assert_close(c, rows @ rows.T, rtol=1e-2, atol=2e-2)

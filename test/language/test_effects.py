@@ -187,3 +187,24 @@ def test_assumptions_of_sizes_are_checked_at_launches(target):
     for args, text in (((a[:40], 5), "m % 32 == 0, got m = 40"), ((a, 64), "n < m, got n = 64, m = 64")):
         with pytest.raises(LaunchError, match=f"kernel assumes {text}"):
             run(*args)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+def test_an_assertion_before_the_kernel_is_of_the_launch(target):
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m,), "int32")):
+        assert m % 4 == 0, "whole rows"
+        with T.Kernel(T.ceildiv(m, 32), threads=32) as bx:
+            for i in T.Parallel(32):
+                A[bx * 32 + i] = 1
+
+    made = torch_tile.compile(kernel, target=target)
+    run = made if target == "cpu" else made.interpret
+    a, b = torch.zeros(8, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+    run(a)
+    assert a.all()
+    with pytest.raises(torch_tile.LaunchError):
+        run(b)
+    assert not b.any()

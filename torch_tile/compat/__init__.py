@@ -31,6 +31,8 @@ ELSEWHERE = {
     "tilelang.backend.target": f"{OURS}.utils.target",
     "tilelang.cuda.target": f"{OURS}.utils.target",
     "tilelang.dtypes": f"{OURS}.language",
+    "tilelang.jit.adapter": f"{OURS}.compat.adapter",
+    "tilelang.jit.adapter.base": f"{OURS}.compat.adapter",
     "tilelang.jit.kernel": f"{OURS}.kernel",
 }
 # Modules whose names are those of the module around them here, of TileLang 0.1.15 and some versions before it.

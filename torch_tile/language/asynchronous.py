@@ -54,6 +54,16 @@ def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
     at.emit(bulk.mbarrier_arrive(where, None if cta_id is None else to_expr(cta_id)))
 
 
+def cp_async_barrier_noinc(mbarrier: Tile) -> None:
+    """Arrive at an mbarrier with each thread that runs this, once the thread's asynchronous copies have arrived.
+
+    The thread itself waits for them: an arrival that hardware makes later is not used.
+    """
+    at, where = _barrier("T.cp_async_barrier_noinc", mbarrier)
+    for one in (memory.cp_async_commit(), memory.cp_async_wait(0), bulk.mbarrier_arrive(where)):
+        at.emit(one)
+
+
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
     """Add `tx` bytes to the phase's count, once for each thread that runs this. T.tma_copy adds its own bytes."""
     at, where = _barrier("T.mbarrier_expect_tx", mbarrier)

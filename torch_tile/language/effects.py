@@ -70,10 +70,15 @@ def assume(condition: Any) -> None:
     if isinstance(known, Const) and not known.value:
         fix = "mend the condition, or leave it out"
         raise error("bad_argument", None, op="T.assume", name="condition", why="never holds", fix=fix)
-    symbols = [node for node in walk(known) if node.is_symbol]
-    of_host = all(isinstance(node, Var) and node.role in ("dim", "param") for node in symbols)
-    if symbols and of_host and len(at.scopes) <= 1 and not contains(known, Call):
+    if len(at.scopes) <= 1 and is_of_launch(known):
         at.assumed.append(known)
+
+
+def is_of_launch(condition: Expr) -> bool:
+    """Return whether a condition is of sizes and scalar parameters alone, so that a launch can check it."""
+    symbols = [node for node in walk(condition) if node.is_symbol]
+    of_host = all(isinstance(node, Var) and node.role in ("dim", "param") for node in symbols)
+    return bool(symbols) and of_host and not contains(condition, Call)
 
 
 def address_of(element: Any) -> Expr:

@@ -197,7 +197,7 @@ FAMILIES = (
     (r"(anylist|TVMBackend|call_c?packed|tvm_call|tvm_stack|tvm_struct|tvm_throw|lookup_param|handle_add)\w*|isnullptr",
      "calls the host from TVM's code: a kernel computes on its tensors, and Python calls it"),
     (r"(start|end)_profile_intrinsic", "of the profiler of another vendor: `kernel.get_profiler()` measures"),
-    (r"(ptx_)?cp_async_barrier\w*|ptx_cp_async_(bulk|barrier)|create_barriers|ptx_wait_barrier",
+    (r"ptx_cp_async_(bulk|barrier\w*)|create_barriers",
      "mbarriers are T.alloc_barrier's: T.tma_copy(src, dst, barrier=...) and T.mbarrier_wait_parity"),
     (r"ptx_(init_barrier_thread_count|fence_barrier_init)", "T.alloc_barrier(arrive_count) makes and fences barriers"),
     (r"ptx_arrive_barrier\w*", "T.mbarrier_arrive(barrier), T.mbarrier_arrive_expect_tx(barrier, bytes)"),

@@ -18,8 +18,10 @@ from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
 from torch_tile.ir.node import Node, contains, walk
+from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
+from torch_tile.language.effects import is_of_launch
 from torch_tile.language.loops import Grid, Loop, serial
 from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
@@ -452,9 +454,11 @@ class Recorder:
         return value
 
     def asserts(self, test: Any, message: Any) -> None:
-        """`assert test, message`."""
+        """`assert test, message`. Before T.Kernel it is a check of the launch, as T.assume of sizes is."""
         condition = self.condition(test)
-        if isinstance(condition, Expr):
+        if isinstance(condition, Expr) and not self.tracer.scopes and is_of_launch(condition):
+            self.tracer.assumed.append(simplify(condition))
+        elif isinstance(condition, Expr):
             self.tracer.emit(Assert(condition, str(message)))
         elif not condition:
             raise AssertionError(message)

@@ -240,8 +240,14 @@ def comm_reducer(combiner: Callable[[Any, Any], Any], identity: Sequence[Any]) -
 
 
 def attr(node: Any, key: str, value: Any) -> contextlib.AbstractContextManager[None]:
-    """Set the T.comm_reducer of T.tvm_thread_allreduce inside the `with`. The language has no other attributes."""
+    """Set the T.comm_reducer of T.tvm_thread_allreduce inside the `with`.
+
+    "async_scope" around copies by elements changes nothing here: they are done where they stand. The language has no
+    other attributes.
+    """
     at = in_kernel("T.attr")
+    if key == "async_scope":
+        return contextlib.nullcontext()
     if not isinstance(node, CommReducer) or key != "reduce_scope":
         fix = 'give T.comm_reducer(...), "reduce_scope" and anything, around T.tvm_thread_allreduce'
         raise error("bad_argument", None, op="T.attr", name="key", why=f"is {key!r}", fix=fix)
