@@ -315,3 +315,31 @@ def test_a_prelude_is_text_to_call(way):
     a = torch.arange(8).float()
     way(kernel, a)
     assert a.tolist() == [2.0 * n for n in range(8)]
+
+
+def test_conversions_of_cudas_headers_need_no_text(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((3, 64), "float32"), C: T.Tensor((64,), "uint32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                B[0, i] = T.call_extern("float32", "__half2float", T.call_extern("float16", "__float2half_rz", A[i]))
+                B[1, i] = T.call_extern("float16", "__float2half_ru", A[i])
+                B[2, i] = T.call_extern("bfloat16", "__float2bfloat16_rn", A[i])
+                C[i] = T.call_extern("uint32", "__float_as_uint", A[i])
+
+    a, b, c = torch.randn(64), torch.zeros(3, 64), torch.zeros(64, dtype=torch.uint32)
+    way(kernel, a, b, c)
+    below, above = b[0], b[1]
+    assert (below.abs() <= a.abs()).all() and (above >= a).all()
+    assert torch.equal(below.half().float(), below) and torch.equal(above.half().float(), above)
+    assert ((above - below).abs() <= a.abs() * 2**-9).all()
+    assert torch.equal(b[2], a.bfloat16().float()) and torch.equal(c.view(torch.int32), a.view(torch.int32))
+
+
+def test_a_conversion_takes_one_value():
+    with pytest.raises(TileError, match="one value to convert"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float16")):
+            with T.Kernel(1, threads=32):
+                A[0] = T.call_extern("float16", "__float2half_rz", 1.0, 2.0)

@@ -286,3 +286,36 @@ def test_a_size_of_one_is_not_reduced_by_another_shape():
                 T.clear(x)
                 T.reduce_sum(x, z, dim=1)
                 T.reduce_sum(T.reshape(x, [4, 1, 32]), y, dim=1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_view_that_nothing_uses_needs_no_tensor(weighted):
+    """An option decides while tracing whether a parameter is read, by another shape; else it may be None."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 8), "float32"), W: T.Tensor((8, 8), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            flat, spare = T.reshape(W, (64,)), T.alloc_shared((64 if weighted else 0,), "float32")
+            if weighted:
+                T.copy(flat, spare)
+            for i in T.Parallel(64):
+                B[i] = T.reshape(A, (64,))[i] * (spare[i] if weighted else 1)
+
+    a, w, b = torch.randn(8, 8), torch.randn(8, 8), torch.zeros(64)
+    torch_tile.compile(kernel, target="cpu")(a, w if weighted else None, b)
+    torch.testing.assert_close(b, (a * w if weighted else a).flatten())
+    findings = torch_tile.compile(kernel, target="cuda:sm_80").interpret(a, w if weighted else None, b.zero_())
+    assert not findings
+    torch.testing.assert_close(b, (a * w if weighted else a).flatten())
+
+
+def test_a_tile_of_no_elements_is_not_used():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((0,), "float32")
+            A[0] = tile[0]
+
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel, target="cpu")
+    assert caught.value.code == "bad_shape"

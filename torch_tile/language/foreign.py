@@ -18,13 +18,15 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics.foreign import foreign_call, register_meaning
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bits import reinterpret
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Address, Const, Expr, is_number, to_expr
+from torch_tile.ir.expr import Address, Const, Expr, cast, is_number, to_expr
 from torch_tile.ir.layout import row_major
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Do, Store
 from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.rounding import cast_rounded
 from torch_tile.language.scopes import Kernel
 from torch_tile.language.trace import make_variable, tracer
 from torch_tile.language.values import Handle, dtype_of
@@ -39,6 +41,26 @@ _CONSTRAINTS = {"float32": "f", "float64": "d", "int64": "l", "uint64": "l", "in
 _HELD = {"float32": "float", "float64": "double", "bool": "bool"} | {
     f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
+
+
+# Functions of CUDA's headers that convert a value, or name its bits: source and result types, and the rounding.
+_TO_HALF, _TO_BFLOAT = ((dt.float32, dt.float16), (dt.float32, dt.bfloat16))
+CONVERSIONS: dict[str, tuple[DType, DType, str]] = {
+    "__float2half": (*_TO_HALF, "rn"),
+    "__float2bfloat16": (*_TO_BFLOAT, "rn"),
+    "__half2float": (dt.float16, dt.float32, "rn"),
+    "__bfloat162float": (dt.bfloat16, dt.float32, "rn"),
+    "__float_as_int": (dt.float32, dt.int32, "bits"),
+    "__float_as_uint": (dt.float32, dt.uint32, "bits"),
+    "__int_as_float": (dt.int32, dt.float32, "bits"),
+    "__uint_as_float": (dt.uint32, dt.float32, "bits"),
+    "__half_as_ushort": (dt.float16, dt.uint16, "bits"),
+    "__half_as_short": (dt.float16, dt.int16, "bits"),
+    "__ushort_as_half": (dt.uint16, dt.float16, "bits"),
+    "__short_as_half": (dt.int16, dt.float16, "bits"),
+}
+CONVERSIONS |= {f"__float2half_{how}": (*_TO_HALF, how) for how in ("rn", "rz", "ru", "rd")}
+CONVERSIONS |= {f"__float2bfloat16_{how}": (*_TO_BFLOAT, how) for how in ("rn", "rz", "ru", "rd")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +155,8 @@ def call_extern(
 ) -> Expr | None:  # fmt: skip
     """Call the function `func_name` of T.import_source's text, once by each thread that comes here.
 
+    Conversions of CUDA's headers, such as `__float2half_rz`, need no text.
+
     Arguments are numbers, expressions and pointers. T.access_ptr(A[i], "r", 8) declares the access. Behind T.address_of
     and buffers anything may be read and written. `effects` declares accesses by the argument's number: `{0: "w"}` of
     any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`, or None if that is "handle".
@@ -163,7 +187,19 @@ def _call(
         why, fix = f"is {name!r}"[:80], "give the name of a function in the text of T.import_source"
         raise error("bad_argument", None, op=what, name="func_name", why=why, fix=fix)
     cuda, cpu = ("\n".join(at.sources.get(target, [])) for target in TARGETS)
+    if name in CONVERSIONS and not re.search(rf"\b{name}\b", cuda + cpu):
+        return _converted(what, name, args, dtype)
     return emit_call(what, name, args, dtype, cuda, cpu, effects, evaluate)
+
+
+def _converted(what: str, name: str, args: Sequence[Any], dtype: Any) -> Expr:
+    """Return the value of a conversion of CUDA's, which needs no text and means the same on every target."""
+    of, to, how = CONVERSIONS[name]
+    if len(args) != 1:
+        why, fix = f"are {len(args)} for `{name}`", "give the one value to convert"
+        raise error("bad_argument", None, op=what, name="args", why=why, fix=fix)
+    value = cast(to_expr(args[0], op=what), of)
+    return cast(reinterpret(value, to) if how == "bits" else cast_rounded(value, to, how, None, None), dtype_of(dtype))
 
 
 def emit_call(

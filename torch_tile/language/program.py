@@ -16,11 +16,11 @@ from typing import Any
 
 from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, to_dtype
-from torch_tile.ir.expr import Expr, Load, Var
-from torch_tile.ir.node import contains, find, walk
-from torch_tile.ir.stmt import Alloc, Program, Role, TileOp
+from torch_tile.ir.expr import Address, Expr, Load, Var
+from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
+from torch_tile.ir.stmt import Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
 from torch_tile.language.pointers import Pointer, PointerType
@@ -190,10 +190,29 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
-    switches = tuple(sorted(at.switches))
-    views, assumed = tuple(at.views), tuple(at.assumed)
-    program = Program(name, params, tuple(at.kernels), workspaces, outputs, views, switches, assumed)
-    return widen(resolve(program))
+    kernels = tuple(map(_without_empty_tiles, at.kernels))
+    views = tuple(v for v in at.views if any(v in symbols(kernel) for kernel in kernels))
+    switches, assumed = tuple(sorted(at.switches)), tuple(at.assumed)
+    return widen(resolve(Program(name, params, kernels, workspaces, outputs, views, switches, assumed)))
+
+
+def _without_empty_tiles(kernel: KernelNode) -> KernelNode:
+    """Drop tiles of no elements that nothing uses, as an author's option may leave them."""
+    empty = [a for a in find(kernel, Alloc) if 0 in (a.buffer.static_shape or ())]
+    used = {node.buffer for node in find(kernel, Load, Store, Region, Address)} if empty else set()
+    unused = {a.buffer for a in empty} - used
+    return _Without(unused)(kernel) if unused else kernel
+
+
+class _Without(Rewriter):
+    """Drop allocations of these tiles."""
+
+    def __init__(self, tiles: set[Buffer]):
+        self.tiles = tiles
+
+    def visit_Alloc(self, node: Alloc) -> Stmt:
+        """Return nothing for an unused tile."""
+        return Block(()) if node.buffer in self.tiles else node
 
 
 class Ref:
