@@ -99,12 +99,13 @@ STORED = {
     "T.max(h, 0)": "float16", "T.max(i, 2.5)": "float32", "T.if_then_else(ok, h, 0.0)": "float16", "T.abs(b)": "int8",
     "h ** 2": "float16", "1 + i": "int32", "2.0 * b": "float32", "i + 2**40": "int32", "ok + ok": "int32",
     "T.float32(h) * x": "float32", "h.astype('float64')": "float64", "T.cast(x, 'int64')": "int64", "i << 2": "int32",
+    "u << 4": "int32", "b << 20": "int32", "u << u": "uint8", "u >> 4": "uint8",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", STORED)
 def test_types_of_expressions(text):
-    """Plain numbers take the type of the other operand; mixed types promote."""
+    """Plain numbers take the type of the other operand; mixed types promote. Shifts to the left keep all bits."""
     found = {}
 
     @T.prim_func
@@ -314,3 +315,18 @@ def test_a_variable_that_may_have_changed(way, place):
     way(kernel, a, b)
     low = 5 if place == "between" else 4
     assert torch.equal(b, torch.cat([a[low:19], torch.zeros(low - 3)]))
+
+
+def test_fields_of_narrow_integers_are_joined(way):
+    """A shift of 8 or 16 bits by a plain number has 32, so that no field is lost."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "uint16"), B: T.Tensor((64,), "uint8"), C: T.Tensor((64,), "uint32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                C[i] = T.cast(A[i] << 20, "uint32") | T.cast(B[i] << 12, "uint32") | T.cast(A[i] >> 4, "uint32")
+
+    a, b = torch.randint(0, 2**12, (64,)), torch.randint(0, 2**8, (64,))
+    c = torch.zeros(64, dtype=torch.uint32)
+    way(kernel, a.to(torch.uint16), b.to(torch.uint8), c)
+    assert torch.equal(c.view(torch.int32), ((a << 20) | (b << 12) | (a >> 4)).to(torch.uint32).view(torch.int32))

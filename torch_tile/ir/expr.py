@@ -305,6 +305,8 @@ def binary(op: str, a: Any, b: Any) -> Expr:
         return _logical(op, truth(a), truth(b))
     if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
         return told
+    if op == "<<" and isinstance(a, Expr) and a.dtype.is_integer and a.dtype.bits < 32 and is_number(b):
+        a = cast(a, dt.int32)  # as in C and TileLang: no bits of a narrow integer are lost
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
