@@ -313,7 +313,7 @@ class Text(Visitor):
             opposite = const(-node.b.value, node.b.type)  # the least value of a type has none
             node = Binary("-", node.a, opposite) if opposite.value > 0 else node
         own = PRECEDENCE[node.op]
-        a = self.shifted(node) if node.op == "<<" else None
+        a = self.typed(node.a) if node.op == "<<" else None  # whose type alone decides the width of the shift
         b = self.divisor(node.b, wide) if node.op in ("//", "%") else self.value(node.b, wide, own + 1)
         a = a or self.value(node.a, wide, own)
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
@@ -325,11 +325,16 @@ class Text(Visitor):
         kind = "int64_t" if wide or self.is_index(expr) else storage(expr.dtype)
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
-    def shifted(self, node: Binary) -> str | None:
-        """C++ text of a literal that is shifted left; its type alone decides the width of the shift."""
-        if not isinstance(node.a, Const) or node.dtype.bits != 64 or not fits_int(node.a):
+    def typed(self, expr: Expr, wide: bool = False) -> str | None:
+        """C++ text of a literal that names its type of 64 bits, or None if the plain literal is as wide as its type.
+
+        `wide` computes integers in 64 bits.
+        """
+        if not isinstance(expr, Const) or not expr.dtype.is_integer or not fits_int(expr):
             return None
-        return f"({storage(node.dtype)}){literal(node.a)}"
+        if expr.dtype.bits != 64 and not (wide and expr.dtype in SIGNED):
+            return None
+        return f"({storage(expr.dtype if expr.dtype.bits == 64 else dt.int64)}){literal(expr)}"
 
     def _computes(self, expr: Expr) -> bool:
         """Return whether a signed integer may leave its type on the way to a comparison."""
@@ -362,6 +367,8 @@ class Text(Visitor):
     def visit_Select(self, node: Select, wide: bool) -> tuple[str, int]:
         """Write a choice."""
         a, b = self.value(node.a, wide, 1), self.value(node.b, wide, 1)
+        if isinstance(node.b, Const) and (typed := self.typed(node.a, wide)):
+            a = typed  # the type of two plain literals would be int, and so that of what is computed from them
         return f"{self.value(node.condition, above=1)} ? {a} : {b}", 0
 
     def visit_Call(self, node: Call, wide: bool) -> tuple[str, int]:

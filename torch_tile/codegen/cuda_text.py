@@ -145,6 +145,10 @@ class CudaText(Text):
         """Return whether an int32 is held in 64 bits."""
         return expr.dtype == dt.int32 and self.is_long(expr, False)
 
+    def typed(self, expr: Expr, wide: bool = False) -> str | None:
+        """C++ text of a literal that names its type of 64 bits; int32 that needs 64 bits is known by its interval."""
+        return super().typed(expr)
+
     def is_natural(self, expr: Expr) -> bool:
         """Return whether an integer is never negative."""
         return self.interval(expr).low >= 0
@@ -259,8 +263,8 @@ class CudaText(Text):
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
-        if node.op == "<<" and (shifted := self.shifted(node)):
-            left = shifted
+        if node.op == "<<" and (typed := self.typed(node.a)):
+            left = typed
         elif whole and not (a or b):
             left = f"(int64_t){left}"
         # From left to right, so that neighbours of an address differ by a constant added last.
