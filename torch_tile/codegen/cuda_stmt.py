@@ -15,7 +15,7 @@ from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.hardware import equal_share
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
-from torch_tile.ir.bounds import Interval
+from torch_tile.ir.bounds import Interval, range_of
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from torch_tile.ir.node import Visitor, contains, find
 from torch_tile.ir.simplify import simplify
@@ -175,7 +175,7 @@ class CudaStatements(Visitor, Lines):
         if text.is_from_indices(value):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
-            text.bind(let.var, text.interval(value))
+            text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)

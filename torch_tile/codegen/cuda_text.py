@@ -46,7 +46,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, IndexValues
+from torch_tile.ir.widths import SIGNED, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -153,6 +153,10 @@ class CudaText(Text):
         """Return whether an integer is never negative."""
         return self.interval(expr).low >= 0
 
+    def wraps(self, expr: Expr) -> bool:
+        """Return whether an integer of elements may wrap on the way to its value, so that its interval is wrong."""
+        return may_wrap(expr, self.is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
+
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
         """C++ text of a value, and how tightly its outermost operator binds.
 
@@ -256,7 +260,7 @@ class CudaText(Text):
         whole, a, b = (self.is_long(x, wide) for x in (node, node.a, node.b))
         if self._wraps_once(node) and not a:
             return f"tile::wrapped<{node.b}>({self.value(node.a, wide)})", 99
-        if node.op in ("min", "max") or (node.op in ("//", "%") and not (self._naturals(node))):
+        if node.op in ("min", "max") or (node.op in ("//", "%") and not self._naturals(node, wide)):
             kind = "int64_t" if whole or a or b else "int"
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
             text = f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})"
@@ -302,11 +306,15 @@ class CudaText(Text):
         falls below 0, although it moved the 2 out of it. Where it holds the remainder in 8 bits, it then writes a
         megabyte past the tile.
         """
-        if node.op != "%" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1:
+        if node.op != "%" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1 or self.wraps(node.a):
             return False
         return self.interval(node.a).within(Interval(0, 2 * int(node.b.value) - 1))
 
-    def _naturals(self, node: Binary) -> bool:
+    def _naturals(self, node: Binary, wide: bool) -> bool:
+        """Return whether both operands are never negative; with `wide` int32 does not wrap."""
+        wraps = self.wraps(node.a) or self.wraps(node.b)
+        if wraps and not (wide and node.a.dtype == dt.int32):
+            return False
         return self.is_natural(node.a) and self.is_natural(node.b)
 
     def visit_Cast(self, node: Cast, wide: bool) -> tuple[str, int]:
