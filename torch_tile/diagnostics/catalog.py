@@ -174,6 +174,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
     "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
+    "unwritten_element": (
+        "an element of `{buffer}` is read here that no statement before has written",
+        "write all that is read, as by `T.clear({buffer})`, or guard the read",
+    ),
     "unwritten_result": (
         "`{buffer}` is made by T.empty and returned, but no statement writes it: it would hold garbage",
         "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",
