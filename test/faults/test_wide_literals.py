@@ -14,13 +14,14 @@ def shifts(dtype):
     one, three = getattr(T, dtype)(1), getattr(T, dtype)(3)
 
     @T.prim_func
-    def kernel(A: T.Tensor((7,), dtype), O: T.Tensor((4, 7), dtype)):
+    def kernel(A: T.Tensor((7,), dtype), O: T.Tensor((5, 7), dtype)):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(7):
                 O[0, i] = one << A[i]
                 O[1, i] = (three << A[i]) - 1
                 O[2, i] = ~(one << A[i]) & A[i]
                 O[3, i] = (one << i) << 32
+                O[4, i] = (three >> (A[i] & 1)) << 53
 
     return kernel
 
@@ -28,10 +29,10 @@ def shifts(dtype):
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_shifted_literals(way, dtype):
     of = getattr(torch, dtype)
-    a, o = torch.tensor(AMOUNTS).to(of), torch.zeros(4, 7, dtype=of)
+    a, o = torch.tensor(AMOUNTS).to(of), torch.zeros(5, 7, dtype=of)
     way(shifts(dtype), a, o)
     want = [[1 << n for n in AMOUNTS], [(3 << n) - 1 for n in AMOUNTS], [~(1 << n) & n for n in AMOUNTS]]
-    want.append([1 << n << 32 for n in range(7)])
+    want += [[1 << n << 32 for n in range(7)], [3 >> (n & 1) << 53 for n in AMOUNTS]]
     assert o.tolist() == want
 
 

@@ -150,6 +150,7 @@ class Names:
 
 
 # Precedence of C++ operators. `above` in the methods below is that of the operator around a value.
+SHIFTS = ("<<", ">>")  # operators whose type in C++ is that of the left operand alone
 PRECEDENCE = {
     "or": 1, "and": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
     "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,
@@ -314,7 +315,7 @@ class Text(Visitor):
             opposite = const(-node.b.value, node.b.type)  # the least value of a type has none
             node = Binary("-", node.a, opposite) if opposite.value > 0 else node
         own = PRECEDENCE[node.op]
-        a = self.typed(node.a) if node.op == "<<" else None  # whose type alone decides the width of the shift
+        a = self.typed(node.a) if node.op in SHIFTS else None  # whose type alone decides the width of the shift
         b = self.divisor(node.b, wide_b) if node.op in ("//", "%") else self.value(node.b, wide_b, own + 1)
         a = a or self.value(node.a, wide_a, own)
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from torch_tile.codegen.c_text import (
     PRECEDENCE,
     PREFIX,
+    SHIFTS,
     SPELLING,
     Names,
     Text,
@@ -267,7 +268,7 @@ class CudaText(Text):
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
-        if node.op == "<<" and (typed := self.typed(node.a)):
+        if node.op in SHIFTS and (typed := self.typed(node.a)):
             left = typed
         elif whole and not (a or b):
             left = f"(int64_t){left}"
