@@ -29,6 +29,11 @@ class JITKernel:
     Raises LaunchError for arguments that the kernel cannot take, or where its target is missing.
     """
 
+    program: Program
+    source: str
+    launcher: BaseLauncher
+    build: Build
+    cubin: Cubin | None
     run: Callable[..., Any]  # a call outside of torch.compile
 
     def __init__(
@@ -41,7 +46,7 @@ class JITKernel:
         self.config: Mapping[str, Any] | None = None  # what the autotuner chose, and its milliseconds
         self.latency: float | None = None
         self.ref_latency: float | None = None
-        self.__name__ = program.name
+        self.__name__: str = program.name
         self.run = self._first_call
 
     def __copy__(self) -> JITKernel:

@@ -8,10 +8,10 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Unpack
 
 from torch_tile.autotuner.machine import can_measure
-from torch_tile.autotuner.result import AutotuneResult, Config, Settings, settings_of, variant
+from torch_tile.autotuner.result import AutotuneResult, Config, SearchSettings, Settings, settings_of, variant
 from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
 from torch_tile.diagnostics.errors import error
@@ -43,7 +43,11 @@ def get_autotune_inputs() -> Sequence[Any] | None:
 
 
 def autotune(
-    function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str | int] = (), **settings: Any
+    function: Any = None,
+    *,
+    configs: Configs,
+    do_not_specialize: Sequence[str | int] = (),
+    **settings: Unpack[SearchSettings],
 ) -> Any:
     """Decorate a `@jit` function: at the first call for new arguments, find the fastest of `configs` on this machine.
 
@@ -80,13 +84,20 @@ class AutotunedFunction:
     Results are kept here and on disk.
     """
 
+    function: JITFunction
+    configs: Configs
+    settings: Settings
+    __name__: Any
+
     def __init__(
         self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = (),
     ):  # fmt: skip
         self.function, self.configs, self.settings = function, configs, settings
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self.names = tuple(function.signature.parameters)
-        self.ignored = frozenset(self.names[each] if isinstance(each, int) else each for each in do_not_specialize)
+        self.names: tuple[str, ...] = tuple(function.signature.parameters)
+        self.ignored: frozenset[str] = frozenset(
+            self.names[each] if isinstance(each, int) else each for each in do_not_specialize
+        )
         self.found: dict[Any, tuple[JITFunction, Config, Any]] = {}
         self.lock = threading.RLock()
 

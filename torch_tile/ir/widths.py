@@ -20,7 +20,7 @@ class IndexValues:
     """Tell which values are computed from indices and sizes. `names` are the names of such values."""
 
     def __init__(self, names: IdSet[Var] | None = None):
-        self.names = IdSet[Var]() if names is None else names
+        self.names: IdSet[Var] = IdSet[Var]() if names is None else names
         self.known: IdMap[Expr, bool] = IdMap()
 
     def __call__(self, expr: Expr) -> bool:

@@ -110,9 +110,13 @@ class Outside:
 
     def __init__(self, function: FunctionType):
         names = dict.fromkeys(_names_in(function.__code__))
-        self.globals = function.__globals__
-        self.names = tuple(n for n in names if isinstance(self.globals.get(n, self), PLAIN) and not n.startswith("__"))
-        self.cells = tuple(cell for cell in function.__closure__ or () if isinstance(_content(cell), PLAIN))
+        self.globals: dict[str, Any] = function.__globals__
+        self.names: tuple[str, ...] = tuple(
+            n for n in names if isinstance(self.globals.get(n, self), PLAIN) and not n.startswith("__")
+        )
+        self.cells: tuple[CellType, ...] = tuple(
+            cell for cell in function.__closure__ or () if isinstance(_content(cell), PLAIN)
+        )
 
     def __bool__(self) -> bool:
         return bool(self.names or self.cells)

@@ -331,6 +331,11 @@ class PersistentTileScheduler:
     along the other dimension. `current_iter[0]` counts from 0. With `stateful=False` there is only `coord(number)`.
     """
 
+    m_idx: _Cell
+    n_idx: _Cell
+    linear_idx: _Cell
+    current_iter: _Cell
+
     def __init__(
         self, prefix: str, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
         column_major: bool = True, cluster_size: int = 1, stateful: bool = True,
@@ -343,7 +348,7 @@ class PersistentTileScheduler:
                 raise error("bad_argument", None, op=what, name=name, why=f"is {value!r}", fix=fix)
         for value in (num_m_tiles, num_n_tiles):
             index_bound(value, what)
-        self.num_workers = get_block_extent(0) // cluster_size if num_workers is None else num_workers
+        self.num_workers: Any = get_block_extent(0) // cluster_size if num_workers is None else num_workers
         index_bound(self.num_workers, what)
         rows = ceildiv(num_m_tiles, cluster_size)
         self._column_major = column_major

@@ -37,6 +37,9 @@ HOST_SCOPES = ("var", "local")  # limit for memory of a function without T.Kerne
 class PrimFunc:
     """A traced kernel function: `program` is its IR, `function` the author's Python."""
 
+    program: Program
+    __name__: str
+
     def __init__(self, function: FunctionType, program: Program):
         self.function, self.program = function, program
         self.__name__, self.__doc__ = function.__name__, function.__doc__

@@ -70,8 +70,8 @@ class Recorder:
     ):  # fmt: skip
         self.tracer = tracer
         self.on_annotate = on_annotate
-        self.references = references or {}  # elements behind names of T.Ref
-        self.entry = tracer.scope
+        self.references: Mapping[str, Load] | dict[str, Load] = references or {}  # elements behind names of T.Ref
+        self.entry: Scope | None = tracer.scope
         self.bound_in: dict[str, Scope | None] = {}
         self.loops: list[Any] = []  # for each loop around: the scope in which Python runs it, or _DEVICE
         self.splits: list[Branches | None] = []  # for each `if` around: its names, or None where Python knew the branch

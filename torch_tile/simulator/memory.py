@@ -38,12 +38,12 @@ class Storage:
     """A buffer's tensor. Accesses index `raw`, which holds bits where torch needs them and has a dimension."""
 
     def __init__(self, buffer: Buffer, tensor: torch.Tensor, lanes: tuple[int, ...] = ()):
-        self.dtype = buffer.dtype
+        self.dtype: DType = buffer.dtype
         self.tensor = tensor
         bits = _BITS.get(buffer.dtype.name)
         raw = tensor if bits is None else tensor.view(bits)
-        self.raw = raw if raw.ndim else raw.view(1)
-        self.shape = tuple(tensor.shape[len(lanes) :])
+        self.raw: torch.Tensor = raw if raw.ndim else raw.view(1)
+        self.shape: tuple[int, ...] = tuple(tensor.shape[len(lanes) :])
         self.prefix: Index = lane_ids(lanes) if lanes else () if tensor.ndim else (0,)
 
     def get(self, index: Index) -> Value:
