@@ -18,6 +18,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernel import JITKernel
+from torch_tile.language.misuse import nearest
 from torch_tile.profiler import made_up
 
 Configs = Sequence[Config] | Callable[..., Sequence[Config]]
@@ -170,11 +171,21 @@ class AutotunedFunction:
         if not all(isinstance(config, Mapping) for config in configs):
             fix = 'write them as {"block_M": 64, "num_stages": 2}'
             raise error("bad_argument", None, op="autotune", name="configs", why="are not all dicts", fix=fix)
+        self._check_names(configs)
         self._check_call(args, kwargs, configs)
         left = [{name: value for name, value in config.items() if name not in given} for config in configs]
         unique = [config for number, config in enumerate(left) if config not in left[:number]]
         named = {**kwargs, **(constants or {})}
         return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=named, inputs=_inputs.get())
+
+    def _check_names(self, configs: Sequence[Config]) -> None:
+        """Raise TileError for a configuration with a name that is no argument of the kernel function."""
+        for name in dict.fromkeys(name for config in configs for name in config):
+            if name not in self.names and name != "pass_configs":
+                near = nearest(name, self.names)
+                why = f"have `{name}`, which is no argument of {self.__name__}"
+                fix = f"did you mean `{near}`?" if near else f"its arguments are {', '.join(self.names)}"
+                raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
 
     def _check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], configs: Sequence[Config]) -> None:
         """Raise TypeError for a call that no configuration can complete: the fault is the caller's."""

@@ -87,7 +87,8 @@ class Binding:
             if var not in sizes and self.is_unused(var):
                 sizes[var] = 0  # of a tensor that is None
             if var not in sizes:
-                raise LaunchError(f"size `{var.name}` does not follow from the shapes and strides of {self.names}")
+                what = f"size `{var.name}` does not follow from the shapes and strides of {self.names}"
+                raise LaunchError(f"{what}; make it a parameter, `{var.name}: T.int32`")
             if sizes[var] % var.multiple:
                 raise LaunchError(
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"

@@ -40,7 +40,17 @@ Lanewise = Callable[["Vector", Any], "Vector"]
 
 def _forward(op: str) -> Operator:
     """Return the method `self op other`."""
+    if op in ("//", "%"):
+        return lambda self, other: binary(op, self, _divisor(op, self, other))
     return lambda self, other: binary(op, self, other)
+
+
+def _divisor(op: str, value: Expr, other: Any) -> Any:
+    """Return `other`. Raises TileError for the number 0, by which no integer is divided."""
+    number = other.value if isinstance(other, Const) else other
+    if isinstance(number, int) and number == 0 and not value.dtype.is_float:
+        raise error("bad_operand", None, op=op, got="the divisor zero")
+    return other
 
 
 def _backward(op: str) -> Operator:
@@ -300,6 +310,11 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
         if like is not None and like.kind != "bool" and (like.is_float or isinstance(number, int)):
             return const(number, like)
         return natural(number)
+    if hasattr(value, "requires_grad"):
+        fix = "annotate it before its first use, `X: T.Tensor(shape, dtype)`; give one from outside as a parameter"
+        raise error(
+            "python_value", None, problem=f"{op} takes a tensor of torch, which the kernel does not know", fix=fix
+        )
     raise error("bad_operand", None, op=op, got=f"{type(value).__name__} {value!r}"[:80])
 
 

@@ -92,7 +92,8 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         args, kwargs = call_arguments(function, groups, [author_view(p) for p in params.values()])
         with around:
             result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
-        return finish(at, function.__name__, tuple(params.values()), result)
+        span = None if result is None else result_span(function)
+        return finish(at, function.__name__, tuple(params.values()), result, span)
 
     return PrimFunc(function, _traced(run))
 

@@ -274,6 +274,9 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     """Convert `value` to the type of `buffer`. Narrowing within a kind is silent, float into integer is an error."""
     if isinstance(value, Region | Handle):
         raise error("region_as_value", None, region=repr(value))
+    if value is None:
+        fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
+        raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
     expr = to_expr(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
