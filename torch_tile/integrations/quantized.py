@@ -18,7 +18,7 @@ from torch_tile.integrations.recognise import Plan
 from torch_tile.nn.packing import from_awq, from_gptq, rows_of_blocks, undo_double_quantization
 from torch_tile.ops.families.dequant_gemm import supported_group
 
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 
 
 class Unfit(Exception):

@@ -18,7 +18,7 @@ from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
 from torch_tile.integrations.scans import replace_scans
 
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class QuantizedLinear(nn.Module):
         compute_dtype: that the input is cast to, and the result from; None: the input's own.
     """
 
+    bits: int
+    high_first: bool
+    offset: int
+    format: str
     words: Tensor
     scales: Tensor | None
     zeros: Tensor | None

@@ -177,6 +177,12 @@ def add_products(
 class Factors:
     """The scales and zeros of a run of a step's columns, fetched a step before they are taken."""
 
+    row: Any
+    start: int
+    step: int
+    storage: Storage
+    found: list[Any]
+
     def __init__(
         self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
         columns: tuple[int, int, int],

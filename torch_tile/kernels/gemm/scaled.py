@@ -128,6 +128,10 @@ class Spec:
 class GroupScales:
     """The scales of a tile's rows for one step, fetched a step before they are taken."""
 
+    kind: Scale
+    scales: Any
+    row: Any
+
     def __init__(self, kind: Scale, scales: Any, row: Any, rows: int):
         """Allocate the scales of `rows` rows from `row` on."""
         self.kind, self.scales, self.row = kind, scales, row

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -301,7 +301,7 @@ def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
     return product.view(*args.x.shape[:-1], args.weight.shape[0])
 
 
-linear = form(
+linear: Final = form(
     "linear",
     LinearArgs[Tensor],
     Tensor,
@@ -392,7 +392,7 @@ def _swiglu_reference(args: SwigluArgs[Tensor]) -> Tensor:
     return product.view(*args.x.shape[:-1], args.gate_weight.shape[0])
 
 
-swiglu = form(
+swiglu: Final = form(
     "swiglu",
     SwigluArgs[Tensor],
     Tensor,
