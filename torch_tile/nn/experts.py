@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.epilogue.program import evaluate
 
 E4M3 = torch.float8_e4m3fn
 RUN = 128  # columns of a float8 activation that share a scale
@@ -39,10 +40,7 @@ class Gate:
 
     def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
         """Compute it in plain torch, in float32."""
-        from torch_tile.kernels.epilogue.program import evaluate
-
-        joined: Tensor = evaluate(self.text(), [gate.float(), up.float()], [])
-        return joined
+        return evaluate(self.text(), [gate.float(), up.float()], [])
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ class Routes:
         """Sum rows of routes to those of tokens `[tokens, N]`."""
         inverse = torch.empty_like(self.order)
         inverse[self.order] = torch.arange(self.order.shape[0], device=rows.device)
-        return rows[inverse].unflatten(0, (-1, self.each)).sum(1)
+        joined: Tensor = rows[inverse].unflatten(0, (-1, self.each)).sum(1)
+        return joined
 
 
 def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:

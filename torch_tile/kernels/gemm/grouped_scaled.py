@@ -99,11 +99,11 @@ def grouped_scaled_gemm(
         out = a.new_empty((a.shape[0], b.shape[2]), dtype=dtype)
     if not out.numel():
         return out
-    machine, groups = machine_of(a), offsets.shape[0]
+    machine, groups, (m, n) = machine_of(a), offsets.shape[0], out.shape
     spec, given = prepare(a, b, scale_a, scale_b, aux, kinds, epilogue, out.dtype, machine)
-    problem = Problem(spec.operands[0], *out.shape, a.shape[1], spec.product.vector > 1)
+    problem = Problem(spec.operands[0], m, n, a.shape[1], spec.product.vector > 1)
     config = config or tiling_for(problem, groups, machine)
-    table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
+    table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))
     machine.kernel(grouped_scaled_matmul)(config, spec)(*given, offsets.contiguous(), table, out)
     return out
 

@@ -240,9 +240,9 @@ def scaled_gemm(
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
     if not out.numel():
         return out
-    machine = machine_of(a)
+    machine, (m, n) = machine_of(a), out.shape
     spec, given = prepare(a, b, scale_a, scale_b, aux, kinds, epilogue, out.dtype, machine)
-    config = config or config_for(Problem(spec.operands[0], *out.shape, a.shape[1], spec.product.vector > 1), machine)
+    config = config or config_for(Problem(spec.operands[0], m, n, a.shape[1], spec.product.vector > 1), machine)
     machine.kernel(scaled_matmul)(config, spec)(*given, out)
     return out
 
