@@ -159,10 +159,13 @@ def _dequant_gemms() -> Iterator[Case]:
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
     tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
+    nvfp4 = 16, torch.float8_e4m3fn
     for name, dtype in HALVES.items():
         for table, scales in tables.items():
             for m in (1, 64, 1024):
                 yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
+        for m in (1, 64, 1024):
+            yield Case(f"dequant_gemm {name} nvfp4 {m}", _table_gemm(dtype, m, "e2m1", *nvfp4))
 
 
 def _scaled_gemms() -> Iterator[Case]:

@@ -33,7 +33,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
-from torch_tile.kernels.gemm.formats import E8M0, FORMATS, power_of, value_of
+from torch_tile.kernels.gemm.formats import E4M3, E8M0, FORMATS, power_of, value_of
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
@@ -450,7 +450,9 @@ class Factor:
         views = [x.mT if transposed else dense_last(x) for x in factors]
         if all(x.dtype == E8M0 for x in factors):
             return Factor(torch.uint8, transposed, power=True), [x.view(torch.uint8) for x in views]
-        dtypes = [torch.bfloat16 if x.dtype == E8M0 else x.dtype for x in factors]
+        dtypes = {x.dtype for x in factors}
+        if len(dtypes) > 1:  # float8 in a dtype that holds it exactly
+            dtypes = {{E8M0: torch.bfloat16, E4M3: torch.float16}.get(dtype, dtype) for dtype in dtypes}
         dtype = functools.reduce(torch.promote_types, dtypes)
         return Factor(dtype, transposed), [x.to(dtype) for x in views]
 

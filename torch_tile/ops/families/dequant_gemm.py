@@ -24,7 +24,7 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "dequant_gemm"
 WHOLE = (torch.int8, torch.uint8)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-SCALES = checks.FLOATING | {torch.float8_e8m0fnu}
+SCALES = checks.FLOATING | {torch.float8_e8m0fnu, torch.float8_e4m3fn}
 ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
@@ -248,8 +248,8 @@ def dequant_gemm(
     Args:
         a: `[M, K]`.
         bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
-        scales: none, or one for each b: `[N, G]`, of any floating dtype or float8_e8m0fnu: for G runs of columns of
-            equal length. G is 1, or runs are of 16, 32 or a multiple of 64.
+        scales: none, or one for each b: `[N, G]`, of any floating dtype, float8_e8m0fnu or float8_e4m3fn: for G runs of
+            columns of equal length. G is 1, or runs are of 16, 32 or a multiple of 64.
         zeros: none, or one for each b: `[N, G]`, floating or integer.
         bits: of a weight: 8, or 4, 2 or 1 of int8 (signed fields) and uint8 (unsigned ones).
         high_first: whether a byte's first column lies in its highest bits, not in its lowest.
@@ -258,11 +258,12 @@ def dequant_gemm(
         kinds: as for `gemm`.
         epilogue: as for `gemm`.
         dtype: of the result.
-        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4), for 4 bits of uint8 that are indices
-            of the format's 16 numbers; "" for integers and float8.
+        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4 and NVFP4), for 4 bits of uint8 that
+            are indices of the format's 16 numbers; "" for integers and float8. The scale of NVFP4's whole matrix is an
+            operand of the epilogue.
 
     Returns:
-        `[M, N]`. Words and powers of two get no gradient; floating scales and zeros do.
+        `[M, N]`. Words and scales of float8 get no gradient; floating scales and zeros do.
     """
     fields = bits, high_first, offset
     op = torch.ops.tile.dequant_gemm.default
