@@ -24,6 +24,7 @@ FAMILIES = {
     "gemm": "gemm.gemm",
     "grouped_gemm": "gemm.grouped",
     "k_grouped_gemm": "gemm.grouped_wgrad",
+    "linear_cross_entropy": "loss.linear_cross_entropy",
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
