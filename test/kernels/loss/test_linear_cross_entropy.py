@@ -4,7 +4,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torch_tile.hardware import Target
+from torch_tile.kernels.common import Machine
 from torch_tile.kernels.loss.linear_cross_entropy import (
     MOST_CHUNKS,
     chunks,
@@ -13,6 +16,7 @@ from torch_tile.kernels.loss.linear_cross_entropy import (
     linear_cross_entropy_gradients,
     reference,
 )
+from torch_tile.ops.registry import OPERATORS
 
 OPTIONS = [(0.0, 0.0, None), (0.1, 0.0, 2.0), (0.0, 1e-2, None), (0.3, 1e-3, 5.0)]
 
@@ -105,3 +109,18 @@ def test_chunks_cover_all_rows_and_are_few(rows, classes, itemsize):
     assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
     largest = max(end - start for start, end in found) * classes * itemsize
     assert largest <= max(512 << 20, rows * classes * itemsize // MOST_CHUNKS + 256 * classes * itemsize)
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_no_more_than_a_gibibyte_above_inputs_and_gradients(softcap):
+    """Of Llama 8B's head on a GPU, whose logits would take 2 GiB in half precision and 4 in float32."""
+    with FakeTensorMode():
+        hidden, weight = torch.empty(8192, 4096).bfloat16(), torch.empty(128256, 4096).bfloat16()
+        given = torch.empty(8192), hidden, weight, torch.empty(8192).long(), None, None, -100, 0.0, 0.0, softcap
+    operator = OPERATORS["linear_cross_entropy_gradients"]
+    plan = operator.plan((*given, True, True), Machine(Target("cuda", 90), 132))
+    results = sum(x.nbytes for x in (hidden, weight)) + 4
+    arguments = sum(x.nbytes for x in given if isinstance(x, torch.Tensor))
+    made = sum(x.untyped_storage().nbytes() for x in plan.roots) - arguments - results
+    assert 0 < made < 1 << 29, made
+    assert len(plan.launches) == 4 * 4 + 1 and not plan.torch_calls  # product, loss and two products of each chunk
