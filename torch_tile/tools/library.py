@@ -29,7 +29,7 @@ from torch_tile.kernels.gemm import (
     grouped_wgrad,
     scaled,
 )
-from torch_tile.kernels.loss import cross_entropy
+from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
@@ -458,6 +458,8 @@ def _rows() -> Iterator[Case]:
         for n in (1000, 32000, 50257):
             yield Case(f"cross_entropy {name} {n}", partial(_cross_entropy, dtype, n, 0.0))
         yield Case(f"cross_entropy {name} smoothed", partial(_cross_entropy, dtype, 32000, 0.1))
+        yield Case(f"linear_cross_entropy {name}", partial(_linear_cross_entropy, dtype, 32000, None))
+    yield Case("linear_cross_entropy bf16 capped", partial(_linear_cross_entropy, torch.bfloat16, 4099, 30.0))
 
 
 def _rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
@@ -485,6 +487,14 @@ def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Mak
     loss, lse = cross_entropy.cross_entropy(logits, target, weight, label_smoothing=label_smoothing)
     given = logits, target, lse, weight
     return loss, cross_entropy.cross_entropy_backward(loss, *given, label_smoothing=label_smoothing)
+
+
+def _linear_cross_entropy(dtype: torch.dtype, n: int, softcap: float | None, make: Make) -> object:
+    hidden, weight, target = make((512, 256), dtype), make((n, 256), dtype), make((512,), torch.int64)
+    grad = make((512,), torch.float64 if dtype == torch.float64 else torch.float32)
+    given = hidden, weight, target, None, make((n,), torch.float32) if softcap else None, -100, 0.1 if softcap else 0.0
+    found = linear_cross_entropy.linear_cross_entropy(*given, softcap=softcap, chunk=256)
+    return found, linear_cross_entropy.linear_cross_entropy_gradients(grad, *given, softcap=softcap, chunk=256)
 
 
 def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
