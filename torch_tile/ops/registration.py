@@ -36,6 +36,8 @@ class _Library(torch.library.Library):
 
 
 def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an autograd kernel so that it refuses forward-mode tangents."""
+
     def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
         if forward_ad._current_level >= 0:  # looked at in each call, and rarely so
             given = [x for arg in args for x in (arg if isinstance(arg, list) else (arg,))]
@@ -76,7 +78,7 @@ def register(**declaration: Any) -> Operator:
 
 
 def _register_forward(operator: Operator) -> None:
-    """Eager kernels and the fake form; what computes the op is found by its name (eager.py)."""
+    """Register the eager kernel and the fake form; eager.py finds what computes the op by its name."""
     fake = _with_tensors(operator.overload, lambda *args: operator.fake(operator.args(*args)))
     check = operator.check_values
     check_values = None if check is None else lambda *args: check(operator.args(*args))
@@ -120,6 +122,7 @@ def _autograd_on_demand(operator: Operator) -> Callable[..., Any]:
 
 
 def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:
+    """Register an operator's FLOP formula with torch's FLOP counter."""
     from torch.utils.flop_counter import register_flop_formula
 
     def formula(*args: Any, out_shape: Any = None, **named: Any) -> int:

@@ -23,6 +23,7 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 
 
 def _check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
+    """Check that `offsets` is an int32 vector on a's device."""
     require_type(
         offsets.dtype == torch.int32, lambda: f"tile.{op}: offsets has dtype {offsets.dtype}; expected torch.int32"
     )
@@ -62,6 +63,7 @@ class KGroupedGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: GroupedGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.grouped_gemm`."""
     a, bs, offsets, aux, kinds, epilogue, dtype = args
     op = "grouped_gemm"
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one tensor of matrices")
@@ -80,20 +82,24 @@ def _check(args: GroupedGemmArgs[Tensor]) -> None:
 
 
 def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[2]), dtype=args.dtype)
 
 
 def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
+    """Check the values of the int32 tensors of `tile.grouped_gemm`, on the CPU only."""
     _check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
 def _save(ctx: Any, args: GroupedGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.grouped_gemm` what it needs."""
     ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
     ctx.save_for_backward(args.a, *args.bs, args.offsets, *args.aux)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.grouped_gemm`."""
     a, *rest = ctx.saved_tensors
     bs, offsets, aux = rest[: ctx.num_products], rest[ctx.num_products], rest[ctx.num_products + 1 :]
 
@@ -113,12 +119,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
     # Ends of groups count rows of the whole tensor, so a shard's are no part of a sum.
+    """Name the dimensions of `tile.grouped_gemm` for sharding."""
     matrices = [("group", "k", "n")] * len(args.bs)
     inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
 
 
 def _flops(args: GroupedGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.grouped_gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
@@ -170,6 +178,7 @@ register(
 
 
 def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.k_grouped_gemm` and make its empty results."""
     a, b, offsets, dtype = args
     op = "k_grouped_gemm"
     checks.check_floating(op, a=a, b=b)
@@ -183,14 +192,17 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
 
 
 def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
+    """Check the values of the offsets of `tile.k_grouped_gemm`, on the CPU only."""
     _check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
 
 
 def _save_by_k(ctx: Any, args: KGroupedGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.k_grouped_gemm` what it needs."""
     ctx.save_for_backward(args.a, args.b, args.offsets)
 
 
 def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.k_grouped_gemm`."""
     a, b, offsets = ctx.saved_tensors
     grad = grad.to(a.dtype)
     of_a, of_b = (
@@ -201,10 +213,12 @@ def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding_by_k(args: KGroupedGemmArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.k_grouped_gemm` for sharding."""
     return Rule(outputs=[("group", "m", "n")], inputs=[("row", "m"), ("row", "n"), ("group",)], free=("m", "n"))
 
 
 def _flops_by_k(args: KGroupedGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.k_grouped_gemm`."""
     return 2 * math.prod(args.a) * args.b[-1]
 
 

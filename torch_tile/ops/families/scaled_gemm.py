@@ -40,6 +40,7 @@ class ScaledGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: ScaledGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.scaled_gemm`."""
     a, b, scale_a, scale_b, aux, kinds, epilogue, dtype = args
     for name, x, dims in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
         what = f"{name} has dtype {x.dtype}; expected float8_e4m3fn or float8_e5m2"
@@ -55,7 +56,7 @@ def _check(args: ScaledGemmArgs[Tensor]) -> None:
 
 
 def _check_scale(name: str, scale: Tensor, a: Tensor, sizes: tuple[int, int], dims: str) -> None:
-    """Scales are of the whole matrix, of rows or columns outside of K, or of runs of 128, the last maybe shorter."""
+    """Check that scales are of the whole matrix, of rows or columns outside of K, or of runs of 128."""
     checks.check_floating(OP, **{name: scale})
     checks.check_device(OP, name, scale, "a", a)
     checks.check_dims(OP, name, scale, 2, dims)
@@ -68,15 +69,17 @@ def _check_scale(name: str, scale: Tensor, a: Tensor, sizes: tuple[int, int], di
 
 
 def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.scaled_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
 
 
 def _setup(ctx: Any, args: ScaledGemmArgs[Tensor], output: Tensor) -> None:
-    """Nothing is saved, as there is no gradient."""
+    """Save nothing, as there is no gradient."""
 
 
 def _backward(ctx: Any, grad: Tensor) -> Never:
+    """Compute the gradients of `tile.scaled_gemm`."""
     raise NotImplementedError(
         f"tile.{OP} has no gradient. Call it in a torch.autograd.Function whose backward multiplies by the operands"
         " before their rounding to float8, or quantises the gradient"
@@ -85,6 +88,7 @@ def _backward(ctx: Any, grad: Tensor) -> Never:
 
 def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
     # Runs of 128 need not end where a shard would: only what has one scale, or scales of its own, is sharded.
+    """Name the dimensions of `tile.scaled_gemm` for sharding."""
     rows, columns = args.scale_a.shape[0], args.scale_b.shape[1]
     of_a = ("m" if rows == args.a.shape[0] else "block", "group")
     of_b = ("run", "n" if columns == args.b.shape[1] else "strip")
@@ -94,6 +98,7 @@ def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
 
 
 def _flops(args: ScaledGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.scaled_gemm`."""
     return 2 * math.prod(args.a) * args.b[1]
 
 
