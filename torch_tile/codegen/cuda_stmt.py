@@ -16,7 +16,7 @@ from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.hardware import WARPGROUP, equal_share
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
-from torch_tile.ir.bounds import Interval
+from torch_tile.ir.bounds import Interval, range_of
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from torch_tile.ir.node import Visitor, contains, find
 from torch_tile.ir.simplify import simplify
@@ -42,11 +42,17 @@ from torch_tile.ir.stmt import (
 class CudaStatements(Visitor, Lines):
     """Collect the lines of one function; `shared` is the name of the block's shared memory."""
 
+    names: Names
+    shared: str
+    thread: Var | None
+    threads: int
+    min_blocks: int
+
     def __init__(self, names: Names, shared: str, kernel: Kernel):
         super().__init__()
         self.names, self.shared = names, shared
         self.thread, self.threads, self.min_blocks = kernel.thread, math.prod(kernel.threads), kernel.min_blocks
-        self.text = CudaText(names)
+        self.text: CudaText = CudaText(names)
         self.products: list[Product] = []  # of warpgroups
 
     def body(self, block: Block) -> None:
@@ -176,7 +182,7 @@ class CudaStatements(Visitor, Lines):
         if text.is_from_indices(value):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
-            text.bind(let.var, text.interval(value))
+            text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
