@@ -17,6 +17,7 @@ from torch_tile.ir.expr import (
 from torch_tile.language.asynchronous import (
     barrier_arrive as barrier_arrive,
     barrier_wait as barrier_wait,
+    cp_async_barrier_noinc as cp_async_barrier_noinc,
     dec_max_nreg as dec_max_nreg,
     fence_proxy_async as fence_proxy_async,
     gemm as gemm,
@@ -961,6 +962,7 @@ __all__ = [
     "copysign",
     "cos",
     "cosh",
+    "cp_async_barrier_noinc",
     "cummax",
     "cumsum",
     "dec_max_nreg",
