@@ -388,16 +388,19 @@ class Text(Visitor):
         return f"(float){called}" if is_small(node.dtype) else called
 
     def _reinterpret(self, node: Call, wide: bool) -> tuple[str, int]:
+        """Write a reinterpretation of bits."""
         text = self.reinterpreted(node)
         if is_small(node.type):
             return f"tile::widen({text})", 99
         return (f"(int64_t){text}", PREFIX) if wide and node.type != dt.int64 else (text, 99)
 
     def _atomic(self, node: Call) -> tuple[str, int]:
+        """Write an atomic update."""
         text = self.update(node)
         return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
 
     def _reduce(self, node: Call) -> tuple[str, int]:
+        """Write a reduction of a row."""
         kind, (row, count) = str(node.options[0]), node.args
         if not isinstance(row, Address):
             raise InternalError("cpu_reduce wants an address", node.span)
@@ -449,6 +452,7 @@ def literal(node: Const) -> str:
 
 
 def _float_literal(value: float, to: DType) -> str:
+    """Write a floating constant."""
     double = to.bits == 64
     if math.isnan(value):
         return '__builtin_nan("")' if double else '__builtin_nanf("")'
@@ -465,5 +469,6 @@ def string(text: str) -> str:
 
 
 def _escaped(c: str) -> str:
+    """Escape a character of a string literal."""
     known = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
     return known.get(c) or "".join(f"\\{byte:03o}" for byte in c.encode(errors="replace"))

@@ -130,6 +130,8 @@ def may_fold(kernel: Kernel) -> bool:
 
 
 class _Cuda:
+    """Write the CUDA text of a program."""
+
     def __init__(self, program: Program, build: Build, source: Program):
         self.program, self.build = program, build
         self.sizes, self.long = dimensions(source), long_dimensions(source)
@@ -138,6 +140,7 @@ class _Cuda:
         self.nodes = [list(walk(kernel.body)) for kernel in program.kernels]
 
     def run(self) -> CudaSource:
+        """Return the text with its entries."""
         for nodes in self.nodes:
             check_calls(nodes, self.build.target)
         functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
@@ -290,5 +293,6 @@ class _Cuda:
 
 
 def _map_arg(node: TensorMap, position: int) -> MapArg:
+    """Describe a tensor map argument of an entry."""
     dtype = node.buffer.dtype
     return MapArg(position, node.sizes, node.strides, node.box, node.swizzle, dtype.name, dtype.itemsize)

@@ -287,6 +287,7 @@ class CudaText(Text):
         return False
 
     def _negated(self, node: Binary) -> Binary:
+        """Write `a + c` with a negative constant c as `a - |c|`; keep any other sum."""
         assert isinstance(node.b, Const)
         new = Binary("-", node.a, const(-node.b.value, node.b.type))
         return new if new.b.value > 0 else node  # type: ignore[attr-defined]
@@ -303,6 +304,7 @@ class CudaText(Text):
         return self.interval(node.a).within(Interval(0, 2 * int(node.b.value) - 1))
 
     def _naturals(self, node: Binary) -> bool:
+        """Return whether both operands are non-negative."""
         return self.is_natural(node.a) and self.is_natural(node.b)
 
     def visit_Cast(self, node: Cast, wide: bool) -> tuple[str, int]:
@@ -363,6 +365,8 @@ def field_pair(first: Expr, second: Expr, to: DType, order: Order, text: CudaTex
 
 
 class _Pair:
+    """Write two values of 16 bits as one packed value."""
+
     def __init__(self, to: DType, order: Order, text: CudaText):
         self.to, self.order, self.text = to, order, text
 

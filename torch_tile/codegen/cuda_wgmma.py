@@ -111,6 +111,7 @@ def _steps(product: Product, count: int, keep: int, moves: int) -> Iterator[str]
 
 
 def _numbers(first: int, count: int) -> str:
+    """Write a list of assembly operands."""
     return ", ".join(f"%{first + i}" for i in range(count))
 
 
@@ -179,6 +180,7 @@ class Product:
         return f"{self.name}<{', '.join(self._walk(walk, steps) for walk, steps in operands if walk is not None)}>"
 
     def _walk(self, walk: Descriptor, steps: Steps) -> str:
+        """Write the template arguments of an operand's address walk."""
         numbers = [walk.swizzle, walk.leading, walk.stride, str(walk.across).lower()]
         if self.count > 1:
             numbers += [steps.near, steps.run, steps.far]

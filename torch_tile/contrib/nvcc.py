@@ -26,6 +26,7 @@ def parse_compute_version(compute_version: str) -> tuple[int, int]:
 
 
 def _of(compute_version: str) -> Target:
+    """Return the target of a compute version."""
     major, minor = parse_compute_version(compute_version)
     return Target("cuda", 10 * major + minor)
 

@@ -143,6 +143,7 @@ def error(code: str, span: Span | None, notes: Iterable[tuple[Span | None, str]]
 
 
 def _excerpt(span: Span | None, text: str) -> list[str]:
+    """Format the author's line of a span, with a text beside it."""
     if span is None:
         return [f"  note: {text}"] if text else []
     lines = [f"  --> {span}  {text}".rstrip()]

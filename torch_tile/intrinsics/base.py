@@ -215,6 +215,7 @@ def predicate(args: Sequence[Expr]) -> tuple[DType, DType]:
 
 
 def _common(args: Sequence[Expr]) -> DType:
+    """Return the dtype that all operands promote to."""
     common = args[0].dtype
     for a in args[1:]:
         common = promote(common, a.dtype)

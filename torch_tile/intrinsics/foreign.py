@@ -54,6 +54,7 @@ def meaning_of(call: Call, span: Span | None) -> Callable[..., Any]:
 
 
 def _effects(call: Call) -> tuple[Access, ...]:
+    """Return the accesses that the author declared for a foreign call."""
     found = []
     for operand, access in enumerate(str(call.options[1]).split("|")):
         kind, _, count = access.partition(" ")

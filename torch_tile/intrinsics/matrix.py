@@ -48,6 +48,7 @@ def digits_of(text: str) -> Digits:
 
 
 def _shape(m: int, n: int, k: int, a: tuple[str, str], b: tuple[str, str], d: tuple[str, str]) -> Shape:
+    """Describe an MMA shape by the thread and register digits of its fragments."""
     operands = ((digits_of(rows), digits_of(columns)) for rows, columns in (a, b, d))
     return Shape(m, n, k, *operands)
 
@@ -109,6 +110,7 @@ def round_tf32(value: Expr) -> Expr:
 
 
 def _mma_effects(call: Call) -> tuple[Access, ...]:
+    """Return the register accesses of an mma: a and b are read, d is updated."""
     shape = FRAGMENTS[str(call.options[0])]
     return tuple(
         Access(n, kind, shape.registers(x)) for n, (x, kind) in enumerate((("d", "rw"), ("a", "r"), ("b", "r")))
@@ -116,10 +118,12 @@ def _mma_effects(call: Call) -> tuple[Access, ...]:
 
 
 def _ldmatrix_effects(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of ldmatrix: registers written, 16 bytes of shared memory read."""
     return Access(0, "w", elements(call, 0, 4 * option(call))), Access(1, "r", elements(call, 1, 16))
 
 
 def _stmatrix_effects(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of stmatrix: 16 bytes of shared memory written, registers read."""
     return Access(0, "w", elements(call, 0, 16)), Access(1, "r", elements(call, 1, 4 * option(call)))
 
 

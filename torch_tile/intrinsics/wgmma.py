@@ -147,6 +147,7 @@ def product_name(call: Call) -> str:
 
 
 def _spelling(call: Call) -> str:
+    """Return the C++ template call of a wgmma."""
     given = (w for w in walks_of(call) if w is not None)
     walks = [f"tile::Walk<{w.swizzle}, {w.leading}, {w.stride}, {str(w.across).lower()}>" for w in given]
     return f"{product_name(call)}<{', '.join(walks)}>"

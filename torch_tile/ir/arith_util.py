@@ -112,6 +112,7 @@ def evaluate(expr: Expr, values: Values) -> Scalar:
 
 
 def _binary(expr: Binary, values: Values) -> Scalar:
+    """Evaluate a binary expression; `and` and `or` evaluate the second operand only if needed."""
     a = evaluate(expr.a, values)
     if expr.op in LOGICAL:
         return a if bool(a) is (expr.op == "or") else evaluate(expr.b, values)
@@ -184,6 +185,7 @@ def divides(by: int, expr: Expr, ranges: Ranges | None = None) -> bool:
 
 
 def _of_binary(op: str, a: int, right: Expr, b: int) -> int:
+    """Return a known divisor of a binary expression."""
     if op in ("+", "-", "min", "max", "%"):  # x % y is x minus a multiple of y
         return math.gcd(a, b)
     if op == "*":

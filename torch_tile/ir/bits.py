@@ -88,6 +88,7 @@ def reinterpreted(value: Any, dtype: object) -> Any:
 
 
 def _unsigned(width: int) -> DType:
+    """Return the unsigned integer type of a width in bits."""
     return dtypes.BY_NAME[f"uint{width}"]
 
 

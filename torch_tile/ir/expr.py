@@ -352,12 +352,14 @@ def fold(op: str, x: Const, y: Const) -> Const | None:
 
 
 def _power(a: Any, b: Any) -> Expr:
+    """Build `a ** b` as a floating call of `pow`."""
     x, y = pair(a, b, "**")
     to = x.dtype if x.dtype.is_float else dt.float32
     return Call("pow", (cast(x, to), cast(y, to)), to)
 
 
 def _logical(op: str, a: Expr, b: Expr) -> Expr:
+    """Build `a and b` or `a or b`; fold constants."""
     absorbing = op == "or"
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Const):
@@ -423,6 +425,7 @@ def maximum(a: Any, b: Any) -> Expr:
 
 
 def _extremum(op: str, a: Any, b: Any) -> Expr:
+    """Build `min(a, b)` or `max(a, b)`; fold infinities."""
     for value, other in ((a, b), (b, a)):
         if _leaves(value, other):
             number = to_number(value)

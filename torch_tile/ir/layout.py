@@ -123,6 +123,7 @@ class Layout:
         return Layout(tuple(_joined(digits) for digits in self.dims), replicas, swizzle)
 
     def _parts(self) -> tuple[object, ...]:
+        """Return the parts that decide equality."""
         form = self.canonical
         return form.dims, form.replicas, form.swizzle
 
@@ -242,6 +243,7 @@ def _compact(dims: Dims, axis: str) -> Dims:
 
 
 def _nested(shape: Sequence[int], axis: str) -> Layout:
+    """Return the row-major layout of a shape over one axis."""
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     return Layout(tuple((Digit(n, s, axis),) for n, s in zip(shape, strides, strict=True))).canonical
 
@@ -274,6 +276,7 @@ def shared_tile(shape: Sequence[int], bits: int, span: int = 128) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def _shared_tile(shape: tuple[int, ...], bits: int, span: int) -> Layout:
+    """Return the default layout of a shared tile: row-major, swizzled where rows allow it."""
     row = shape[-1] * bits if len(shape) > 1 else 0
     log = next((k for k in (3, 2, 1) if 16 << k <= span and row and row % (128 << k) == 0), 0)
     if not log or 128 % bits or math.prod(shape[:-1]) == 0:

@@ -41,6 +41,7 @@ def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | 
 
 
 def _total(parts: Iterable[tuple[Digit, Digits]]) -> Digits:
+    """Sum digits scaled by their strides."""
     return sum((value.scaled(digit.stride) for digit, value in parts), Digits())
 
 
@@ -76,6 +77,7 @@ def _divides(parts: Sequence[tuple[Digit, Digits]], boundaries: Sequence[int], s
 
 
 def _xor(a: Expr, b: Expr) -> Expr:
+    """Build `a ^ b`, without the operation if one is zero."""
     zero = [getattr(e, "value", None) == 0 for e in (a, b)]
     return b if zero[0] else a if zero[1] else binary("^", a, b)
 
@@ -134,6 +136,7 @@ def to_text(layout: Layout) -> str:
 
 
 def _digits(digits: Iterable[Digit]) -> str:
+    """Format digits as text."""
     return " ".join(f"{d.size}:{d.stride}{d.axis}" for d in digits)
 
 
@@ -153,6 +156,7 @@ def parse(text: str) -> Layout:
 
 
 def _parse_digits(part: str, text: str) -> tuple[Digit, ...]:
+    """Parse the digits of a dimension."""
     if part.strip() == "1":
         return ()
     digits = [_DIGIT.fullmatch(word) for word in part.split()]
@@ -223,19 +227,23 @@ FORMATS: dict[str, Callable[[Layout, int], bytes]] = {
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
+    """Encode a chunk of a PNG file."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def _size(layout: Layout) -> tuple[int, int]:
+    """Return rows and columns of the last two dimensions."""
     shape = (1, 1, *layout.shape)
     return shape[-2], shape[-1]
 
 
 def _place(layout: Layout, i: int, j: int) -> dict[str, int]:
+    """Return the thread, register or address of element (i, j)."""
     return layout.apply((*(0,) * (layout.rank - 2), i, j)[-layout.rank :] if layout.rank else ())
 
 
 def _label(layout: Layout, i: int, j: int) -> str:
+    """Return the text of a cell: an address, or thread and register."""
     place = _place(layout, i, j)
     return str(place["m"]) if layout.digits("m") else f"T{place['t']} r{place['r']}"
 
@@ -353,6 +361,7 @@ def _counted(threads: Any) -> Any:
 
 
 def _swizzles(largest: int) -> Iterator[Swizzle | None]:
+    """Yield the swizzles to try for a layout."""
     yield None
     width = largest.bit_length()
     for bits in range(1, 6):
@@ -406,10 +415,12 @@ def _line(places: Sequence[Place], axes: str) -> tuple[Digit, ...] | None:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
+    """Convert what an author's function returned to a tuple of integers."""
     return tuple(map(_number, value)) if isinstance(value, tuple | list) else (_number(value),)
 
 
 def _number(value: object) -> int:
+    """Convert a value to an integer. Raises an error for other values."""
     found = getattr(value, "value", value)  # a literal of the language, or Python's
     if isinstance(found, bool) or not hasattr(found, "__index__"):
         raise refusal(f"gives {value!r}, which is no integer")

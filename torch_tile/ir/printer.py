@@ -79,6 +79,7 @@ class Names:
         self._visible.difference_update(names)
 
     def _choose(self, symbol: Var | Buffer, taken: set[str]) -> str:
+        """Choose a name that is valid in Python and not taken."""
         base = re.sub(r"\W", "_", symbol.name) or "x"
         base = f"_{base}" if base[0].isdigit() else f"{base}_" if base in RESERVED else base
         name, count = base, 0
@@ -103,6 +104,7 @@ class ExprPrinter:
         return f"({text})" if precedence < need else text
 
     def _expr(self, e: Expr) -> tuple[str, int]:
+        """Return the text of an expression and its precedence."""
         if isinstance(e, Const):
             return self._const(e, None)
         if isinstance(e, Var):
@@ -130,6 +132,7 @@ class ExprPrinter:
         return f"<{type(e).__name__}>", ATOM
 
     def _binary(self, e: Binary) -> tuple[str, int]:
+        """Return the text of a binary expression and its precedence."""
         if e.op in ("min", "max"):
             return f"T.{e.op}({', '.join(self._pair(e.a, e.b))})", ATOM
         if e.op == "//" and isinstance(e.a, Binary) and e.a.op == "+" and isinstance(e.b, Const) and e.b.value > 1:
@@ -158,6 +161,7 @@ class ExprPrinter:
         return f"({text})" if precedence < need else text
 
     def _const(self, c: Const, like: DType | None, typed: bool = False) -> tuple[str, int]:
+        """Return the text of a constant, with its type where the context does not tell it."""
         value = c.value
         if c.type.is_float and not math.isfinite(value):
             if value != value:
@@ -174,6 +178,7 @@ class ExprPrinter:
         return f"{name}[{', '.join(self.expr(i) for i in indices)}]" if indices else name
 
     def _call(self, e: Call) -> str:
+        """Return the text of a call."""
         if e.name == "reinterpret":
             return f"T.reinterpret({self.value(e.args[0], None, typed=True)}, {e.type!r})"
         if e.options or e.name in TARGET_LEVEL or any(isinstance(a, Address) for a in e.args):
@@ -237,6 +242,7 @@ def is_zero(e: Expr) -> bool:
 
 
 def _same_size(a: Expr, b: Expr) -> bool:
+    """Return whether two sizes are the same expression or equal constants."""
     return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
 
 
@@ -371,6 +377,7 @@ class Printer(ExprPrinter):
             self.line(f"<{type(s).__name__}>")
 
     def _for(self, f: stmt.For, *options: str) -> None:
+        """Print a loop."""
         first = [self.expr(x) for x in f.starts]
         last = [self.expr(x) for x in f.stops]
         if f.kind is stmt.LoopKind.PARALLEL:
@@ -389,6 +396,7 @@ class Printer(ExprPrinter):
             self.body(f.body)
 
     def _if(self, s: stmt.If, word: str = "if") -> None:
+        """Print a branch."""
         self.line(f"{word} {self.expr(s.condition)}:")
         self.body(s.then)
         rest = s.otherwise.stmts
@@ -399,14 +407,17 @@ class Printer(ExprPrinter):
             self.body(s.otherwise)
 
     def _while(self, s: stmt.While) -> None:
+        """Print a while loop."""
         self.line(f"while {self.expr(s.condition)}:")
         self.body(s.body)
 
     def _let(self, s: stmt.Let) -> None:
+        """Print the binding of a name."""
         value = self.value(s.value, None, typed=True)
         self.line(f"{self.names.bind(s.var)} = {value}")
 
     def _alloc(self, s: stmt.Alloc) -> None:
+        """Print an allocation."""
         b = s.buffer
         name = self.names.bind(b)
         if b.scope == "var":
@@ -422,6 +433,7 @@ class Printer(ExprPrinter):
             self.line(f"{name} = T.{ALLOCATORS[b.scope]}({self.shape(b.shape)}, {b.dtype!r}{placed})")
 
     def _role(self, s: stmt.Role) -> None:
+        """Print a warp-specialised role."""
         registers = f", registers={s.registers}" if s.registers else ""
         groups = ", ".join(str(n // WARPGROUP) for n in range(s.first, s.first + s.count, WARPGROUP))
         whole = s.by_hand and s.first % WARPGROUP == s.count % WARPGROUP == 0
@@ -431,10 +443,12 @@ class Printer(ExprPrinter):
         self.body(s.body)
 
     def _store(self, s: stmt.Store) -> None:
+        """Print a store."""
         target = self.element(s.buffer, s.indices)
         self.line(f"{target} = {self.value(s.value, s.buffer.dtype)}")
 
     def _print(self, s: stmt.Print) -> None:
+        """Print a T.print statement."""
         value = self.region(s.value) if isinstance(s.value, Region) else self.expr(s.value)
         self.line(f"T.print({value}, {quoted(s.message)})")
 

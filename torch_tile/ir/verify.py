@@ -65,6 +65,8 @@ def verify(program: stmt.Program, stage: Stage) -> None:
 
 
 class _Verifier:
+    """Check the rules of a stage on every node of a program."""
+
     def __init__(self, stage: Stage):
         self.stage = stage
         self.gone, self.gone_loops = GONE[stage]
@@ -296,10 +298,12 @@ _CHECKS: dict[type[Node], Callable[[_Verifier, Any], None]] = {
 
 
 def _name(symbol: Node) -> str:
+    """Return a symbol's name for a message."""
     return str(getattr(symbol, "name", "?"))
 
 
 def _shown(node: Node) -> str:
+    """Return one line of text for a node."""
     text = repr(node)
     first = text.splitlines()[0] if text else ""
     return first if first == text and len(first) <= 120 else first[:120] + " ..."

@@ -75,6 +75,7 @@ def planned_machine() -> Machine | None:
 
 
 def _target_of(index: int) -> Target:
+    """Return the target of a GPU of this process."""
     return Target.of_device(torch.device("cuda", index))
 
 
@@ -95,6 +96,7 @@ def _is_ready(index: int) -> bool:
 
 @cache
 def _gpu(index: int) -> Machine:
+    """Describe a GPU of this process."""
     num_sms = torch.cuda.get_device_properties(index).multi_processor_count
     return Machine(_target_of(index), num_sms)
 

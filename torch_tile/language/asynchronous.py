@@ -135,6 +135,7 @@ def warpgroup_fence_operand(
 
 
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
+    """Return the mbarrier element that an argument names. Raises an error for other values."""
     at, region = in_kernel(what), region_of(barrier)
     if region is None or region.buffer.scope != "barrier" or not all(is_one(e) for e in region.extents):
         why, fix = f"is {barrier!r}"[:80], "give one mbarrier of a T.alloc_barrier, as in ready[stage]"
@@ -143,6 +144,7 @@ def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
 
 
 def _expect(what: str, where: Address, size: Any) -> Do:
+    """Check the byte count of an mbarrier expectation."""
     value = to_expr(size)
     if not value.dtype.is_integer or (isinstance(value, Const) and not 0 <= int(value.value) < 2**20):
         fix = "give the bytes of all copies of one phase, fewer than 2^20"
@@ -196,6 +198,7 @@ def get_lane_idx(warp_size: int | None = None) -> Expr:
 
 
 def _lanes(what: str, name: str, number: Any, default: int) -> int:
+    """Check a number of lanes, or return the default."""
     if number is None:
         return default
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
@@ -370,6 +373,7 @@ def _joined(a: Ages, b: Ages) -> Ages:
 
 
 def _numbers(ages: Ages) -> dict[Buffer, int]:
+    """Return the age of each entry without its other facts."""
     return {key: age for key, (age, _) in ages.items()}
 
 

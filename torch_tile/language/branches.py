@@ -71,6 +71,7 @@ class Branches:
             self.tracer.own(buffer)
 
     def _is_alive(self, value: Any) -> bool:
+        """Return whether all symbols of a value are still in scope."""
         return not isinstance(value, Expr) or not any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     @staticmethod
@@ -216,6 +217,7 @@ class Reads:
         return [name for name in self._bound(node.body) if name in self.at_start[node]]
 
     def _bound(self, stmts: list[ast.stmt]) -> list[str]:
+        """Return the names that statements bind, without those bound elsewhere."""
         return [name for name in dict.fromkeys(_bound(stmts)) if name not in self.elsewhere]
 
     def _block(self, stmts: list[ast.stmt], after: Names) -> Names:
@@ -255,6 +257,7 @@ class Reads:
         return after
 
     def _loop(self, loop: ast.For | ast.While, after: Names) -> Names:
+        """Return the names that a loop reads before it binds them."""
         bound = frozenset(_stored(loop.target)) if isinstance(loop, ast.For) else frozenset()
         iteration = self._block(loop.orelse, after)  # where it is decided whether there is another one
         self.after[loop] = iteration | after
@@ -277,6 +280,7 @@ def _loaded(node: ast.AST) -> Names:
 
 
 def _stored(target: ast.AST) -> Iterator[str]:
+    """Yield the names that an assignment target binds."""
     yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 

@@ -156,6 +156,7 @@ def _of_block(what: str) -> Tracer:
 
 
 def _along(what: str, dim: int) -> tuple[Expr, int]:
+    """Check the dimension of a cluster function."""
     launch = in_kernel(what).launch
     if not isinstance(dim, int) or not 0 <= dim < len(launch.blocks):
         fix = f"give a dimension below {len(launch.blocks)}"

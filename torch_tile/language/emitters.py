@@ -74,6 +74,7 @@ class TensorCoreIntrinEmitter:
         self.local_size_out = self.micro_size_x * self.micro_size_y // WARP
 
     def _operand_type(self, dtype: Any) -> str:
+        """Return the PTX operand type of a dtype."""
         is_tf32 = dtype == dt.float32 and self.accum_dtype == dt.float32
         return "tf32" if is_tf32 else str(dtype.name)
 
@@ -317,6 +318,7 @@ def _index(digits: tuple[Digit, ...], lane: Expr, register: int) -> Expr:
 
 
 def _index_of(digits: tuple[Digit, ...], lane: Any, register: Any) -> Any:
+    """Evaluate layout digits at a lane and register."""
     total: Any = 0
     for digit in digits:
         axis = lane if digit.axis == "t" else register

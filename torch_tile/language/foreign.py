@@ -325,6 +325,7 @@ def ptx(
 
 
 def _constraint(dtype: DType) -> str:
+    """Return the inline-assembly constraint of a dtype."""
     return _CONSTRAINTS.get(dtype.name, "r")
 
 

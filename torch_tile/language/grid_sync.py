@@ -94,6 +94,7 @@ def _is_kept(buffer: Buffer, stmts: tuple[Stmt, ...]) -> bool | None:
 
 
 def _mentions(node: Node, buffer: Buffer) -> bool:
+    """Return whether a node uses a buffer."""
     return any(one is buffer for one in walk(node))
 
 
@@ -122,11 +123,13 @@ def _names_each(loop: For, store: Store) -> bool:
 
 
 def _product(sizes: tuple[Expr, ...]) -> int | None:
+    """Return the product of constant sizes, else None."""
     known = [int(n.value) for n in sizes if isinstance(n, Const)]
     return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _is_all(extent: Expr, size: Expr) -> bool:
+    """Return whether an extent covers a constant size."""
     return isinstance(extent, Const) and isinstance(size, Const) and extent.value == size.value
 
 
@@ -145,6 +148,7 @@ def _written(stmts: tuple[Stmt, ...]) -> IdSet[Buffer]:
 
 
 def _symbol_of(stmt: Let | Alloc) -> Var | Buffer:
+    """Return the variable or buffer that a statement defines."""
     return stmt.var if isinstance(stmt, Let) else stmt.buffer
 
 

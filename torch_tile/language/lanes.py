@@ -128,6 +128,7 @@ def _neighbours(what: str, name: str, tile: Any, kind: str, width: int) -> tuple
 
 
 def _moved(region: Region, n: Expr) -> tuple[Expr, ...]:
+    """Return the indices `n` elements after the start of a region."""
     *outer, last = region.starts
     return (*outer, simplify(binary("+", last, n)))
 
@@ -141,6 +142,7 @@ def _local(dtype: DType, count: int) -> Buffer:
 
 
 def _loop(count: int, body: Callable[[Expr], Store]) -> None:
+    """Record a vector loop of `count` elements."""
     var = Var("n", dt.int32, "loop")
     at = in_kernel("an access")
     at.emit(For(LoopKind.VECTOR, (var,), (ZERO,), (const(count, dt.int32),), Block((body(var),))))
@@ -192,6 +194,7 @@ def _pair(what: str, given: Any) -> Vector:
 
 
 def _call(name: str) -> Callable[..., Expr]:
+    """Return a function that builds a call of an intrinsic."""
     return lambda *operands: intrinsics.call(name, *operands)
 
 

@@ -80,6 +80,7 @@ def Fragment(
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
+    """Check a shape and return its constant sizes."""
     given = shape_of(shape, "a layout's shape")
     sizes = tuple(int(s.value) for s in given if isinstance(s, Const) and s.value > 0)
     if len(sizes) < len(given):
@@ -88,6 +89,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _swizzled(span: int) -> Callable[..., IRLayout]:
+    """Make the language function for a swizzled layout of rows of `span` bytes."""
+
     def make(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
         return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, span)
 

@@ -61,6 +61,7 @@ def _ends(one: Range, size: Expr, length: Const) -> bool:
 
 
 def _is_zero(difference: Expr) -> bool:
+    """Return whether a difference simplifies to 0."""
     known = simplify(difference)
     return isinstance(known, Const) and known.value == 0
 

@@ -129,6 +129,7 @@ def index_bound(value: Any, what: str) -> Expr:
 
 
 def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields: Any) -> Loop:
+    """Build a loop from range-like arguments."""
     what = f"T.{kind.value}"
     step = 1 if step is None else step
     if stop is None:
@@ -225,6 +226,7 @@ class Grid(Loop):
             yield found if several else found[0]
 
     def _nested(self, names: Sequence[Any], depth: int) -> Iterator[tuple[Any, ...]]:
+        """Record nested loops, one for each name."""
         if depth == len(self.stops):
             yield ()
             return
@@ -375,6 +377,7 @@ class PersistentTileScheduler:
         return holds
 
     def _take(self, number: Any) -> None:
+        """Set the scheduler to the tile with this number."""
         self.linear_idx.set(number)
         m, n = self.coord(self.linear_idx[0])
         self.m_idx.set(m)

@@ -79,6 +79,7 @@ def min(*values: Scalar) -> Any:
 
 
 def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) -> Any:
+    """Combine several values two by two."""
     if len(values) < 2:
         raise error(
             "bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more"
@@ -92,6 +93,7 @@ def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) 
 
 
 def _of_numbers(name: str, a: Any, b: Any) -> Any:
+    """Return the extremum of two Python numbers."""
     if a == b and isinstance(a, float) != isinstance(b, float):  # 0 and -0.0 meet as floats
         a, b = float(a), float(b)
     return extremum(name, a, b)

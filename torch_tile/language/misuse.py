@@ -110,6 +110,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _kind(name: str) -> str:
+    """Return the author's word for a type of the language."""
     return {"Handle": "a buffer", "Region": "a region"}.get(name, "a tile expression")
 
 

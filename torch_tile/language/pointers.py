@@ -44,6 +44,7 @@ class Pointer(Handle):
         raise self._undeclared()
 
     def _undeclared(self) -> Exception:
+        """Build the error for a pointer that is used as a tensor."""
         why, fix = f"`{self.name}` is a pointer", f"name its elements: A = T.make_tensor({self.name}, shape, dtype)"
         return error("bad_argument", None, op="T.ptr", name=self.name, why=f"is indexed, and {why}", fix=fix)
 
@@ -63,6 +64,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", strides: Any = 
 
 
 def _declared(what: str, given: Any, shape: Any, dtype: Any, strides: Any, origin: str) -> Handle:
+    """Build the tensor that T.make_tensor declares for a pointer."""
     tracer(what)
     if not isinstance(given, Handle):
         why, fix = (

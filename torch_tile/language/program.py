@@ -74,6 +74,7 @@ def prim_func(
 
 
 def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
+    """Trace a function to a program."""
     check_function(function, "T.prim_func")
     types, groups = {}, dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
@@ -232,6 +233,7 @@ def meta_class(cls: type) -> type:
 
 
 def _method(function: FunctionType, scope: dict[str, Any]) -> Callable[..., Any]:
+    """Wrap a method of a class in use by kernels, so that its rewritten form runs in a trace."""
     rewritten = rewrite_lazily(function, scope)
 
     @functools.wraps(function)
@@ -474,6 +476,7 @@ class _Run:
         return _traced(self._run)
 
     def _run(self, around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
+        """Trace the function of an eager call with its arguments."""
         function, arguments = self.call.function, dict(self.call.arguments)
         at.consts = self.consts
         with around:
@@ -533,6 +536,7 @@ class _Run:
         return author_view(symbol)
 
     def _learn(self, name: str, kind: TensorType) -> None:
+        """Bind a tensor's constant sizes from the call's argument."""
         tensor, rank = self.call.arguments[name], len(kind.shape)
         if name not in self.wanted:
             raise LaunchError(not_a_tensor(name, tensor))
@@ -547,6 +551,7 @@ class _Run:
             raise _Learnt
 
     def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
+        """Bind one size or stride, and check its known value."""
         if any(size is symbol for symbol in self.symbols) and isinstance(size, Var) and size.name not in self.values:
             self.values[size.name] = int(actual)
             self.spots.append((name, dim, is_stride))

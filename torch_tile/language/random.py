@@ -99,6 +99,7 @@ def _uniform(at: Tracer, own: Generator, bit: int, most: float) -> Expr:
 
 
 def _generator(what: str) -> tuple[Tracer, Generator]:
+    """Return the random generator of the kernel. Raises an error if none was set up."""
     at = in_kernel(what)
     own = getattr(at.launch, "generator", None)
     if own is None:

@@ -36,6 +36,7 @@ from torch_tile.language.values import AssignedType, Handle, TensorType, store_v
 
 
 def _unpacked(names: int, values: int) -> TileError:
+    """Build the error for an assignment of too many or too few values."""
     problem = f"{names} names are given to {values} value{'s'[: values != 1]}"
     fix = "give as many names as values, as in `M, N = T.const('M, N')`"
     return error("python_value", None, problem=problem, fix=fix)
@@ -468,6 +469,7 @@ def _rebound(name: str, previous: Any, value: Any, region: str) -> TileError:
 
 
 def _current(old: Callable[[], Any]) -> Any:
+    """Return a name's value before an assignment, or UNBOUND."""
     try:
         return old()
     except NameError:
@@ -495,6 +497,7 @@ def _read_now(name: str, value: Any) -> Any:
 
 
 def _lazy(parts: Any, word: str, join: Callable[[str, Any, Any], Expr] = binary) -> Any:
+    """Evaluate `and` or `or`; join traced values into one expression."""
     value = parts[0]()
     for part in parts[1:]:
         if isinstance(value, Expr):

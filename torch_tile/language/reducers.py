@@ -103,6 +103,7 @@ def _check_begun(what: str, buffer: Buffer) -> None:
 
 
 def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
+    """Return the reducer that a value names. Raises an error for other values."""
     buffer = need_region(value, what.removeprefix("T."), "reducer").buffer
     op = in_kernel(what).reducers.get(buffer)
     if op is None:
@@ -250,6 +251,7 @@ def attr(node: Any, key: str, value: Any) -> contextlib.AbstractContextManager[N
 
 @contextlib.contextmanager
 def _folding(at: Tracer, by: CommReducer) -> Iterator[None]:
+    """Fold updates inside by this reducer."""
     outer, at.folds_by = at.folds_by, by
     try:
         yield
@@ -317,6 +319,7 @@ def syncthreads_and(predicate: Scalar) -> Expr:
 
 
 def _counted(what: str, predicate: Any) -> Expr:
+    """Record a block-wide count of the threads whose predicate holds. Raises an error where not all threads come."""
     at = in_kernel(what)
     why, fix = "", "write it outside T.Parallel and T.ws, in a line before"
     if at.barrier_group or at.in_nest:

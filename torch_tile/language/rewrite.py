@@ -110,6 +110,7 @@ def _compile(function: FunctionType) -> CodeType:
 
 
 def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
+    """Build the AST of a function."""
     function = ast.FunctionDef(name=name, args=args, body=body, decorator_list=[], returns=None)
     function.__dict__.setdefault("type_params", [])  # a field since Python 3.12
     return function
@@ -126,6 +127,7 @@ def _bare(args: ast.arguments) -> ast.arguments:
 
 
 def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
+    """Build the AST of a call to the recorder."""
     target = ast.Attribute(ast.Name(RECORDER, ast.Load()), method, ast.Load())
     made = ast.copy_location(ast.Call(target, list(args), []), at)
     for node in ast.walk(target):
@@ -134,6 +136,7 @@ def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
 
 
 def _lambda(body: ast.expr) -> ast.Lambda:
+    """Build the AST of a lambda without parameters."""
     return ast.copy_location(ast.Lambda(ast.arguments([], [], None, [], [], None, []), body), body)
 
 
@@ -150,6 +153,7 @@ def _is_place(target: ast.expr) -> bool:
 
 
 def _names_only(target: ast.Tuple | ast.List) -> bool:
+    """Return whether an assignment target has plain names only."""
     return all(isinstance(e, ast.Name) for e in target.elts)
 
 
@@ -169,9 +173,11 @@ class _Reroute(ast.NodeTransformer):
         self.fresh = 0
 
     def rewrite_body(self, tree: ast.FunctionDef) -> list[ast.stmt]:
+        """Rewrite the body of a function."""
         return self._block(tree.body)
 
     def _block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
+        """Rewrite a list of statements."""
         out: list[ast.stmt] = []
         for stmt in stmts:
             new = self.visit(stmt)
@@ -179,6 +185,7 @@ class _Reroute(ast.NodeTransformer):
         return out
 
     def _name(self) -> str:
+        """Make a fresh name."""
         self.fresh += 1
         return f"__tile_{self.fresh}"
 
@@ -265,6 +272,7 @@ class _Reroute(ast.NodeTransformer):
         return ast.copy_location(ast.If(test, [put], []), at)
 
     def _bind(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
+        """Build the call that binds a name in the recorder."""
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
@@ -451,6 +459,7 @@ class _WordsForCalls(ast.NodeTransformer):
         return node
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt:
+        """Rewrite the body of a loop."""
         self.loops += 1
         node.body = [self.visit(stmt) for stmt in node.body]
         self.loops -= 1
@@ -460,6 +469,7 @@ class _WordsForCalls(ast.NodeTransformer):
     visit_For = visit_While = _loop
 
     def _nested(self, node: ast.stmt) -> ast.stmt:
+        """Leave a nested function unchanged."""
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _nested
@@ -511,6 +521,7 @@ def _breaks(stmts: list[ast.stmt]) -> bool:
 
 
 def _tells_end(node: ast.For | ast.While) -> ast.expr:
+    """Return the AST constant that says whether a loop reports its end."""
     return ast.Constant(bool(node.__dict__.get("tells_end")))
 
 

@@ -109,6 +109,7 @@ def check_registers(op: str, name: str, registers: object) -> None:
 
 @contextlib.contextmanager
 def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
+    """Record the statements inside as a role."""
     at.barrier_group = made.count
     try:
         with at.open("role") as scope:
@@ -143,6 +144,7 @@ def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1, thread: V
 
 
 def _has_roles(one: Stmt) -> bool:
+    """Return whether a statement contains roles."""
     return not isinstance(one, Role) and contains(one, Role)
 
 
@@ -180,6 +182,7 @@ def _part(one: Stmt, key: tuple[int, int]) -> Iterator[Stmt]:
 
 
 def _part_of(block: Block, key: tuple[int, int]) -> Block:
+    """Return the part of a block that belongs to one role."""
     return Block(tuple(new for one in block.stmts for new in _part(one, key)))
 
 
@@ -202,10 +205,12 @@ class _Fresh(Rewriter):
 
 
 def _listed(value: object) -> tuple[Var | Buffer, ...]:
+    """Return the symbols in a value."""
     return tuple(x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, SYMBOLS))
 
 
 def _renamed(value: object, names: _Fresh) -> object:
+    """Rename the symbols of a value."""
     return tuple(map(names, value)) if isinstance(value, tuple) else names(value)
 
 
@@ -265,6 +270,7 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
+    """Move allocations into the role that uses them, as fresh buffers."""
     assert isinstance(user, Role)
     body = Block((*allocs, *user.body.stmts))
     return replace(user, body=_Fresh(Block(tuple(allocs)))(body))
@@ -311,6 +317,7 @@ def _registers_of(one: Node) -> int:
 
 
 def _no_registers(node: Stmt) -> None:
+    """Raise an error for a register count that is set for some statements only."""
     wrong = next((n for n in find(node, Do) if _registers_of(n)), None)
     if wrong is not None:
         why, fix = "is said of some statements only", "say it in the body of a T.ws itself: it holds for all of it"

@@ -132,6 +132,7 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
+    """Record the allocation of a buffer; return its handle."""
     at = tracer(what)
     sizes, element, lanes = sized(shape_of(shape, f"{what}'s shape"), dtype_of(dtype))
     buffer = Buffer("", sizes, element, scope, offset=offset, lanes=lanes)
@@ -329,6 +330,7 @@ def annotate_restrict_buffers(*tensors: Any) -> None:
 
 
 def _need_tensor(what: str, tensor: Any) -> None:
+    """Check that an argument is a global tensor."""
     region = region_of(tensor)
     if region is None or region.buffer.scope != "global":
         why, fix = f"are {tensor!r}"[:80], "name tensors, the parameters of the kernel"

@@ -31,6 +31,7 @@ def roles_by_threads(body: Block, thread: Var, threads: int) -> Block:
 
 
 def _is(a: Stmt, b: Stmt) -> bool:
+    """Return whether two objects are the same."""
     return a is b
 
 
@@ -80,6 +81,7 @@ class _Branches:
         return self._with_bodies(one, "then", "otherwise") if isinstance(one, If) else one
 
     def _with_bodies(self, one: Stmt, *names: str) -> Stmt:
+        """Rewrite the bodies of a statement."""
         changed = {}
         for name in names:
             body: Block = getattr(one, name)
@@ -89,6 +91,7 @@ class _Branches:
         return rebuilt(one, **changed) if changed else one
 
     def _name(self, one: Let) -> None:
+        """Record a name's value in each thread."""
         values = self._values(one.value, range(self.threads))
         for thread, value in zip(self.names, values or (), strict=False):
             thread[one.var] = value
@@ -113,6 +116,7 @@ class _Branches:
         return found if whole else None
 
     def _split(self, one: If, those: list[int]) -> list[tuple[list[int], Block]] | None:
+        """Split a branch by the threads that take it."""
         values = self._values(one.condition, those)
         if values is None:
             return None

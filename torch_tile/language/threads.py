@@ -155,6 +155,7 @@ def ptx_wait_group(pending: int = 0) -> None:
 
 
 def _launch(what: str) -> Any:
+    """Return the current kernel launch. Raises an error outside of a kernel."""
     at = tracer(what)
     if at.launch is None or not at.scopes:
         raise error("not_in_kernel", None, what=what)
@@ -167,6 +168,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _check(what: str, dim: int, rank: int = RANK) -> None:
+    """Check a dimension number."""
     if not isinstance(dim, int) or not 0 <= dim < rank:
         fix = f"give a dimension below {rank}"
         raise error("bad_argument", None, op=what, name="dim", why=f"is {dim!r}", fix=fix)

@@ -130,6 +130,8 @@ def no_consts(names: str) -> Any:
 
 
 class _State(threading.local):
+    """The current tracer of each thread."""
+
     tracer: Tracer | None = None
 
 
@@ -203,6 +205,7 @@ def _characters(file: str, line: int, column: int) -> int:
 
 
 def _span_of(problem: BaseException) -> Span | None:
+    """Return the author's line that raised an exception."""
     trace = problem.__traceback__
     found = None
     while trace is not None:

@@ -112,6 +112,7 @@ class Indices(tuple[Any, ...]):
     """The indices of several sizes under one name: to be unpacked, or to index as many dimensions; no numbers."""
 
     def _refuse(self, *_: object) -> Any:
+        """Raise the error for a tuple that is used as an index."""
         raise error("tuple_as_index", None, got=", ".join(map(repr, self)), count=len(self))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
@@ -184,6 +185,7 @@ def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DTyp
 
 
 def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
+    """Convert an author's index to an expression."""
     if isinstance(key, Handle | Region) or not (is_number(key) or isinstance(key, Expr)):
         raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name)
     index = to_expr(key)
@@ -195,6 +197,7 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
 
 
 def _range(buffer: Buffer, dim: int, key: Any) -> Range:
+    """Convert an author's index or slice to a range."""
     if not isinstance(key, slice):
         return Range(_index(buffer, dim, key), const(1, dt.int32), keep=False)
     start = const(0, dt.int32) if key.start is None else _index(buffer, dim, key.start)
@@ -273,6 +276,7 @@ def store_variable(target: Load, value: Any) -> None:
 
 
 def _plain(size: Expr) -> Size:
+    """Return a constant size as an int."""
     return int(size.value) if isinstance(size, Const) else size
 
 
@@ -330,6 +334,7 @@ class AssignedType(TensorType):
     span: Span | None = None
 
     def _refuse(self, *_: object) -> Any:
+        """Raise the error for a type that is used as a tensor."""
         raise error("type_as_tensor", self.span, name=self.name)
 
     __getitem__ = __setitem__ = _refuse

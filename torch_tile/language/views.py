@@ -175,6 +175,7 @@ class _Homes(Rewriter):
         return self._whole_or_nest(node, node.dst, lambda point: node.value)
 
     def _whole_or_nest(self, node: Any, dst: Region, value: Any) -> Stmt:
+        """Keep an op on whole boxes, else write it as an element-wise nest."""
         regions = list(find(node, Region))
         if all(self.box(r) is not None for r in regions):
             return self.children(node)  # type: ignore[no-any-return]
@@ -237,6 +238,7 @@ def _groups(view: Buffer, home: Buffer) -> Iterator[tuple[list[int], list[int]]]
 
 
 def _size(size: Expr) -> float:
+    """Return a constant size, else infinity."""
     return float(size.value) if isinstance(size, Const) else float("inf")
 
 
@@ -281,10 +283,12 @@ def _coordinates(index: Expr, shape: Sizes) -> list[Expr]:
 
 
 def _unsigned(bits: int) -> dt.DType:
+    """Return the unsigned integer type of a width in bits."""
     return dt.BY_NAME[f"uint{bits}"]
 
 
 def _read(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> Expr:
+    """Load a view's element from the buffer that holds it."""
     w, h = view.dtype.bits, home.dtype.bits
     at, part = _place(view, home, indices)
     if w == h:

@@ -153,6 +153,7 @@ def dp4a(a: Any, b: Any, c: Any) -> None:
 
 
 def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple[Expr, Expr, int]:
+    """Sort the arguments of a warp shuffle, with CUDA's mask first or not."""
     if is_number(value) and value == FULL:  # the mask in front, as older kernels and CUDA have it
         value, other, width, mask = other, width, WARP, value
     if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, WARP):
@@ -164,6 +165,7 @@ def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple
 
 
 def _vote(what: str, predicate: Any, mask: Any) -> Expr:
+    """Sort the arguments of a warp vote; return the condition."""
     if is_number(predicate) and predicate == FULL:
         predicate, mask = mask, predicate
     _whole(what, mask)
@@ -171,6 +173,7 @@ def _vote(what: str, predicate: Any, mask: Any) -> Expr:
 
 
 def _whole(what: str, mask: Any) -> None:
+    """Check that a lane mask names all 32 lanes."""
     mask = getattr(mask, "value", mask)
     if mask not in (FULL, -1):
         fix = "leave it out: all 32 lanes of a warp take part"

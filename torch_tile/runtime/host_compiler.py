@@ -162,6 +162,7 @@ def _machine_flags() -> Iterator[tuple[str, ...]]:
 
 
 def _openmp_flags() -> tuple[str, ...]:
+    """Return the compiler flags for OpenMP."""
     return ("-Xpreprocessor", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
 
 
@@ -187,6 +188,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with English messages."""
     environment = os.environ | {"LC_ALL": "C"}
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
@@ -209,6 +211,7 @@ def _check_machine(source: Path, output: Path, result: subprocess.CompletedProce
 
 
 def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
+    """Build the error of a failed compilation."""
     lines = (result.stderr or result.stdout).strip().splitlines()
     if len(lines) > _ERROR_LINES:
         lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]

@@ -73,6 +73,7 @@ class RegisteredOp(TileOp):
         raise self._lacks("lower_cuda", "GPUs")
 
     def _lacks(self, method: str, target: str) -> TileError:
+        """Build the error for an op without a lowering for a target."""
         return error(
             "no_lowering", self.span, name=self.op_name, target=target, owner=type(self).__name__, method=method
         )

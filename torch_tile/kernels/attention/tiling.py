@@ -53,6 +53,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
 
 
 def _blocks(config: Config, problem: Problem) -> int:
+    """Count the blocks of a launch."""
     return problem.heads * -(-problem.rows // config.block_q)
 
 

@@ -117,6 +117,7 @@ class _Tape:
         self._functions = {s.name: s.function for s in self.statements}
 
     def value(self, operand: Operand) -> _Value:
+        """Wrap an operand as a value of the tape."""
         return _Value(self, operand) if isinstance(operand, float) else _Value(self, 1.0, operand)
 
     def is_truth(self, name: str | None) -> bool:
@@ -174,6 +175,7 @@ class _Value:
         return self.tape.call("where", self.mask, self.name, 0.0) * self.number
 
     def call(self, function: str, *others: float) -> _Value:
+        """Record a call of a table function on this value."""
         return self.tape.call(function, self.operand(), *others)
 
     def __neg__(self) -> _Value:
@@ -236,4 +238,5 @@ class _Value:
 
 
 def _same(g: _Value, *_: _Value) -> _Value:
+    """Return the gradient unchanged."""
     return g

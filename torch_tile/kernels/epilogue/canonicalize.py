@@ -97,6 +97,7 @@ class _Graph:
         return self._index[key]
 
     def _literal(self, index: int) -> float | None:
+        """Return the number of a leaf, None for other nodes."""
         value = self._leaves.get(index)
         return value if isinstance(value, float) else None
 
@@ -268,6 +269,7 @@ def _written() -> dict[str, list[tuple[str, Epilogue]]]:
 
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Add two linear combinations of atoms."""
     return {atoms: a.get(atoms, 0.0) + b.get(atoms, 0.0) for atoms in {**a, **b}}
 
 

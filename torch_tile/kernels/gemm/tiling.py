@@ -170,6 +170,7 @@ def _even(size: int, most: int) -> int:
 
 
 def _cpu_bytes(config: Config, problem: Problem) -> int:
+    """Count the bytes of a block's tiles on a CPU."""
     sums = problem.products * config.block_m * config.block_n * (8 if problem.dtype == torch.float64 else 4)
     return sums + (config.block_m + problem.products * config.block_n) * config.block_k * problem.dtype.itemsize
 

@@ -276,15 +276,18 @@ class _WithoutRemainders(Rewriter):
 
 
 def _first(local: Buffer) -> Address:
+    """Return the address of a local array's first element."""
     return Address(local, (const(0, dt.int32),))
 
 
 def _moved(address: Address, by: Expr) -> Address:
+    """Return the address `by` elements further."""
     last = simplify(binary("+", address.indices[-1], by))
     return replace(address, indices=(*address.indices[:-1], last))
 
 
 def _mentions(node: Node, var: Var) -> bool:
+    """Return whether a node uses a variable."""
     return var in symbols(node)
 
 
@@ -326,10 +329,12 @@ def _is_ordered(body: Block) -> bool:
 
 
 def _loads_of(s: Stmt) -> Sequence[Load]:
+    """Return the loads in a statement's values."""
     return [n for child in children(s) for n in find(child, Load)]
 
 
 def _same_place(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    """Return whether two index tuples are equal."""
     return all(equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -375,4 +380,5 @@ def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] |
 
 
 def _at(expr: Expr, var: Var, value: int, known: Known) -> Expr:
+    """Substitute a number for a variable, and simplify."""
     return simplify(Substitute({var: const(value, var.type)})(expr), known.ranges)

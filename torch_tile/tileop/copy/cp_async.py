@@ -135,6 +135,7 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
 
 
 def _number(extent: Expr) -> int:
+    """Return a constant extent as an int."""
     assert isinstance(extent, Const)
     return int(extent.value)
 
@@ -180,6 +181,7 @@ def gather_of(loop: For) -> Gather | None:
 
 
 def _value(e: Expr) -> int:
+    """Return a constant expression as an int."""
     assert isinstance(e, Const)
     return int(e.value)
 
@@ -201,6 +203,7 @@ def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
 
 
 def _mentions(e: Expr, wanted: set[Var]) -> bool:
+    """Return whether an expression uses one of the symbols."""
     return not wanted.isdisjoint(symbols(e))
 
 

@@ -265,6 +265,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
 
 
 def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
+    """Report a bulk copy and its box to the author."""
     shape = " x ".join(str(n) for n in box if n != 1)
     swizzled = f", swizzled over {span} bytes" if span else ""
     ctx.build.remark(op.span, "T.copy", f"{count} bulk {'copies' if count > 1 else 'copy'} of {shape}{swizzled}")
@@ -372,6 +373,7 @@ def part_of(sides: Sides, count: int, number: Expr) -> Sides | None:
 
 
 def _cut(region: Region, dim: int, count: int, number: Expr) -> Region:
+    """Return part `number` of a region that is cut along a dimension."""
     whole = region.ranges[dim]
     extent = number_of(whole.extent) // count
     part = replace(whole, start=simplify(whole.start + number * extent), extent=const(extent, dt.int32))

@@ -223,10 +223,12 @@ def _partition_of(op: Gemm, ctx: ThreadContext) -> WarpgroupPartition:
 
 
 def _accumulator(op: Gemm, p: WarpgroupPartition) -> Layout:
+    """Return the accumulator layout of a product's partition."""
     return _leading(op.C.buffer, p.accumulator(*matrix_sizes(op.C)))
 
 
 def _operand_a(op: Gemm, p: WarpgroupPartition) -> Layout:
+    """Return the register layout of operand A in a product's partition."""
     return _leading(op.A.buffer, p.operand_a(*matrix_sizes(op.A), op.A.buffer.dtype.bits))
 
 

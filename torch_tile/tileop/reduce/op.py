@@ -268,6 +268,7 @@ def fold_tensor(kind: str, tile: Any, dim: int, unsigned: bool = False) -> Any:
 
 
 def _declare(kind: str) -> type[Reduce]:
+    """Declare the tile op of one kind of reduction."""
     base = Extremum if kind in WITHOUT_NAN else Reduce
     cls = type(f"Reduce{kind.capitalize()}", (base,), {"kind": kind, "__doc__": base.__doc__})
     return tile_op(f"reduce_{kind}")(dataclass(frozen=True, eq=False, repr=False)(cls))

@@ -100,6 +100,7 @@ def _attend(rewrite: Rewrite, node: Node) -> Node:
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:
+    """Return the arguments of a `flex_attention` call. Raises NoMatch for an unknown form."""
     if len(node.args) != 9 or node.kwargs:
         raise NoMatch("another form of flex_attention than this version knows", "please report the graph")
     return node.args
@@ -191,6 +192,7 @@ def _computed(node: Node, values: dict[Node, Any]) -> Any:
 
 
 def _operand(values: dict[Node, Any], x: Any) -> Any:
+    """Return the expression of an operand of a call."""
     value = values[x] if isinstance(x, Node) else index_expr.at(x, ())
     return _load(value, []) if isinstance(value, Node) else value
 

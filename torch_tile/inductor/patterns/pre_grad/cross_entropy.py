@@ -56,6 +56,7 @@ def _arguments(node: Node) -> dict[str, Any]:
 
 
 def _capture_one(context: Context, node: Node) -> None:
+    """Replace one call of `F.cross_entropy` if its kernels are faster."""
     given = _arguments(node)
     logits, target, weight = given["input"], given["target"], given["weight"]
     x, y = val(logits), val(target)
@@ -112,4 +113,5 @@ def _narrow(x: Any) -> Any:
 
 
 def _is_call(x: Node, *names: str) -> bool:
+    """Return whether a node calls one of these methods on a tensor."""
     return x.op == "call_method" and x.target in names and len(x.all_input_nodes) >= 1
