@@ -31,12 +31,12 @@ def foreign_call(
 
 
 def function_of(call: Call) -> str:
-    """The name of the function that is called."""
+    """Return the name of the function that is called."""
     return str(call.options[0])
 
 
 def text_of(call: Call, is_cuda: bool) -> str:
-    """The author's text that a call needs."""
+    """Return the author's text that a call needs."""
     return str(call.options[2 if is_cuda else 3])
 
 

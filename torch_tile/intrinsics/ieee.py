@@ -65,7 +65,7 @@ def _are_positive_zeros(name: str, *args: Any) -> Any:
 
 
 def _directed(value: Any, mode: str) -> Any:
-    """float64 as float32."""
+    """Round float64 to float32 in a rounding mode."""
     import torch
 
     near = value.float()

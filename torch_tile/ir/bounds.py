@@ -556,4 +556,4 @@ class Counterexample:
 
 
 class _Unknown(Exception):
-    """No numbers satisfy the known facts."""
+    """Raised if no numbers satisfy the known facts."""

@@ -34,7 +34,9 @@ class Digit:
 
 @dataclass(frozen=True)
 class Swizzle:
-    """Element offset `x` becomes `x ^ ((x >> shift) & mask)`, the mask being `bits` ones from bit `base` on."""
+    """An XOR of address bits: offset `x` becomes `x ^ ((x >> shift) & mask)`, the mask being `bits` ones from bit
+    `base` on.
+    """
 
     bits: int
     base: int
@@ -55,7 +57,8 @@ Dims = tuple[tuple[Digit, ...], ...]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Digits of each dimension, major to minor; `replicas` are thread digits along which elements are repeated.
+    """A layout by digits of each dimension, major to minor; `replicas` are thread digits along which elements are
+    repeated.
 
     A layout with threads covers all threads of its group: those that hold nothing new hold replicas.
     """
@@ -107,7 +110,7 @@ class Layout:
         return size if self.swizzle is None else math.gcd(size, 1 << self.swizzle.base)
 
     def conflicts(self, lanes: Sequence[Sequence[int]], bits: int, width: int = 0) -> int:
-        """Passes that one access of a warp takes (1 is free of bank conflicts).
+        """Count the passes that one access of a warp takes (1 is free of bank conflicts).
 
         Lane `k` touches `width` bytes (default: one element of `bits` bits) from the element `lanes[k]` on.
         """
@@ -117,7 +120,7 @@ class Layout:
 
     @functools.cached_property
     def canonical(self) -> Layout:
-        """The one form of all equal layouts: without digits of size 1, with continuing neighbours joined."""
+        """Return the one form of all equal layouts: without digits of size 1, with continuing neighbours joined."""
         replicas = _joined(sorted(self.replicas, key=lambda d: -d.stride))
         swizzle = None if self.swizzle is None or self.swizzle.bits == 0 else self.swizzle
         return Layout(tuple(_joined(digits) for digits in self.dims), replicas, swizzle)
@@ -147,7 +150,8 @@ class Layout:
         return found
 
     def offset(self, axis: str, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
-        """Offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is swizzled.
+        """Return the offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is
+        swizzled.
 
         `ranges` says what is known about the variables: it only makes the expression smaller.
         """
@@ -312,7 +316,7 @@ def spread(shape: Sequence[int], threads: int, vector: int) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def _partition(counts: tuple[int, ...], threads: int, last: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(steps, elements with padding), and threads per dimension: fewest steps, then least padding, then wide rows."""
+    """Split threads over dimensions: return (steps, elements with padding), and threads per dimension."""
     *outer, n = counts
     divisors = [t for t in range(1, threads + 1) if threads % t == 0]
     widest = max(t for t in divisors if t <= max(n, 1))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None) -> Expr:
-    """See `Layout.offset`."""
+    """Compute `Layout.offset`."""
     radix = MixedRadix(ranges)
     parts: list[tuple[Digit, Digits]] = []  # each digit along the axis and its value
     for index, digits, size in zip(indices, layout.dims, layout.shape, strict=True):
@@ -53,7 +53,7 @@ def _swizzled(swizzle: Swizzle, parts: Sequence[tuple[Digit, Digits]], radix: Mi
         parts = [(Digit(size, 1, "m"), radix.below(_total(parts), size))]
 
     def field(low: int, count: int | None) -> Digits:
-        """`(offset // low) % count`, digit by digit: they carry nothing over a boundary."""
+        """Extract the bit field `(offset // low) % count`, digit by digit: they carry nothing over a boundary."""
         total = Digits()
         for digit, value in parts:
             reach = digit.stride * digit.size
@@ -83,7 +83,7 @@ def _xor(a: Expr, b: Expr) -> Expr:
 
 
 def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) -> tuple[Expr, ...]:
-    """See `Layout.invert`."""
+    """Compute `Layout.invert`."""
     radix = MixedRadix(ranges)
     extents = {axis: layout.extent(axis) for axis in ("t", "r")}
     source = {a: radix.below(radix.of(e), extents[a]) for a, e in (("t", thread), ("r", register))}
@@ -100,7 +100,7 @@ def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) 
 
 
 def owner(layout: Layout, thread: Expr) -> Expr | None:
-    """See `Layout.owner`."""
+    """Compute `Layout.owner`."""
     radix = MixedRadix()
     extent = layout.extent("t")
     source = radix.below(radix.of(thread), extent)
@@ -141,7 +141,9 @@ def _digits(digits: Iterable[Digit]) -> str:
 
 
 def parse(text: str) -> Layout:
-    """The layout that prints as `text`. Raises TileError where the text is none."""
+    """Parse the layout that prints as `text`. Raises TileError where the text is none. Raises TileError where the
+    text is none.
+    """
     found = _FORM.fullmatch(text)
     if found is None:
         raise error("bad_layout", None, what=f"`{text}`", why="it has no dimensions in brackets", fix=FIX)
@@ -174,7 +176,7 @@ Color = tuple[int, int, int]
 
 
 def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
-    """The first rows and columns as text; `...` stands for the others."""
+    """Draw the first rows and columns as text; `...` stands for the others."""
     height, width = _size(layout)
     cells = [[_label(layout, i, j) for j in range(min(width, columns))] for i in range(min(height, rows))]
     size = max(len(c) for row in cells for c in row)
@@ -183,7 +185,7 @@ def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
 
 
 def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
-    """The whole grid as an SVG document; `bits` of an element tell the bank of a memory layout."""
+    """Draw the whole grid as an SVG document; `bits` of an element tell the bank of a memory layout."""
     height, width = _size(layout)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * cell}" height="{height * cell}" '
@@ -202,7 +204,7 @@ def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
 
 
 def png_picture(layout: Layout, bits: int = 32, cell: int = 12) -> bytes:
-    """The whole grid as a PNG image, a coloured square per element."""
+    """Draw the whole grid as a PNG image, a coloured square per element."""
     height, width = _size(layout)
     border = bytes((255, 255, 255))
     rows = []
@@ -249,7 +251,7 @@ def _label(layout: Layout, i: int, j: int) -> str:
 
 
 def _color(layout: Layout, i: int, j: int, bits: int) -> Color:
-    """Neighbouring numbers get different hues; registers of one thread get darker."""
+    """Choose a cell's colour: neighbouring numbers get different hues; registers of one thread get darker."""
     place = _place(layout, i, j)
     if layout.digits("m"):
         hue, light = place["m"] * bits // (8 * WORD) % BANKS / BANKS, 0.8
@@ -315,7 +317,7 @@ def fit_threads(
 
 
 def _grid(shape: Sequence[int]) -> list[Any]:
-    """The indices of all elements of a box, the last fastest: an array for each dimension."""
+    """Return the indices of all elements of a box, the last fastest: an array for each dimension."""
     import numpy as np
 
     return [each.reshape(-1) for each in np.indices(tuple(shape), dtype=np.int64)]

@@ -213,7 +213,7 @@ class MixedRadix:
 
 
 def _digit(t: Term) -> Expr:
-    """The digit itself as an int32 expression."""
+    """Return the digit itself as an int32 expression."""
     e, dtype = t.atom, t.atom.dtype
     if isinstance(e, Const):
         value = int(e.value) // t.divisor

@@ -225,7 +225,7 @@ class Rewriter(Visitor):
         return new
 
     def children(self, node: N) -> N:
-        """`node` with its children rewritten."""
+        """Return `node` with its children rewritten."""
         return map_children(node, self)
 
 

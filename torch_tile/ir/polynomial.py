@@ -56,7 +56,7 @@ class Polynomial:
 
     @property
     def constant(self) -> int:
-        """The constant term."""
+        """Return the constant term."""
         return self.terms.get((), 0)
 
     @property
@@ -93,7 +93,7 @@ class Polynomial:
         return Polynomial({m: c for m, c in terms.items() if c})
 
     def scaled(self, factor: int) -> Polynomial:
-        """This polynomial times an integer."""
+        """Multiply this polynomial by an integer."""
         if factor == 1:
             return self
         return Polynomial({m: c * factor for m, c in self.terms.items()} if factor else {})
@@ -160,7 +160,7 @@ class Atom:
 
 
 class Atoms:
-    """Numbers for atoms and polynomials for expressions; shared by all scopes of one kernel."""
+    """The numbering of atoms, and the conversion of expressions to polynomials; shared by all scopes of one kernel."""
 
     def __init__(self) -> None:
         self.table: list[Atom] = []

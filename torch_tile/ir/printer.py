@@ -52,7 +52,9 @@ RESERVED = {"T", *keyword.kwlist, *dir(builtins)}
 
 
 class Names:
-    """One name per symbol. A loop variable gives its name back when its loop ends; other names are used once."""
+    """The names of symbols in a text. A loop variable's name is free after its loop; other names are used once. A
+    loop variable gives its name back when its loop ends; other names are used once.
+    """
 
     def __init__(self) -> None:
         self._of: dict[Node, str] = {}
@@ -61,19 +63,19 @@ class Names:
         self._once: set[str] = set()
 
     def __call__(self, symbol: Var | Buffer) -> str:
-        """The symbol's name; a symbol that was never bound gets one now."""
+        """Return the symbol's name; a symbol that was never bound gets one now."""
         known = self._of.get(symbol)
         return self.bind(symbol) if known is None else known
 
     def bind(self, symbol: Var | Buffer) -> str:
-        """A name for a symbol, not used by any other symbol of the text."""
+        """Choose a name for a symbol, not used by any other symbol of the text."""
         name = self._choose(symbol, self._used)
         self._once.add(name)
         return name
 
     @contextmanager
     def bound(self, symbols: Sequence[Var]) -> Iterator[tuple[str, ...]]:
-        """Names for loop variables, free again afterwards."""
+        """Name loop variables inside the `with`; the names are free afterwards."""
         names = tuple(self._choose(v, self._visible | self._once) for v in symbols)
         yield names
         self._visible.difference_update(names)
@@ -93,13 +95,13 @@ class Names:
 
 
 class ExprPrinter:
-    """Expressions and regions as strings."""
+    """Print expressions and regions as strings."""
 
     def __init__(self) -> None:
         self.names = Names()
 
     def expr(self, e: Expr, need: int = 0) -> str:
-        """An expression; in parentheses if it binds weaker than `need`."""
+        """Print an expression; in parentheses if it binds weaker than `need`."""
         text, precedence = self._expr(e)
         return f"({text})" if precedence < need else text
 
@@ -148,13 +150,15 @@ class ExprPrinter:
         return f"{a} {e.op} {b}", precedence
 
     def _pair(self, a: Expr, b: Expr, need_a: int = 0, need_b: int = 0) -> tuple[str, str]:
-        """Two operands that must come to have their types again; a plain number takes the type of the other one."""
+        """Print two operands so that they get their types again when read; a plain number takes the type of the
+        other one.
+        """
         both = isinstance(a, Const) and isinstance(b, Const)
         x = self.value(a, None if both else b.dtype, need_a, typed=both)
         return x, self.value(b, a.dtype, need_b)
 
     def value(self, e: Expr, like: DType | None, need: int = 0, typed: bool = False) -> str:
-        """An expression where a plain number would take the type `like`."""
+        """Print an expression where a plain number would take the type `like`."""
         if not isinstance(e, Const):
             return self.expr(e, need)
         text, precedence = self._const(e, like, typed)
@@ -173,7 +177,7 @@ class ExprPrinter:
         return f"{c.type!r}({text})", ATOM
 
     def element(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
-        """`A[i, j]`; just the name for a T.alloc_var, which has no dimensions."""
+        """Print `A[i, j]`; just the name for a T.alloc_var, which has no dimensions."""
         name = self.names(buffer)
         return f"{name}[{', '.join(self.expr(i) for i in indices)}]" if indices else name
 
@@ -188,7 +192,7 @@ class ExprPrinter:
         return f"T.{e.name}({', '.join(args)})"
 
     def region(self, r: Region) -> str:
-        """A region as slices; just the name for a whole buffer."""
+        """Print a region as slices; just the name for a whole buffer."""
         name = self.names(r.buffer)
         whole = all(
             x.keep and is_zero(x.start) and _same_size(x.extent, size)
@@ -197,7 +201,7 @@ class ExprPrinter:
         return name if whole else f"{name}[{', '.join(self.range(x) for x in r.ranges)}]"
 
     def range(self, r: Range) -> str:
-        """`start:stop`, or the index alone."""
+        """Print `start:stop`, or the index alone."""
         if not r.keep:
             return self.expr(r.start)
         if isinstance(r.start, Const) and isinstance(r.extent, Const):
@@ -207,11 +211,11 @@ class ExprPrinter:
         return f"{self.expr(r.start)}:{self.expr(Binary('+', r.start, r.extent))}"
 
     def shape(self, sizes: Sequence[Expr]) -> str:
-        """A tuple of sizes."""
+        """Print a tuple of sizes."""
         return tuple_text([self.expr(s) for s in sizes])
 
     def tensor_type(self, b: Buffer) -> str:
-        """The annotation of a tensor parameter."""
+        """Print the annotation of a tensor parameter."""
         align = "" if b.align is None else f", align={b.align}"
         if b.strides is not None:
             return f"T.StridedTensor({self.shape(b.shape)}, {self.shape(b.strides)}, {b.dtype!r}{align})"
@@ -219,7 +223,7 @@ class ExprPrinter:
 
 
 def literal(value: Any) -> str:
-    """An option of a call or tile op: a Python literal, or what `to_language` of an enumeration says."""
+    """Print an option of a call or tile op as a Python literal."""
     if isinstance(value, tuple):
         return tuple_text([literal(item) for item in value])
     spelled = getattr(value, "to_language", None)
@@ -250,12 +254,12 @@ ALLOCATORS = {"shared": "alloc_shared", "fragment": "alloc_fragment", "local": "
 
 
 def to_text(node: Node) -> str:
-    """`node` in the language: a whole function for a Program, lines for a statement, else a piece of a line."""
+    """Print `node` in the language: a whole function for a Program, lines for a statement, else a piece of a line."""
     return Printer().text(node)
 
 
 class Printer(ExprPrinter):
-    """Collects lines; expressions come back as strings."""
+    """Print programs and statements as lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +267,7 @@ class Printer(ExprPrinter):
         self.depth = 0
 
     def text(self, node: Node) -> str:
-        """A node of any kind."""
+        """Print a node of any kind."""
         if isinstance(node, Expr):
             return self.expr(node)
         if isinstance(node, Region):
@@ -288,7 +292,7 @@ class Printer(ExprPrinter):
 
     @contextmanager
     def indented(self) -> Iterator[None]:
-        """One level deeper."""
+        """Indent one level deeper inside the `with`."""
         self.depth += 1
         yield
         self.depth -= 1
@@ -296,7 +300,7 @@ class Printer(ExprPrinter):
     # Programs and kernels.
 
     def program(self, p: stmt.Program) -> None:
-        """The whole function, sizes known at run time first."""
+        """Print the whole function, run-time sizes first."""
         dims = stmt.dimensions(p)
         known = set(dims)
         for node in walk(p):  # flat buffers no longer show all sizes and strides
@@ -333,7 +337,7 @@ class Printer(ExprPrinter):
                 self.line(f"return {', '.join(self.names(b) for b in p.outputs)}")
 
     def kernel(self, k: stmt.Kernel) -> None:
-        """`with T.Kernel(...)` and its body."""
+        """Print `with T.Kernel(...)` and its body."""
         grid = ", ".join(self.expr(g) for g in k.grid)
         threads = repr(k.threads[0]) if len(k.threads) == 1 else repr(k.threads)
         threads += f", shared_bytes={k.shared_bytes}" if k.shared_bytes else ""
@@ -353,19 +357,19 @@ class Printer(ExprPrinter):
     # Statements.
 
     def block(self, b: stmt.Block, empty: bool = True) -> None:
-        """Statements in order, `pass` if there are none."""
+        """Print statements in order, `pass` if there are none."""
         for s in b.stmts:
             self.statement(s)
         if not b.stmts and empty:
             self.line("pass")
 
     def body(self, b: stmt.Block) -> None:
-        """A block, one level deeper."""
+        """Print a block, one level deeper."""
         with self.indented():
             self.block(b)
 
     def statement(self, s: stmt.Stmt) -> None:
-        """One statement."""
+        """Print one statement."""
         write = _STATEMENTS.get(type(s))
         if write is not None:
             write(self, s)
@@ -453,7 +457,7 @@ class Printer(ExprPrinter):
         self.line(f"T.print({value}, {quoted(s.message)})")
 
     def _tile_op(self, op: stmt.TileOp) -> str:
-        """Regions and expressions first, then options that differ from their default."""
+        """Print a tile op: regions and expressions first, then options that differ from their default."""
         target = getattr(op, "dst", None)
         like = target.buffer.dtype if isinstance(target, Region) else None
         operands, options = [], []

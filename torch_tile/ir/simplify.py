@@ -142,7 +142,9 @@ def _binary(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _float(e: Binary) -> Expr | None:
-    """x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x). Not x + 0.0, which turns -0.0 into 0.0."""
+    """Simplify x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x) of floats. Not x + 0.0, which turns -0.0 into 0.0.
+    Not x + 0.0, which turns -0.0 into 0.0.
+    """
     a, b = e.a, e.b
     if e.op in ("*", "/") and _is(b, 1.0):
         return a
@@ -285,13 +287,13 @@ def is_exact(source: DType, to: DType) -> bool:
 
 
 def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
-    """Return `e` as (factor, atom) pairs in order of appearance plus a constant, and its number of leaves."""
+    """Split `e` into (factor, atom) pairs in order of appearance plus a constant, and its number of leaves."""
     terms, constant, leaves = _sum(e)
     return [term for term in terms.values() if term[0]], constant, leaves
 
 
 def _sum(e: Expr) -> Sum:
-    """Return the same with equal atoms under one key, and with factors of 0. The result is kept with the node."""
+    """Collect the terms of a sum by atom. The result is kept with the node. The result is kept with the node."""
     if isinstance(e, Const):
         return {}, int(e.value), 1
     if not isinstance(e, Unary | Binary) or e.op not in ("+", "-", "*"):

@@ -180,7 +180,7 @@ def shuffle_elect(extent: int = 0) -> Expr:
 
 
 def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
-    """The running thread's group of 4 warps, or of `warps_per_group`, as T.ws counts them."""
+    """Return the running thread's warpgroup (4 warps, or `warps_per_group`), as T.ws counts them."""
     size = _lanes("T.get_warp_group_idx", "warp_size", warp_size, WARP)
     return thread_index() // (
         size * _lanes("T.get_warp_group_idx", "warps_per_group", warps_per_group, WARPGROUP // WARP)
@@ -188,12 +188,12 @@ def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None
 
 
 def get_warp_idx(warp_size: int | None = None) -> Expr:
-    """The running thread's warp in the block, of 32 threads or of `warp_size`."""
+    """Return the running thread's warp in the block, of 32 threads or of `warp_size`."""
     return thread_index() // _lanes("T.get_warp_idx", "warp_size", warp_size, WARP)
 
 
 def get_lane_idx(warp_size: int | None = None) -> Expr:
-    """The running thread's number in its warp, of 32 threads or of `warp_size`."""
+    """Return the running thread's lane in its warp, of 32 threads or of `warp_size`."""
     return thread_index() % _lanes("T.get_lane_idx", "warp_size", warp_size, WARP)
 
 

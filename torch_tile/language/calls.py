@@ -55,7 +55,7 @@ def _in_steps(name: str) -> Callable[..., Any]:
 
 
 def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as `T.name`: a call that does not fit its signature raises TileError."""
+    """Wrap `function` as `T.name`, so that a call that does not fit its signature raises TileError."""
 
     of_values = function.__module__ == "torch_tile.language.math"
 

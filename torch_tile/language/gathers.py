@@ -34,7 +34,7 @@ from torch_tile.tileop.fill import Fill
 
 
 def transpose(src: Tile, dst: Tile) -> None:
-    """`dst[..., j, i] = src[..., i, j]`, of tiles or regions of two dimensions or more, converted to dst's dtype.
+    """Transpose the last two dimensions: `dst[..., j, i] = src[..., i, j]`, converted to dst's dtype.
 
     The last two dimensions are swapped, as by torch's `.mT`; the others agree. Raises TileError for other shapes.
     """

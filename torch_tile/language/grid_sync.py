@@ -22,11 +22,13 @@ from torch_tile.tileop.base import RegisteredOp
 
 
 class GridSync(Stmt):
-    """All blocks of the grid have come here. Only recorded: T.Kernel's end cuts the body at it."""
+    """The statement of T.sync_grid. The end of T.Kernel splits the body into several kernels at it. Only recorded:
+    T.Kernel's end cuts the body at it.
+    """
 
 
 def sync_grid() -> None:
-    """All blocks of the grid meet here: what they wrote to global memory before it is seen by all of them after it.
+    """Wait for all blocks of the grid; what they wrote to global memory before is visible to all after it.
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
     kernel itself: in a loop or branch it is a TileError, and so is a tile whose content is used behind it.
@@ -54,7 +56,9 @@ def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list
 
 
 def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
-    """Names and tiles from before the cut that the part mentions, in their order; `lost_at_grid_sync` otherwise."""
+    """Return the names and tiles from before the cut that a later part needs again. Raises `lost_at_grid_sync` if it
+    cannot have them.
+    """
     wanted = IdSet[Node](node for stmt in part for node in walk(stmt) if node.is_symbol)
     found: list[Let | Alloc] = []
     for place in range(len(before) - 1, -1, -1):

@@ -123,7 +123,7 @@ def split_updates(nest: For, reducers: Reducers) -> Iterator[Stmt]:
 
 
 class _Part:
-    """Updates of one element of a reducer by all iterations of a nest, separated into `tile`, at `place`.
+    """The updates of one reducer element by all iterations of a nest, moved to a tile of their own.
 
     The nest's variables `kept` count along dimensions of the reducer, in their order. The other variables, `lost`, do
     not.
@@ -308,12 +308,12 @@ def syncthreads_count(predicate: Scalar) -> Expr:
 
 
 def syncthreads_or(predicate: Scalar) -> Expr:
-    """An int32: 1 where `predicate` holds in any thread of the block, else 0. As T.syncthreads_count."""
+    """Return 1 where `predicate` holds in any thread of the block, else 0, as an int32. As T.syncthreads_count."""
     return cast(_counted("T.syncthreads_or", predicate) != 0, dt.int32)
 
 
 def syncthreads_and(predicate: Scalar) -> Expr:
-    """An int32: 1 where `predicate` holds in all threads of the block, else 0. As T.syncthreads_count."""
+    """Return 1 where `predicate` holds in all threads of the block, else 0, as an int32. As T.syncthreads_count."""
     total = _counted("T.syncthreads_and", predicate)
     return cast(total == math.prod(in_kernel("T.syncthreads_and").launch.threads), dt.int32)
 

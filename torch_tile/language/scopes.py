@@ -145,7 +145,8 @@ def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, of
 def alloc_shared(
     shape: Any, dtype: Any = "float32", scope: str = "shared.dyn", layout: Any = None, offset: int | None = None
 ) -> Handle:
-    """A tile in memory shared by the threads of a block. Content is undefined until written.
+    """Allocate a tile in memory shared by the threads of a block. Content is undefined until written. Content is
+    undefined until written.
 
     `layout` is as for T.annotate_layout; `offset`, the first byte, is for printed kernels: the compiler finds it.
     """
@@ -155,14 +156,14 @@ def alloc_shared(
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment", layout: Any = None) -> Handle:
-    """A tile in the registers of a block, spread over its threads by layout inference, or by `layout`."""
+    """Allocate a tile in the registers of a block, spread over its threads by layout inference, or by `layout`."""
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment", layout)
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
-    """An array of each thread by itself."""
+    """Allocate an array of each thread by itself."""
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
@@ -172,7 +173,8 @@ def alloc_buffer(
     shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
     scope: str = "global", align: int = -1, offset_factor: int = 0, buffer_type: str = "",
 ) -> Handle:  # fmt: skip
-    """Memory of a scope by its name, as TIR has it: T.alloc_global, T.alloc_shared, T.alloc_fragment or T.alloc_local.
+    """Allocate memory of a named scope, as in TIR: T.alloc_global, T.alloc_shared, T.alloc_fragment or
+    T.alloc_local.
 
     `align`, `offset_factor` and `buffer_type` are hints without effect. With `data`, a contiguous tensor, it is T.view.
     Raises TileError for `strides` and `elem_offset`.
@@ -282,7 +284,7 @@ def const(names: str) -> Any:
 
 
 def names_in(what: str, names: str) -> list[str]:
-    """Names that commas or blanks part, at least one."""
+    """Split names at commas or blanks."""
     found = names.replace(",", " ").split() if isinstance(names, str) else []
     if not found:
         raise error(

@@ -55,7 +55,7 @@ class _Branches:
         self.names: list[dict[Var, object]] = [{thread: n} for n in range(threads)]  # by thread
 
     def block(self, body: Block, outermost: bool) -> list[Stmt]:
-        """The statements of a block with roles in it."""
+        """Return the statements of a block with roles in it."""
         found: list[Stmt] = []
         after_role = False
         for one in body.stmts:
@@ -75,7 +75,7 @@ class _Branches:
         return found
 
     def _inside(self, one: Stmt) -> Stmt:
-        """A loop, or a branch of all threads, with roles in it."""
+        """Rewrite a loop, or a branch of all threads, with roles in it."""
         if isinstance(one, While) or (isinstance(one, For) and one.kind is not LoopKind.PARALLEL):
             return self._with_bodies(one, "body")
         return self._with_bodies(one, "then", "otherwise") if isinstance(one, If) else one

@@ -122,7 +122,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
 
 
 def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
-    """A named barrier and how many threads meet there: those of the role, or of the block, if `count` is None."""
+    """Check a named barrier and how many threads meet there: those of the role, or of the block, if `count` is None."""
     threads = math.prod(at.launch.threads)
     count = at.threads if count is None else count
     known = isinstance(number, int) and not isinstance(number, bool) and number in NUMBERS

@@ -121,7 +121,8 @@ class Indices(tuple[Any, ...]):
 
 
 def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
-    """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).
+    """Return `buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are
+    whole).
 
     An Ellipsis stands for all dimensions that are not given. Slices with steps give `Steps`.
     """
@@ -151,7 +152,7 @@ def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
 
 
 def _lanes(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
-    """Elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
+    """Return elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
     if len(keys) != buffer.rank or any(k is ... or isinstance(k, slice) for k in keys):
         raise error("bad_index", None, got="a vector beside slices", buffer=buffer.name)
     return lanewise(lambda *point: Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(point))), *keys)
@@ -215,7 +216,7 @@ def _range(buffer: Buffer, dim: int, key: Any) -> Range:
 
 
 def _step(buffer: Buffer, key: Any) -> int:
-    """The distance of two indices of a slice."""
+    """Return the step of a slice."""
     step = key.step if isinstance(key, slice) else None
     if isinstance(step, Const):
         step = step.value
@@ -227,7 +228,7 @@ def _step(buffer: Buffer, key: Any) -> int:
 
 
 def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
-    """T.copy, of which a side has steps: a nest of moves."""
+    """Record T.copy with a stepped side, as a nest of moves."""
     if isinstance(src, Load) and isinstance(dst, Steps):
         src = Copy.regions(src, dst.region)[0]
     if isinstance(dst, Load) and isinstance(src, Steps):
@@ -252,7 +253,7 @@ def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
 
 
 def fill_strided(buffer: Any, value: Any) -> Stmt:
-    """T.fill of a region with steps: a nest of stores."""
+    """Record T.fill of a stepped region, as a nest of stores."""
     region, extents = buffer.region, squeezed(buffer.region)
     put = Fill.build(region, value).value
     if not extents:
@@ -281,7 +282,7 @@ def _plain(size: Expr) -> Size:
 
 
 def dtype_of(value: object) -> DType:
-    """`value` as a dtype; an author error if it is none."""
+    """Convert `value` to a dtype; an author error if it is none."""
     try:
         return dt.to_dtype(value)
     except ValueError:
@@ -295,7 +296,7 @@ def dtype_of(value: object) -> DType:
 
 
 def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
-    """A shape given as an integer, an expression or a sequence of them."""
+    """Convert a shape given as an integer, an expression or a sequence of them."""
     sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
     found = []
     for size in sizes:
@@ -320,7 +321,7 @@ class TensorType:
     align: int | None = None
 
     def buffer(self, name: str, origin: str = "param") -> Buffer:
-        """A global buffer of this type."""
+        """Make a global buffer of this type."""
         shape, element, lanes = sized(self.shape, self.dtype)
         strides = (*(s * lanes for s in self.strides), const(1, dt.int32)) if lanes and self.strides else self.strides
         return Buffer(name, shape, element, "global", strides, origin, align=self.align, lanes=lanes)

@@ -65,7 +65,7 @@ class Reduce(RegisteredOp):
 
     @classmethod
     def operands(cls, buffer: Tile, out: Tile, dim: int) -> tuple[Region, Region, int]:
-        """Source, result and the folded dimension, counted from 0."""
+        """Return source, result and the folded dimension, counted from 0."""
         a, b = need_region(buffer, cls.op_name, "buffer"), need_region(out, cls.op_name, "out")
         rank = len(a.tile_shape)
         if not (isinstance(dim, int) and -rank <= dim < rank):
@@ -93,12 +93,12 @@ class Reduce(RegisteredOp):
 
     @property
     def fold(self) -> str:
-        """The kind of fold for each source value, as `combine` takes it."""
+        """Return the kind of fold for each source value, as `combine` takes it."""
         return self.kind
 
     @property
     def merging(self) -> str:
-        """The kind of fold that joins two partial results.
+        """Return the kind of fold that joins two partial results.
 
         It takes them as they are, since an integer's sum may have wrapped.
         """
