@@ -65,7 +65,7 @@ _MACROS = re.compile(
 
 
 def storage(dtype: DType) -> str:
-    """The C++ type of an element in memory."""
+    """Return the C++ type of an element in memory."""
     return STORAGE[dtype.name]
 
 
@@ -126,7 +126,7 @@ def foreign_lines(kernels: Sequence[Sequence[Node]], is_cuda: bool) -> list[str]
 
 
 class Names:
-    """Unique C++ names of symbols."""
+    """The unique C++ names of symbols."""
 
     def __init__(self, reserved: Iterable[str] = ()):
         self.taken = set(_WORDS.split()) | set(reserved)
@@ -159,7 +159,7 @@ SPELLING = {"and": "&&", "or": "||", "//": "/"}
 
 
 class Text(Visitor):
-    """Print expressions; `names` gives symbols their names."""
+    """Print expressions as C++; `names` gives symbols their names."""
 
     def __init__(self, names: Names):
         self.names = names
@@ -435,7 +435,7 @@ def is_exact(of: DType, to: DType) -> bool:
 
 
 def literal(node: Const) -> str:
-    """A literal in C++."""
+    """Write a literal in C++."""
     value, to = node.value, node.type
     if to.kind == "bool":
         return "true" if value else "false"
@@ -464,7 +464,7 @@ def _float_literal(value: float, to: DType) -> str:
 
 
 def string(text: str) -> str:
-    """A string literal in C++."""
+    """Write a string literal in C++."""
     return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else _escaped(c) for c in text) + '"'
 
 

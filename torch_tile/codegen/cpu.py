@@ -277,7 +277,7 @@ class _Cpu(Visitor, Lines):
 
 
 def scalar_type(var: Var) -> str:
-    """The C++ type of a size or scalar parameter; signed ones are index values (see `Text.is_index`)."""
+    """Return the C++ type of a size or scalar parameter; signed ones are index values (see `Text.is_index`)."""
     return "int64_t" if var.role == "dim" or var.dtype in SIGNED else held(var.dtype)
 
 
@@ -315,6 +315,7 @@ def _computes_numbers(program: Program) -> bool:
     """Return whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
 
     def wraps(e: Binary | Unary) -> bool:
+        """Return whether an operation on loaded integers may wrap."""
         return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)
 
     stored = (n.value for n in find(program, Store) if n.buffer.dtype.is_integer)

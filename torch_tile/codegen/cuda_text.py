@@ -393,7 +393,7 @@ class _Pair:
         return self.text.unchanged(a) if a.dtype == self.to and equal(a, b) else None
 
     def fields(self, a: Expr, b: Expr) -> str | None:
-        """Print the two numbers of one byte, or both less a small number."""
+        """Print two numbers that are 4-bit fields of one byte, or both less a small number."""
         surplus: int | None = 0
         if isinstance(a, Binary) and isinstance(b, Binary) and a.op == b.op == "-":
             surplus = _small(a.b) if equal(a.b, b.b) else None

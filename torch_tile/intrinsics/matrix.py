@@ -33,7 +33,7 @@ class Shape:
     d: tuple[Digits, Digits]
 
     def registers(self, operand: str) -> int:
-        """Elements of operand "a", "b" or "d" that one lane holds."""
+        """Return the elements of operand "a", "b" or "d" that one lane holds."""
         size = {"a": self.m * self.k, "b": self.k * self.n, "d": self.m * self.n}[operand]
         return size // 32
 

@@ -190,7 +190,7 @@ def name_of(value: object) -> str | None:
 
 def to_dtype(value: object) -> DType:
     """Convert `value` to a DType: one, a name, a dtype of torch or NumPy, or Python's bool/int/float. ValueError
-    otherwise. ValueError otherwise.
+    otherwise.
     """
     if isinstance(value, DType):
         return value

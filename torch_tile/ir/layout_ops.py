@@ -141,9 +141,7 @@ def _digits(digits: Iterable[Digit]) -> str:
 
 
 def parse(text: str) -> Layout:
-    """Parse the layout that prints as `text`. Raises TileError where the text is none. Raises TileError where the
-    text is none.
-    """
+    """Parse the layout that prints as `text`. Raises TileError where the text is none."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise error("bad_layout", None, what=f"`{text}`", why="it has no dimensions in brackets", fix=FIX)

@@ -52,9 +52,7 @@ RESERVED = {"T", *keyword.kwlist, *dir(builtins)}
 
 
 class Names:
-    """The names of symbols in a text. A loop variable's name is free after its loop; other names are used once. A
-    loop variable gives its name back when its loop ends; other names are used once.
-    """
+    """The names of symbols in a text. A loop variable's name is free after its loop; other names are used once."""
 
     def __init__(self) -> None:
         self._of: dict[Node, str] = {}

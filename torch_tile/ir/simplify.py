@@ -142,9 +142,7 @@ def _binary(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _float(e: Binary) -> Expr | None:
-    """Simplify x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x) of floats. Not x + 0.0, which turns -0.0 into 0.0.
-    Not x + 0.0, which turns -0.0 into 0.0.
-    """
+    """Simplify x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x) of floats. Not x + 0.0, which turns -0.0 into 0.0."""
     a, b = e.a, e.b
     if e.op in ("*", "/") and _is(b, 1.0):
         return a
@@ -293,7 +291,7 @@ def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
 
 
 def _sum(e: Expr) -> Sum:
-    """Collect the terms of a sum by atom. The result is kept with the node. The result is kept with the node."""
+    """Collect the terms of a sum by atom. The result is kept with the node."""
     if isinstance(e, Const):
         return {}, int(e.value), 1
     if not isinstance(e, Unary | Binary) or e.op not in ("+", "-", "*"):

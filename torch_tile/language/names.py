@@ -30,8 +30,7 @@ class Var(metaclass=_Kind):
 
 
 class _Let:
-    """`T.let(x, value, body)`: `body` with `value` for x. Without `body` x is `value` from here on. Without `body` x
-    is `value` from here on.
+    """`T.let(x, value, body)`: `body` with `value` for x, a T.Var. Without `body` x is `value` from here on.
 
     `T.let(value)` names a value, so that it is computed once. In an annotation, `x: T.let[T.int32] = e` converts the
     value. Raises TileError for an x that is no T.Var.

@@ -15,9 +15,7 @@ from torch_tile.language.views import view
 
 
 class PointerType:
-    """The annotation `a: T.ptr` of a parameter that is a contiguous tensor of any shape. TIR's name is T.handle.
-    TIR's name is T.handle.
-    """
+    """The annotation `a: T.ptr` of a parameter that is a contiguous tensor of any shape. TIR's name is T.handle."""
 
     def __call__(self, dtype: Any = None, storage_scope: str = "global") -> PointerType:
         """Return the annotation itself: T.make_tensor declares the element type."""
@@ -35,8 +33,8 @@ ptr = handle = PointerType()
 
 
 class Pointer(Handle):
-    """A parameter T.ptr in the author's hands. T.make_tensor makes the buffer that can be indexed. It has no
-    elements: T.make_tensor makes the buffer that can be indexed.
+    """A parameter T.ptr in the author's hands. It has no elements: T.make_tensor makes the buffer that can be
+    indexed.
     """
 
     is_declared = False

@@ -60,8 +60,7 @@ class PrimFunc:
 def prim_func(
     function: Any = None, *, private: bool = False, check_well_formed: bool = True, eager_jit: bool = False
 ) -> Any:
-    """Decorate a function to trace it into a Program at once. Parameters are annotated with T.Tensor or scalar
-    types. Parameters are annotated with T.Tensor or scalar types.
+    """Decorate a function to trace it into a Program at once. Parameters are annotated with T.Tensor or scalar types.
 
     `*xs: types`, with a sequence of types, declares one parameter `xs_0, xs_1, ...` for each.
     `private` and `check_well_formed` are TileLang's, without effect. Raises TileError for `eager_jit`.
@@ -304,9 +303,7 @@ ABSENT = Absent()
 
 @dataclass
 class EagerCall:
-    """One call of an eager kernel with the facts known before tracing. `sizes` are constants given by name. `sizes`
-    are constants given by name.
-    """
+    """One call of an eager kernel with the facts known before tracing. `sizes` are constants given by name."""
 
     function: FunctionType
     signature: inspect.Signature

@@ -145,8 +145,7 @@ def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, of
 def alloc_shared(
     shape: Any, dtype: Any = "float32", scope: str = "shared.dyn", layout: Any = None, offset: int | None = None
 ) -> Handle:
-    """Allocate a tile in memory shared by the threads of a block. Content is undefined until written. Content is
-    undefined until written.
+    """Allocate a tile in memory shared by the threads of a block. Content is undefined until written.
 
     `layout` is as for T.annotate_layout; `offset`, the first byte, is for printed kernels: the compiler finds it.
     """
@@ -198,7 +197,7 @@ decl_buffer = alloc_buffer
 
 
 def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
-    """An array of mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
+    """Allocate mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
 
     A list of equal numbers gives as many mbarriers: `[128] * n` is `128, (n,)`.
     """
@@ -218,7 +217,7 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
 
 
 def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
-    """T.alloc_barrier in a kernel with clusters: threads of other blocks arrive by T.mbarrier_arrive(bar[i], block)."""
+    """Allocate mbarriers as T.alloc_barrier does, at which threads of other blocks of the cluster arrive too."""
     if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
         why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
         raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)

@@ -86,9 +86,7 @@ class Tracer:
         self.scopes[-1].stmts.append(stmt)
 
     def maybe(self, operand: Callable[[], Any], word: str) -> Any:
-        """Mark an operand that the device evaluates only if `word` asks for it. Python computes it in any case.
-        Python computes it in any case.
-        """
+        """Mark an operand that the device evaluates only if `word` asks for it. Python computes it in any case."""
         outer, self.doubtful = self.doubtful, word
         try:
             return operand()

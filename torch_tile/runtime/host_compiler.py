@@ -88,7 +88,7 @@ def compile_shared(source: str) -> Path:
 
 
 def compile_many(sources: Iterable[str], workers: int | None = None) -> list[Path]:
-    """`compile_shared` of each text, `workers` (default: as many as there are processors) at a time."""
+    """Compile each text as `compile_shared` does, `workers` (default: one a processor) at a time."""
     sources = list(sources)
     if len(sources) < 2:
         return [compile_shared(source) for source in sources]
@@ -184,6 +184,7 @@ def _openmp_link(clang: bool) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text file."""
     path.write_text(text)
 
 

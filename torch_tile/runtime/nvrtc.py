@@ -275,6 +275,7 @@ def _strings(values: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text file."""
     path.write_text(text)
 
 

@@ -47,7 +47,7 @@ class Storage:
         self.prefix: Index = lane_ids(lanes) if lanes else () if tensor.ndim else (0,)
 
     def get(self, index: Index) -> Value:
-        """Return copies of elements as a value; the index includes the prefix."""
+        """Read copies of elements, for an index with the dimensions of lanes in front."""
         found = self.raw[index]
         if self.dtype.is_float:
             found = found.view(self.tensor.dtype) if found.dtype != self.tensor.dtype else found

@@ -103,6 +103,7 @@ class Atomic(RegisteredOp):
         target = self.dst.buffer
 
         def one(point: tuple[Any, ...]) -> Stmt:
+            """Emit the update of one element."""
             value = self.value
             if not isinstance(value, Expr):
                 value = cast(Load(value.buffer, spread(value, point)), target.dtype)

@@ -87,6 +87,7 @@ def tile_op(name: str) -> Callable[[C], C]:
     """Make the decorated op class available as `T.<name>`."""
 
     def register(cls: C) -> C:
+        """Add a class to the registry under its name."""
         cls.op_name = name
         if name in _OPS:
             raise ValueError(f"tile op {name} is declared twice")

@@ -47,6 +47,7 @@ class KernelArtifact(CacheArtifact):
 
 
 def _write(path: Path, content: bytes) -> None:
+    """Write a file."""
     path.write_bytes(content)
 
 

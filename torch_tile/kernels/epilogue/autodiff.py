@@ -26,7 +26,7 @@ _UNBOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.singular)
 
 @dataclass(frozen=True)
 class Sloped:
-    """A program and the slopes of its inputs, which share its statements; an input without one has the slope 0."""
+    """A program together with the derivatives (slopes) of its result in its inputs; absent ones are 0."""
 
     program: Epilogue
     slopes: Mapping[str, Operand]
@@ -56,7 +56,7 @@ class Sloped:
 
 @functools.lru_cache(maxsize=1024)
 def slopes(text: str, hides: bool = False) -> Sloped:
-    """Derive an epilogue's result in all its inputs.
+    """Differentiate an epilogue's result in all its inputs.
 
     With `hides`, a result of -inf stands for one that nobody sees, of which the slope is any finite number.
 

@@ -46,6 +46,7 @@ def canonical(text: str) -> str:
     nodes: dict[Operand, int] = {}
 
     def node(operand: Operand) -> int:
+        """Return the node of an operand: a named value, or a leaf."""
         if isinstance(operand, str) and operand in nodes:
             return nodes[operand]
         return graph.leaf(operand)
@@ -246,6 +247,7 @@ class _Graph:
         names: dict[int, Operand] = dict(self._leaves)
 
         def emit(index: int) -> Operand:
+            """Emit a node's statement after its operands; return its name."""
             if index not in names:
                 function, operands = self._nodes[index]
                 values = tuple(map(emit, operands))

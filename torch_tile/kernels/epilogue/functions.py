@@ -103,7 +103,7 @@ def bind(implementation: str | Callable[..., Any], module: Any) -> Callable[...,
 def _comparison(
     name: str, tile: Callable[[Any, Any], Any], commutative: bool = False, more: tuple[Spelling, ...] = ()
 ) -> Function:
-    """Build the row of a comparison."""
+    """Build the table row of a comparison."""
     return Function(
         name,
         2,
@@ -133,7 +133,7 @@ def _gelu_of(a: Any, approximate: str = "none") -> Call:
 
 
 def _of_truths(name: str) -> Binder:
-    """Build the binder of a logical function, which asks whether each operand is not 0. Bitwise operators count as
+    """Build the reader of a logical operator, which asks whether each operand is not 0. Bitwise operators count as
     logical, as no kernel computes with integers.
     """
     return lambda a, b: Call(name, (Call("ne", (a, 0.0)), Call("ne", (b, 0.0))))
@@ -156,7 +156,7 @@ def _same(g: Any, *_: Any) -> Any:
 
 
 def _ties(g: Any, a: Any, b: Any) -> Any:
-    """Return the gradient of `maximum(a, b)` in `a`. As in torch, a tie shares it evenly."""
+    """Compute the gradient of `maximum(a, b)` in `a`. As in torch, a tie shares it evenly."""
     x, y = a.operand(), b.operand()
     return g * (g.tape.call("gt", x, y) + g.tape.call("eq", x, y) * 0.5)
 
@@ -186,7 +186,7 @@ def _exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
 
 
 def _power(g: Any, a: Any, b: Any, y: Any) -> Any:
-    """Return the gradient of `pow(a, b)` in `a`. As in torch, it is 0 where the exponent is 0."""
+    """Compute the gradient of `pow(a, b)` in `a`. As in torch, it is 0 where the exponent is 0."""
     slope = g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
     return slope if b.name is None else slope.chosen(b.is_true())
 

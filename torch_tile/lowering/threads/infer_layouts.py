@@ -300,13 +300,13 @@ class _Reads:
         return self.covered
 
     def _block(self, stmts: Iterable[Stmt], known: bool) -> bool:
-        """Return whether the value is known after the statements, given whether it is before."""
+        """Check the reads of the variable in statements; return whether its value is known afterwards."""
         for one in stmts:
             known = self._statement(one, known)
         return known
 
     def _statement(self, one: Stmt, known: bool) -> bool:
-        """Return whether the value is known after one statement, and check the reads in it."""
+        """Check the reads of the variable in one statement; return whether its value is known afterwards."""
         if isinstance(one, Alloc) and one.buffer is self.buffer:
             return one.init is not None
         if isinstance(one, Block):

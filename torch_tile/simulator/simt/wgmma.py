@@ -73,7 +73,7 @@ class _Product:
 
     @property
     def products(self) -> Products:
-        """The products in flight in the running block."""
+        """Return the products in flight in the running block."""
         return self.p.calls.state(Products)
 
     def run(self) -> None:

@@ -88,6 +88,7 @@ def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
     """Emit this thread's cp.async calls of `width` bytes for a copy."""
 
     def move(point: tuple[Expr, ...]) -> Stmt:
+        """Emit the cp.async at one point."""
         source, target = spread(op.src, point), spread(op.dst, point)
         return cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
 
@@ -288,6 +289,7 @@ class AsyncLoop(RegisteredOp):
         (dst, dst_indices), (src, src_indices) = found.dst, found.src
 
         def move(point: tuple[Expr, ...]) -> Stmt:
+            """Emit the cp.async at one point, with zeros where the condition fails."""
             at = Substitute(dict(zip(self.loop.vars, point, strict=True)))
             valid: Expr = const(width, dt.int32)
             if found.condition is not None:

@@ -119,12 +119,14 @@ class Reduce(RegisteredOp):
         last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
 
         def row(point: tuple[Any, ...]) -> Stmt:
+            """Build the fold of one row by the vector helper."""
             source, result = self._points(point, const(0, dt.int32))
             folded = Call("cpu_reduce", (Address(self.src.buffer, source), shape[self.dim]), target.dtype, (self.fold,))
             value = folded if self.clear else combine(self.merging, Load(target, result), folded)
             return Store(target, result, value)
 
         def element(point: tuple[Any, ...], k: Expr) -> Stmt:
+            """Build the fold of one element into its result."""
             source, result = self._points(point, k)
             value = cast(Load(self.src.buffer, source), target.dtype)
             return Store(target, result, combine(self.fold, Load(target, result), value))
@@ -173,6 +175,7 @@ def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
     """Build serial loops over the rows: each row is vectorised by itself."""
 
     def nest(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
+        """Build the loops over the remaining dimensions."""
         if not rest:
             return row(point)  # type: ignore[no-any-return]
         if is_one(rest[0]):
