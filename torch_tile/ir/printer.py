@@ -96,7 +96,7 @@ class ExprPrinter:
     """Print expressions and regions as strings."""
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.names: Names = Names()
 
     def expr(self, e: Expr, need: int = 0) -> str:
         """Print an expression; in parentheses if it binds weaker than `need`."""
@@ -258,6 +258,8 @@ def to_text(node: Node) -> str:
 
 class Printer(ExprPrinter):
     """Print programs and statements as lines."""
+
+    depth: int
 
     def __init__(self) -> None:
         super().__init__()
