@@ -148,6 +148,12 @@ def is_one(extent: Expr) -> bool:
     return isinstance(extent, Const) and extent.value == 1
 
 
+def number_of(extent: Expr) -> int:
+    """Return the value of a literal extent or index."""
+    assert isinstance(extent, Const)
+    return int(extent.value)
+
+
 def squeezed(region: Region) -> tuple[Expr, ...]:
     """Return the region's extents without those that are 1."""
     return tuple(e for e in region.extents if not is_one(e))

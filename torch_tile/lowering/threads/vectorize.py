@@ -30,8 +30,8 @@ from torch_tile.ir.expr import (
     binary,
     const,
 )
-from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find, symbols
+from torch_tile.ir.idmap import IdMap, mentions
+from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance
@@ -286,11 +286,6 @@ def _moved(address: Address, by: Expr) -> Address:
     return replace(address, indices=(*address.indices[:-1], last))
 
 
-def _mentions(node: Node, var: Var) -> bool:
-    """Return whether a node uses a variable."""
-    return var in symbols(node)
-
-
 def _without_index_names(body: Block, var: Var) -> Block:
     """Replace integer names that depend on the step by their values, so that indices show the step."""
     known: dict[Var, Expr] = {}
@@ -298,7 +293,7 @@ def _without_index_names(body: Block, var: Var) -> Block:
     stmts: list[Stmt] = []
     for s in body.stmts:
         new = inline(s)
-        if isinstance(new, Let) and new.var.dtype.is_integer and _mentions(new.value, var) and not _loads(new.value):
+        if isinstance(new, Let) and new.var.dtype.is_integer and mentions(new.value, var) and not _loads(new.value):
             known[new.var] = new.value
         else:
             stmts.append(new)

@@ -29,6 +29,7 @@ from torch_tile.tileop.base import (
     Scalar,
     Tile,
     is_one,
+    number_of,
     region_of,
     same_extents,
     spread,
@@ -334,12 +335,6 @@ def corners(extents: list[int], box: tuple[int, ...]) -> Iterator[tuple[int, ...
             number, step = divmod(number, count)
             point.append(step * size)
         yield tuple(reversed(point))
-
-
-def number_of(extent: Expr) -> int:
-    """Return the value of a literal."""
-    assert isinstance(extent, Const)
-    return int(extent.value)
 
 
 def refuses_shares(op: Copy, count: int) -> str | None:

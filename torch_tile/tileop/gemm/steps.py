@@ -17,9 +17,9 @@ from torch_tile.intrinsics.matrix import Digits, ldmatrix, mma, round_tf32
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, const
+from torch_tile.ir.expr import Address, Expr, Load, Var, const
 from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
-from torch_tile.tileop.base import aligned_run
+from torch_tile.tileop.base import aligned_run, number_of
 from torch_tile.tileop.gemm.partition import Partition
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Source:
 
 def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     """Emit the whole product: `C += A B`, after a clear if asked."""
-    m, n, k = (_number(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
+    m, n, k = (number_of(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
     shape, (m_tiles, n_tiles) = p.shape, p.tiles(m, n)
     tf32 = ctx.build.options.tf32 and op.A.buffer.dtype == dt.float32
     warp = ctx.thread // 32
@@ -106,8 +106,8 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     why_not = "; ".join(filter(None, (left.why_not, right.why_not)))
     ctx.build.remark(op.span, "T.gemm", f"{became}; A: {left.how}; B: {right.how}", why_not)
     total = ctx.registers(op.C.buffer)
-    each, all_columns = shape.registers("d"), _number(op.C.buffer.shape[-1]) // (p.columns * shape.n)
-    first = _number(op.C.starts[-1]) // shape.n
+    each, all_columns = shape.registers("d"), number_of(op.C.buffer.shape[-1]) // (p.columns * shape.n)
+    first = number_of(op.C.starts[-1]) // shape.n
 
     def one(i: Expr, j: Expr, step: Expr) -> Stmt:
         """Emit one mma."""
@@ -135,7 +135,7 @@ def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int,
     if not op.clear_accum:
         return []
     total, each = ctx.registers(op.C.buffer), p.shape.registers("d")
-    m_tiles = p.tiles(_number(op.C.extents[-2]), 0)[0]
+    m_tiles = p.tiles(number_of(op.C.extents[-2]), 0)[0]
     zero = const(0, op.C.buffer.dtype)
 
     def row(i: Expr) -> Stmt:
@@ -176,9 +176,9 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
 
 def _in_place(s: Source, ctx: ThreadContext) -> Operand:
     """Use a fragment where it is."""
-    rows, columns = (_number(size) for size in s.region.buffer.shape[-2:])
+    rows, columns = (number_of(size) for size in s.region.buffer.shape[-2:])
     along, start = (rows, s.region.starts[-2]) if s.across else (columns, s.region.starts[-1])
-    steps, first = along // s.step, _number(start) // s.step
+    steps, first = along // s.step, number_of(start) // s.step
 
     def index(tile: Expr, step: Expr) -> Expr:
         """Return the first register of a tile's operand in the fragment."""
@@ -260,9 +260,3 @@ def _coordinate(digits: Digits, thread: Expr, register: Expr) -> Expr:
         place //= d.size
         total = total + (thread if d.axis == "t" else register) // d.stride % d.size * place
     return total
-
-
-def _number(extent: Expr) -> int:
-    """Return the value of a literal."""
-    assert isinstance(extent, Const)
-    return int(extent.value)
