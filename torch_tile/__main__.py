@@ -146,6 +146,7 @@ def _module_of(file: str) -> ModuleType:
 
 
 def _positive(text: str) -> int:
+    """Parse a positive integer of the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
     return int(text)

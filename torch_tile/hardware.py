@@ -203,6 +203,7 @@ class Target:
         return self.chip.arch if self.kind == "cuda" else ""
 
     def _has(self, feature: str) -> bool:
+        """Return whether the chip has a feature."""
         return self.kind == "cuda" and feature in self.chip.features
 
     @property
@@ -291,6 +292,7 @@ def rates_of(board: Board) -> Mapping[str, float]:
 
 
 def _capability(text: str) -> int:
+    """Return the number of `sm_NN` in a text, 0 without one."""
     digits = "".join(c for c in text.partition("sm_")[2] if c.isdigit())
     return int(digits) if digits else 0
 

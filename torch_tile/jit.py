@@ -184,6 +184,7 @@ def par_compile(
 
 
 def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object, options: PassOptions) -> JITKernel:
+    """Trace and compile a function."""
     program = _traced(func, "compile").program
     return compile_program(program, _positions(out_idx, program), target, options)
 
@@ -270,6 +271,7 @@ class JITFunction:
         return _by_name, (self.function.__module__, self.function.__qualname__, self.target, self.options)
 
     def _start_empty(self) -> None:
+        """Make the caches of kernels empty."""
         self.kernels: dict[Any, JITKernel] = {}
         self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
         self.specialisations: dict[Any, Specialisation] = {}
@@ -403,6 +405,7 @@ class JITFunction:
     _kept_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _kept_kernel(self, *args: Any, **kwargs: Any) -> str:
+        """Compile a kernel and keep it."""
         return keep(self.compile(*args, **kwargs))
 
     _kept_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as operator_name
@@ -435,6 +438,7 @@ class JITFunction:
         return kernel
 
     def _compile_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JITKernel:
+        """Compile an eager function for the sizes of its arguments."""
         call = specialise_sizes(self.function, self.signature, args, kwargs)
         target, key = self.target_for(call.tensors), (call.key, self.read_outside())
         with self.lock:
@@ -527,6 +531,7 @@ def kernels_in(tree: ast.FunctionDef) -> list[str]:
 
 
 def _opens_kernel(tree: ast.FunctionDef) -> bool:
+    """Return whether a function's source opens a `T.Kernel`."""
     return any("Kernel" in ast.dump(i.context_expr) for n in ast.walk(tree) if isinstance(n, ast.With) for i in n.items)
 
 

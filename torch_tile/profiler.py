@@ -286,6 +286,7 @@ def _integers(dtype: DType) -> tuple[int, int]:
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
+    """Clone the tensors among the arguments."""
     return [a.clone() if hasattr(a, "clone") else a for a in args]
 
 
@@ -297,10 +298,12 @@ def _listed(result: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _count(results: Sequence[Any]) -> str:
+    """Return the number of results as text."""
     return "1 tensor" if len(results) == 1 else f"{len(results)} tensors"
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors are equal bit by bit."""
     import torch
 
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -179,6 +179,7 @@ def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, args: Sequenc
 
 
 def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save all inputs and outputs for the gradient."""
     import torch
 
     outputs = output if isinstance(output, tuple) else (output,)

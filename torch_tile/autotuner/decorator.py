@@ -103,8 +103,7 @@ class AutotunedFunction:
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the fastest kernel for these arguments (lazy style), or run it on these tensors (eager style). Eager
-        style: run it on these tensors.
+        """Return the fastest kernel for these arguments (lazy style), or run it on these tensors (eager style).
 
         Tunable arguments that are given stay as they are.
         """

@@ -49,9 +49,7 @@ def surroundings(target: Target) -> tuple[str, ...]:
 
 
 def own_text() -> str:
-    """Return a digest of the compiler's own source, as measurements with another source do not apply. Measurements with
-    another source do not apply.
-    """
+    """Return a digest of the compiler's own source, as measurements with another source do not apply."""
     return key_of(headers_digest(), source_digest("autotuner", *PARTS))
 
 

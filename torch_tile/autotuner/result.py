@@ -92,9 +92,7 @@ def _number(milliseconds: float | None) -> str:
 
 
 def to_json(result: AutotuneResult) -> str:
-    """Write a result as JSON. Configurations stand there for readers only: they are found again by their order.
-    Configurations stand there for readers only: they are found again by their order.
-    """
+    """Write a result as JSON. Configurations stand there for readers only: they are found again by their order."""
     tries = [
         {"config": show(each.config), "latency": each.latency, "estimate": each.estimate, "note": each.note}
         for each in result.tries
@@ -143,9 +141,7 @@ class Settings:
 
     @property
     def effort(self) -> tuple[object, ...]:
-        """Return the settings that decide how thorough the search is. Another value makes another search. Another value
-        makes another search.
-        """
+        """Return the settings that decide how thorough the search is. Another value makes another search."""
         factor = self.early_stop_factor if self.early_stop else None
         return self.checks, self.warmup, self.rep, factor, self.prune
 

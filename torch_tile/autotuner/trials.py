@@ -164,9 +164,7 @@ def written(program: Program) -> set[Buffer]:
 
 
 def spare(value: Any) -> Any:
-    """Copy a tensor with its strides. Return anything else, and a tensor that overlaps itself, unchanged. Return
-    anything else, and a tensor that overlaps itself, unchanged.
-    """
+    """Copy a tensor with its strides. Return anything else, and a tensor that overlaps itself, unchanged."""
     import torch
 
     if not isinstance(value, torch.Tensor):

@@ -65,7 +65,7 @@ _MACROS = re.compile(
 
 
 def storage(dtype: DType) -> str:
-    """The C++ type of an element in memory."""
+    """Return the C++ type of an element in memory."""
     return STORAGE[dtype.name]
 
 
@@ -126,7 +126,7 @@ def foreign_lines(kernels: Sequence[Sequence[Node]], is_cuda: bool) -> list[str]
 
 
 class Names:
-    """Unique C++ names of symbols."""
+    """The unique C++ names of symbols."""
 
     def __init__(self, reserved: Iterable[str] = ()):
         self.taken = set(_WORDS.split()) | set(reserved)
@@ -160,7 +160,7 @@ SPELLING = {"and": "&&", "or": "||", "//": "/"}
 
 
 class Text(Visitor):
-    """Print expressions; `names` gives symbols their names."""
+    """Print expressions as C++; `names` gives symbols their names."""
 
     def __init__(self, names: Names):
         self.names = names
@@ -402,16 +402,19 @@ class Text(Visitor):
         return f"(float){called}" if is_small(node.dtype) else called
 
     def _reinterpret(self, node: Call, wide: bool) -> tuple[str, int]:
+        """Write a reinterpretation of bits."""
         text = self.reinterpreted(node)
         if is_small(node.type):
             return f"tile::widen({text})", 99
         return (f"(int64_t){text}", PREFIX) if wide and node.type != dt.int64 else (text, 99)
 
     def _atomic(self, node: Call) -> tuple[str, int]:
+        """Write an atomic update."""
         text = self.update(node)
         return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
 
     def _reduce(self, node: Call) -> tuple[str, int]:
+        """Write a reduction of a row."""
         kind, (row, count) = str(node.options[0]), node.args
         if not isinstance(row, Address):
             raise InternalError("cpu_reduce wants an address", node.span)
@@ -446,7 +449,7 @@ def is_exact(of: DType, to: DType) -> bool:
 
 
 def literal(node: Const) -> str:
-    """A literal in C++."""
+    """Write a literal in C++."""
     value, to = node.value, node.type
     if to.kind == "bool":
         return "true" if value else "false"
@@ -463,6 +466,7 @@ def literal(node: Const) -> str:
 
 
 def _float_literal(value: float, to: DType) -> str:
+    """Write a floating constant."""
     double = to.bits == 64
     if math.isnan(value):
         return '__builtin_nan("")' if double else '__builtin_nanf("")'
@@ -474,10 +478,11 @@ def _float_literal(value: float, to: DType) -> str:
 
 
 def string(text: str) -> str:
-    """A string literal in C++."""
+    """Write a string literal in C++."""
     return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else _escaped(c) for c in text) + '"'
 
 
 def _escaped(c: str) -> str:
+    """Escape a character of a string literal."""
     known = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
     return known.get(c) or "".join(f"\\{byte:03o}" for byte in c.encode(errors="replace"))

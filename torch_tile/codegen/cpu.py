@@ -61,6 +61,8 @@ def emit_cpu(program: Program, sizes: list[Var] | None = None) -> CpuSource:
 
 
 class _Cpu(Visitor, Lines):
+    """Write the C++ of a program for the CPU."""
+
     def __init__(self, program: Program, sizes: list[Var]):
         super().__init__()
         self.program, self.sizes = program, sizes
@@ -74,6 +76,7 @@ class _Cpu(Visitor, Lines):
         self.scalars = [p for p in program.params if isinstance(p, Var)]
 
     def run(self) -> CpuSource:
+        """Return the whole text."""
         if _computes_numbers(self.program):
             self.line('#pragma GCC optimize("wrapv")')
         for header in ("<stdio.h>",) if self.prints else ():
@@ -120,6 +123,7 @@ class _Cpu(Visitor, Lines):
         return total
 
     def entry(self, arenas: list[int]) -> None:
+        """Write the entry function that unpacks the arguments."""
         self.line("")
         self.open(f'extern "C" int64_t {ENTRY}(void* const* buffers, const int64_t* numbers)')
         for n, buffer in enumerate(self.buffers):
@@ -168,6 +172,7 @@ class _Cpu(Visitor, Lines):
 
     # -- statements ----------------------------------------------------------------------------------------------------
     def body(self, block: Block) -> None:
+        """Write the statements of a block."""
         for stmt in block.stmts:
             method = self.method_of(stmt)
             if method is None:
@@ -250,6 +255,7 @@ class _Cpu(Visitor, Lines):
             self.line(f"{self.text.update(call) if call.name == 'atomic' else self.text.value(call)};", node.span)
 
     def _gemm(self, call: Call) -> str:
+        """Write the call of the matrix product."""
         types = [a.buffer.dtype for a in call.args if isinstance(a, Address)]
         flags = ["true" if option else "false" for option in call.options]
         template = ", ".join([*map(storage, types), *flags])
@@ -271,7 +277,7 @@ class _Cpu(Visitor, Lines):
 
 
 def scalar_type(var: Var) -> str:
-    """The C++ type of a size or scalar parameter; signed ones are index values (see `Text.is_index`)."""
+    """Return the C++ type of a size or scalar parameter; signed ones are index values (see `Text.is_index`)."""
     return "int64_t" if var.role == "dim" or var.dtype in SIGNED else held(var.dtype)
 
 
@@ -309,6 +315,7 @@ def _computes_numbers(program: Program) -> bool:
     """Return whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
 
     def wraps(e: Binary | Unary) -> bool:
+        """Return whether an operation on loaded integers may wrap."""
         return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)
 
     stored = (n.value for n in find(program, Store) if n.buffer.dtype.is_integer)

@@ -47,13 +47,13 @@ def emit_cuda(program: Program, build: Build, source: Program | None = None) -> 
 
 
 def tensors_of(program: Program) -> list[Buffer]:
-    """Everything passed by pointer: buffer parameters, outputs, workspaces."""
+    """Return everything that is passed by pointer: buffer parameters, outputs, workspaces."""
     params = [p for p in program.params if isinstance(p, Buffer)]
     return [*params, *program.outputs, *program.workspaces]
 
 
 def long_dimensions(source: Program) -> IdSet[Var]:
-    """The dimensions that may exceed 32 bits: those that appear in strides, and those declared so."""
+    """Return the dimensions that may exceed 32 bits: those that appear in strides, and those declared so."""
     strides = [x for b in tensors_of(source) for s in b.strides or () for x in find(s, Var)]
     wide = [v for v in dimensions(source) if v.dtype.bits == 64]
     return IdSet((*strides, *wide))
@@ -77,7 +77,7 @@ def used_symbols(kernel: Kernel) -> IdSet[Buffer | Var]:
 
 
 def check_calls(nodes: Sequence[Node], target: Target) -> None:
-    """TileError (`unsupported_on_target`) for a call among `nodes` that `target` does not have."""
+    """Raise TileError (`unsupported_on_target`) for a call among `nodes` that `target` does not have."""
     calls = [node for node in nodes if isinstance(node, Call)]
     missing = [call for call in calls if not lookup(call.name).exists_on(target.capability)]
     if missing:
@@ -89,7 +89,7 @@ def check_calls(nodes: Sequence[Node], target: Target) -> None:
 
 
 def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
-    """The buffers that `nodes` may write to."""
+    """Return the buffers that `nodes` may write to."""
     found: IdSet[Buffer] = IdSet()
     for node in nodes:
         if isinstance(node, Store):
@@ -130,6 +130,8 @@ def may_fold(kernel: Kernel) -> bool:
 
 
 class _Cuda:
+    """Write the CUDA text of a program."""
+
     def __init__(self, program: Program, build: Build, source: Program):
         self.program, self.build = program, build
         self.sizes, self.long = dimensions(source), long_dimensions(source)
@@ -138,6 +140,7 @@ class _Cuda:
         self.nodes = [list(walk(kernel.body)) for kernel in program.kernels]
 
     def run(self) -> CudaSource:
+        """Return the text with its entries."""
         for nodes in self.nodes:
             check_calls(nodes, self.build.target)
         functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
@@ -152,7 +155,7 @@ class _Cuda:
         return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.disjoint())
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
-        """One kernel: its entry, and its text."""
+        """Write one kernel; return its entry and text."""
         if kernel.cluster != (1, 1, 1) and not self.build.target.has_clusters:
             what, fix = "T.Kernel(cluster_dims=...)", "leave it out, or compile for sm_90 or later"
             raise error("unsupported_on_target", kernel.span, what=what, target=str(self.build.target), fix=fix)
@@ -215,7 +218,7 @@ class _Cuda:
         return tuple(sorted(found))
 
     def maps(self, nodes: Sequence[Node], out: CudaStatements) -> list[tuple[MapArg, str]]:
-        """The tensor maps of a kernel, each once, with the names of their parameters."""
+        """Return the tensor maps of a kernel, each once, with the names of their parameters."""
         for node in nodes:
             if isinstance(node, TensorMap):
                 out.text.map_name(node)
@@ -234,7 +237,7 @@ class _Cuda:
         return f"const {storage(var.dtype)} {name}", []
 
     def indices(self, kernel: Kernel, threads: int, used: IdSet[Buffer | Var], out: CudaStatements) -> None:
-        """Name the thread and the block."""
+        """Write the definitions of the thread's and the block's indices."""
         if kernel.thread is not None:
             out.text.bind(kernel.thread, Interval(0, threads - 1))
             if kernel.thread in used:
@@ -255,7 +258,7 @@ class _Cuda:
                 out.line(f"const int {out.names.of(var)} = {here};")
 
     def warpgroup(self, thread: Var | None, nodes: Sequence[Node], out: CudaStatements) -> None:
-        """Name the number of the thread's warpgroup, which descriptors are made from, in a uniform register."""
+        """Write the definition of the thread's warpgroup number, kept in a uniform register for wgmma descriptors."""
         if thread is None or not any(isinstance(n, Call) and n.name == "wgmma" for n in nodes):
             return
         if any(isinstance(n, Binary) and is_warpgroup(n, thread) for n in nodes):
@@ -290,5 +293,6 @@ class _Cuda:
 
 
 def _map_arg(node: TensorMap, position: int) -> MapArg:
+    """Describe a tensor map argument of an entry."""
     dtype = node.buffer.dtype
     return MapArg(position, node.sizes, node.strides, node.box, node.swizzle, dtype.name, dtype.itemsize)

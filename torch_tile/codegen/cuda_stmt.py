@@ -143,6 +143,7 @@ class CudaStatements(Visitor, Lines):
         where, var = self.text.element(store.buffer, store.indices), loop.vars[0]
 
         def order(a: Expr, b: Expr) -> bool | None:
+            """Return which of two accesses is the lower neighbour."""
             a, b = (Binary("%", x, const(2, x.dtype)) for x in (a, b))
             return next((bool(x) for x in (0, 1) if _is(a, x, var) and _is(b, 1 - x, var)), None)
 

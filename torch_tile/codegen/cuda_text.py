@@ -296,6 +296,7 @@ class CudaText(Text):
         return False
 
     def _negated(self, node: Binary) -> Binary:
+        """Write `a + c` with a negative constant c as `a - |c|`; keep any other sum."""
         assert isinstance(node.b, Const)
         new = Binary("-", node.a, const(-node.b.value, node.b.type))
         return new if new.b.value > 0 else node  # type: ignore[attr-defined]
@@ -312,7 +313,7 @@ class CudaText(Text):
         return self.interval(node.a).within(Interval(0, 2 * int(node.b.value) - 1))
 
     def _naturals(self, node: Binary, wide: bool) -> bool:
-        """Return whether both operands are never negative; with `wide` int32 does not wrap."""
+        """Return whether both operands are non-negative."""
         wraps = self.wraps(node.a) or self.wraps(node.b)
         if wraps and not (wide and node.a.dtype == dt.int32):
             return False
@@ -376,6 +377,8 @@ def field_pair(first: Expr, second: Expr, to: DType, order: Order, text: CudaTex
 
 
 class _Pair:
+    """Write two values of 16 bits as one packed value."""
+
     def __init__(self, to: DType, order: Order, text: CudaText):
         self.to, self.order, self.text = to, order, text
 
@@ -402,7 +405,7 @@ class _Pair:
         return self.text.unchanged(a) if a.dtype == self.to and equal(a, b) else None
 
     def fields(self, a: Expr, b: Expr) -> str | None:
-        """Print the two numbers of one byte, or both less a small number."""
+        """Print two numbers that are 4-bit fields of one byte, or both less a small number."""
         surplus: int | None = 0
         if isinstance(a, Binary) and isinstance(b, Binary) and a.op == b.op == "-":
             surplus = _small(a.b) if equal(a.b, b.b) else None

@@ -24,7 +24,7 @@ _EACH_LINE = 16  # operands
 
 
 def wgmma_functions(products: Iterable[Product]) -> str:
-    """The functions that products call, in the order of their names; empty if there are none."""
+    """Write the functions that products call, in the order of their names; empty if there are none."""
     texts = {product.name: _function(product) for product in products}
     if not texts:
         return ""
@@ -111,6 +111,7 @@ def _steps(product: Product, count: int, keep: int, moves: int) -> Iterator[str]
 
 
 def _numbers(first: int, count: int) -> str:
+    """Write a list of assembly operands."""
     return ", ".join(f"%{first + i}" for i in range(count))
 
 
@@ -121,14 +122,14 @@ def _rows(items: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _quoted(opening: str, items: Sequence[str], closing: str) -> Iterator[str]:
-    """Items as pieces of a string literal."""
+    """Write items as pieces of a string literal."""
     for text, is_last in _rows(items):
         yield f'"{opening}{text}{closing if is_last else ", "}"'
         opening = ""
 
 
 def _listed(items: Sequence[str]) -> Iterator[str]:
-    """Items as operands after the first colon."""
+    """Write items as operands after the first colon."""
     opening = ": "
     for text, is_last in _rows(items):
         yield f"      {opening}{text}{'' if is_last else ','}"
@@ -179,6 +180,7 @@ class Product:
         return f"{self.name}<{', '.join(self._walk(walk, steps) for walk, steps in operands if walk is not None)}>"
 
     def _walk(self, walk: Descriptor, steps: Steps) -> str:
+        """Write the template arguments of an operand's address walk."""
         numbers = [walk.swizzle, walk.leading, walk.stride, str(walk.across).lower()]
         if self.count > 1:
             numbers += [steps.near, steps.run, steps.far]

@@ -92,7 +92,7 @@ def is_installed() -> bool:
 
 
 def counterpart(name: str) -> str:
-    """The module of torch_tile that stands for TileLang's module `name`."""
+    """Return the module of torch_tile that stands for TileLang's module `name`."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     above, _, last = name.rpartition(".")
@@ -114,24 +114,24 @@ def _hides(name: str) -> bool:
 
 
 class _Served(Loader):
-    """Gives a module that exists under its own name."""
+    """An import loader that gives a module which exists under its own name."""
 
     def __init__(self, name: str):
         self.name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself, which the import machinery is about to mark as another."""
+        """Return the module itself, which the import machinery is about to mark as another."""
         self.module = importlib.import_module(self.name)
         self.own = self.module.__spec__
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is run again; the module's own mark is put back."""
+        """Restore the module's own mark; nothing is run again."""
         module.__spec__ = self.own
 
 
 class _Finder(MetaPathFinder):
-    """Finds what `install` serves."""
+    """An import finder of the modules that `install` serves."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -69,6 +69,7 @@ class Binding:
         raise LaunchError(f"{self._takes()}, all by position, got {', '.join(named)} by name")
 
     def _takes(self) -> str:
+        """Say which arguments the program takes."""
         count = len(self.given)
         return f"{self.program.name} takes {count} argument{'s'[: count != 1]} ({', '.join(self.names)})"
 
@@ -272,6 +273,7 @@ def _solution(wanted: Expr, var: Var, actual: int, sizes: Sizes) -> int | None:
 
 
 def _unknown(expr: Expr, sizes: Sizes) -> list[Var]:
+    """Return the variables of an expression that have no value."""
     return list(dict.fromkeys(n for n in walk(expr) if isinstance(n, Var) and n not in sizes))
 
 

@@ -88,7 +88,7 @@ class Schedule:
 
     @property
     def rows(self) -> tuple[tuple[Remark, int], ...]:
-        """The distinct remarks in order, each with its count, because an op may be lowered many times."""
+        """Return the distinct remarks in order, each with its count, because an op may be lowered many times."""
         return tuple(Counter(self.remarks).items())
 
     @property

@@ -125,6 +125,7 @@ def _symbols(program: Program) -> list[Var]:
 
 
 def _fields(value: Any, symbols: dict[Var, int]) -> list[Any]:
+    """Pack the fields of a value for JSON."""
     return [_pack(each, symbols) for each in (value if isinstance(value, tuple) else vars(value).values())]
 
 

@@ -7,7 +7,7 @@ from torch_tile.hardware import Target
 
 
 def get_target_compute_version(target: object = None) -> str:
-    """The compute capability of a target, or of the GPU of this machine, as "9.0". Raises ValueError for a CPU."""
+    """Return the compute capability of a target, or of this machine's GPU, as "9.0". Raises ValueError for a CPU."""
     found = Target.of("auto" if target is None else target)
     if found.kind != "cuda":
         raise ValueError("there is no GPU whose compute capability could be told")
@@ -15,17 +15,18 @@ def get_target_compute_version(target: object = None) -> str:
 
 
 def get_target_arch(compute_version: str) -> str:
-    """ "90a" for "9.0": how the assembler calls the chip."""
+    """Return the assembler's name of a chip: "90a" for "9.0"."""
     return _of(compute_version).arch.removeprefix("sm_")
 
 
 def parse_compute_version(compute_version: str) -> tuple[int, int]:
-    """(9, 0) for "9.0"."""
+    """Parse a compute version: (9, 0) for "9.0"."""
     major, _, minor = compute_version.partition(".")
     return int(major), int(minor or 0)
 
 
 def _of(compute_version: str) -> Target:
+    """Return the target of a compute version."""
     major, minor = parse_compute_version(compute_version)
     return Target("cuda", 10 * major + minor)
 

@@ -44,7 +44,7 @@ class Diagnostic:
     notes: tuple[tuple[Span | None, str], ...] = ()
 
     def render(self) -> str:
-        """The finding as text, with the author's line and a caret line beneath it."""
+        """Format the finding with the author's line and a caret line beneath it."""
         lines = [f"error[{self.code}]: {self.message}"]
         lines += _excerpt(self.span, "")
         for span, text in self.notes:
@@ -63,7 +63,7 @@ def diagnose(
 
 
 def fields_of(code: str) -> set[str]:
-    """Names that the template of `code` wants filled in."""
+    """Return the names that the template of `code` wants filled in."""
     return {name for text in CATALOGUE[code] for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
@@ -82,7 +82,7 @@ class TileError(ValueError):
     """
 
     def __new__(cls, *diagnostics: Diagnostic) -> TileError:
-        """An error of the class that the first finding's code asks for."""
+        """Make an error of the class that the first finding's code asks for."""
         is_type_error = bool(diagnostics) and getattr(diagnostics[0], "code", "") in TYPE_ERRORS
         return super().__new__(TileTypeError if cls is TileError and is_type_error else cls, *diagnostics)
 
@@ -133,16 +133,17 @@ span_source: list[Callable[[], Span | None]] = []
 
 
 def current_span() -> Span | None:
-    """The author's position in the kernel being traced, or None outside tracing."""
+    """Return the author's position in the kernel being traced, or None outside tracing."""
     return span_source[-1]() if span_source else None
 
 
 def error(code: str, span: Span | None, notes: Iterable[tuple[Span | None, str]] = (), **values: object) -> TileError:
-    """A `TileError` with one finding, to be raised by the caller; without a span it points at the line being traced."""
+    """Build a `TileError` with one finding, to be raised by the caller; without a span it points at the traced line."""
     return TileError(diagnose(code, span or current_span(), notes, **values))
 
 
 def _excerpt(span: Span | None, text: str) -> list[str]:
+    """Format the author's line of a span, with a text beside it."""
     if span is None:
         return [f"  note: {text}"] if text else []
     lines = [f"  --> {span}  {text}".rstrip()]

@@ -84,6 +84,7 @@ class TilePass(CustomGraphPass):
 
 
 def _prefetch(context: Context) -> None:
+    """Start compiling the kernels of a graph for a GPU."""
     if not is_on_gpu(context.graph):
         return  # without an import that takes longer than a graph from Inductor's cache can wait
     from torch_tile.inductor.compile_ahead import rehearse

@@ -72,6 +72,7 @@ def _settled(context: Context, node: Node) -> bool:
 
 
 def _signature(node: Node) -> str:
+    """Return the shapes of a call as text, for the report."""
     if is_call(node, torch.ops.tile.attention.default):
         return rewrite.signature(node)
     shapes = ", ".join(str(list(shape(n))) for n in node.args if isinstance(n, Node))
@@ -108,5 +109,6 @@ def report_missed(context: Context) -> None:
 
 
 def _types(node: Node) -> str:
+    """Return the dtype of a node as text, for the report."""
     value = val(node)
     return f"{dtype(node)}" if isinstance(value, torch.Tensor) else "several outputs"

@@ -114,9 +114,7 @@ ROLES: dict[str, tuple[Call, Call]] = {
 
 
 def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """Replace the scan functions in the files of a model's classes. Return the file and the name of each. Return the
-    file and the name of each.
-    """
+    """Replace the scan functions in the files of a model's classes. Return the file and the name of each."""
     done = []
     for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
         file = sys.modules.get(name)

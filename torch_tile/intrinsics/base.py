@@ -122,7 +122,7 @@ class Intrinsic:
         return f"sm_{self.arch}a" if self.only else f"sm_{self.arch} or later"
 
     def spelling(self, call: Call) -> str:
-        """The C++ function that a CUDA kernel calls for `call`, options as template arguments."""
+        """Return the C++ function that a CUDA kernel calls for `call`, options as template arguments."""
         if not isinstance(self.cuda, str):
             return self.cuda(call)
         options = ", ".join(str(o).lower() if isinstance(o, bool) else str(o) for o in call.options)
@@ -156,7 +156,7 @@ def declare(intrinsic: Intrinsic) -> Intrinsic:
 
 
 def lookup(name: str) -> Intrinsic:
-    """The intrinsic called `name`; KeyError if there is none."""
+    """Return the intrinsic called `name`; KeyError if there is none."""
     return _REGISTRY[name]
 
 
@@ -187,34 +187,35 @@ def syncs(node: object, sync: Sync, scope: Scope | None = None) -> bool:
 
 
 def call(name: str, *args: Any) -> Expr:
-    """A call of the intrinsic `name` on operands of any kind."""
+    """Build a call of the intrinsic `name` on operands of any kind."""
     return lookup(name).build(args)
 
 
 def names() -> list[str]:
-    """All declared names."""
+    """Return all declared names."""
     return sorted(_REGISTRY)
 
 
 def floating(args: Sequence[Expr]) -> tuple[DType, DType]:
-    """Operands and result in their common floating type; integers count as float32."""
+    """Give operands and result their common floating type; integers count as float32."""
     common = _common(args)
     common = common if common.is_float else dt.float32
     return common, common
 
 
 def same(args: Sequence[Expr]) -> tuple[DType, DType]:
-    """Operands and result in their common type."""
+    """Give operands and result their common type."""
     common = _common(args)
     return common, common
 
 
 def predicate(args: Sequence[Expr]) -> tuple[DType, DType]:
-    """Floating operands, bool result."""
+    """Give operands their common floating type, and the result bool."""
     return floating(args)[0], dt.bool_
 
 
 def _common(args: Sequence[Expr]) -> DType:
+    """Return the dtype that all operands promote to."""
     common = args[0].dtype
     for a in args[1:]:
         common = promote(common, a.dtype)

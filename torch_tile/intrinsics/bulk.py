@@ -26,10 +26,12 @@ MULTICAST = "multicast"  # an option of `tma_load`, whose last operand is then a
 
 
 def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
+    """Build the statement that calls an intrinsic for its effect."""
     return Do(Call(name, args, dt.int32, options))
 
 
 def _int(value: Any) -> Expr:
+    """Convert a value to an int32 expression."""
     return cast(to_expr(value), dt.int32)
 
 
@@ -202,18 +204,22 @@ def box_elements(call: Call) -> int:
 
 
 def _tma_load(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of tma_load: it writes a box of shared memory asynchronously."""
     return (Access(0, "w", box_elements(call), True),)
 
 
 def _tma_store(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of tma_store: it reads a box of shared memory asynchronously."""
     return (Access(1, "r", box_elements(call), True),)
 
 
 def _bulk_wait(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of bulk_wait: reads of unknown size of the tiles that the stores read."""
     return tuple(Access(n, "r", -1) for n in range(len(call.args)))
 
 
 def _declare(name: str, arity: int, header: str, arch: int = HOPPER, **fields: Any) -> None:
+    """Declare an intrinsic for bulk copies."""
     declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=arch, **fields))
 
 
@@ -243,15 +249,18 @@ _declare("cluster_wait", 0, "sync.h", convergent="warp", sync=Sync.WAIT, scope=S
 
 
 def _tma_load_name(call: Call) -> str:
+    """Return the CUDA function of a tma_load, by its multicast and cache policy."""
     policy, *multicast = call.options
     return f"tma_load{''.join(map(_suffix, multicast))}{_suffix(policy)}"
 
 
 def _tma_store_name(call: Call) -> str:
+    """Return the CUDA function of a tma_store, by its way to combine values."""
     return f"tma_store{_suffix(call.options[0])}"
 
 
 def _suffix(word: object) -> str:
+    """Return a word as the suffix of a function's name, empty for an empty word."""
     return f"_{word}" if word else ""
 
 

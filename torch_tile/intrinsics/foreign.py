@@ -31,12 +31,12 @@ def foreign_call(
 
 
 def function_of(call: Call) -> str:
-    """The name of the function that is called."""
+    """Return the name of the function that is called."""
     return str(call.options[0])
 
 
 def text_of(call: Call, is_cuda: bool) -> str:
-    """The author's text that a call needs."""
+    """Return the author's text that a call needs."""
     return str(call.options[2 if is_cuda else 3])
 
 
@@ -54,6 +54,7 @@ def meaning_of(call: Call, span: Span | None) -> Callable[..., Any]:
 
 
 def _effects(call: Call) -> tuple[Access, ...]:
+    """Return the accesses that the author declared for a foreign call."""
     found = []
     for operand, access in enumerate(str(call.options[1]).split("|")):
         kind, _, count = access.partition(" ")

@@ -22,12 +22,14 @@ Parts = Callable[..., tuple[Any, Any]]
 
 
 def _sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return a float64 sum and its rounding error (two-sum)."""
     total = a + b
     shifted = total - a
     return total, (a - (total - shifted)) + (b - shifted)
 
 
 def _exact(value: Any) -> tuple[Any, Any]:
+    """Return an exact value with a rounding error of zero."""
     return value, value * 0
 
 
@@ -39,6 +41,7 @@ PARTS: dict[str, Parts] = {
 
 
 def _evaluate(name: str, mode: str, *args: Any) -> Any:
+    """Compute an operation with the given rounding mode, the meaning of the intrinsic."""
     import torch
 
     if args[0].dtype == torch.float64:
@@ -55,13 +58,14 @@ def _evaluate(name: str, mode: str, *args: Any) -> Any:
 
 
 def _are_positive_zeros(name: str, *args: Any) -> Any:
+    """Return where an exact result of zero has a positive sign."""
     first, second = (args[0] * args[1], args[2]) if name == "fmaf" else args
     second = -second if name == "sub" else second
     return (first == 0) & (second == 0) & ~first.signbit() & ~second.signbit()
 
 
 def _directed(value: Any, mode: str) -> Any:
-    """float64 as float32."""
+    """Round float64 to float32 in a rounding mode."""
     import torch
 
     near = value.float()

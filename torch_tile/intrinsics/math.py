@@ -15,6 +15,8 @@ from torch_tile.ir import dtype as dt
 
 
 def _torch(name: str) -> Callable[..., Any]:
+    """Return the meaning of an intrinsic as torch's function of the same name."""
+
     def evaluate(*args: Any) -> Any:
         import torch
 
@@ -24,16 +26,19 @@ def _torch(name: str) -> Callable[..., Any]:
 
 
 def _float_from_bits(bits: Any, mask: Any, flip: Any) -> Any:
+    """Reinterpret masked and flipped bits as a float32."""
     import torch
 
     return ((bits & mask) ^ flip).to(torch.int32).view(torch.float32)
 
 
 def _nibble(word: Any, byte: Any, upper: Any) -> Any:
+    """Return a 4-bit field of a word as a float32."""
     return (word >> (8 * byte + 4 * upper) & 15).float()
 
 
 def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
+    """Look up the value of a 4-bit field of a word in a table."""
     import torch
 
     code, found = word >> (8 * byte + 4 * upper) & 15, values[0]
@@ -43,10 +48,12 @@ def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
 
 
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
+    """Declare an intrinsic of one operand."""
     _declare(name, 1, rule, _torch(torch_name or name), cpu)
 
 
 def _declare(name: str, arity: int, rule: Rule, evaluate: Callable[..., Any], cpu: str | None = None) -> None:
+    """Declare a math intrinsic."""
     declare(Intrinsic(name, arity, rule, cpu or name, evaluate, cuda=name, header="cuda_math.h"))
 
 

@@ -33,13 +33,13 @@ class Shape:
     d: tuple[Digits, Digits]
 
     def registers(self, operand: str) -> int:
-        """Elements of operand "a", "b" or "d" that one lane holds."""
+        """Return the elements of operand "a", "b" or "d" that one lane holds."""
         size = {"a": self.m * self.k, "b": self.k * self.n, "d": self.m * self.n}[operand]
         return size // 32
 
 
 def digits_of(text: str) -> Digits:
-    """From "2:2r 8:4t", digits with size, stride and axis."""
+    """Parse digits such as "2:2r 8:4t", with size, stride and axis."""
     found = []
     for item in text.split():
         size, rest = item.split(":")
@@ -48,6 +48,7 @@ def digits_of(text: str) -> Digits:
 
 
 def _shape(m: int, n: int, k: int, a: tuple[str, str], b: tuple[str, str], d: tuple[str, str]) -> Shape:
+    """Describe an MMA shape by the thread and register digits of its fragments."""
     operands = ((digits_of(rows), digits_of(columns)) for rows, columns in (a, b, d))
     return Shape(m, n, k, *operands)
 
@@ -75,19 +76,20 @@ PRODUCTS = {
 
 
 def shape_for(a: str, b: str, d: str, target: Target) -> str | None:
-    """The mma shape for operand and accumulator types (dtype names or "tf32"), or None if `target` has none."""
+    """Find the mma shape for operand and accumulator types (dtype names or "tf32"), or None if `target` has none."""
     if a in _FP8 and not target.has_fp8:
         return None
     return PRODUCTS.get((a, b, d))
 
 
 def mma(d: Address, a: Address, b: Address, shape: str, types: tuple[str, str, str]) -> Do:
-    """`d += a * b` on fragments in local arrays, from the addresses on; `types` of a, b, d are a key of PRODUCTS."""
+    """Build `d += a * b` on fragments in local arrays; `types` of a, b, d are a key of PRODUCTS."""
     return Do(Call("mma", (d, a, b), dt.int32, (shape, *types)))
 
 
 def ldmatrix(dst: Address, src: Address, count: int, trans: bool = False) -> Do:
-    """`count` (1, 2, 4) matrices of 8 rows of 16 bytes: lane `l` gives the address of row `l % 8` of matrix `l / 8`.
+    """Load `count` (1, 2, 4) matrices of 8 rows of 16 bytes: lane `l` gives the address of row `l % 8` of matrix `l
+    / 8`.
 
     Lane `l` receives, of each matrix in turn, the 4 bytes at row `l / 4`, 4-byte column `l % 4`; with `trans` (16-bit
     elements only) the elements `[2 * (l % 4)][l / 4]` and `[2 * (l % 4) + 1][l / 4]`.
@@ -96,12 +98,12 @@ def ldmatrix(dst: Address, src: Address, count: int, trans: bool = False) -> Do:
 
 
 def stmatrix(dst: Address, src: Address, count: int, trans: bool = False) -> Do:
-    """The inverse of `ldmatrix`: registers to the rows of `count` matrices in shared memory. sm_90."""
+    """Store registers to the rows of `count` matrices in shared memory: the inverse of `ldmatrix` (sm_90)."""
     return Do(Call("stmatrix", (dst, src), dt.int32, (count, trans)))
 
 
 def round_tf32(value: Expr) -> Expr:
-    """The nearest float32 that a tf32 operand can hold, halves away from 0."""
+    """Round to the nearest float32 that a tf32 operand can hold, halves away from 0."""
     return Call("round_tf32", (value,), dt.float32)
 
 
@@ -109,6 +111,7 @@ def round_tf32(value: Expr) -> Expr:
 
 
 def _mma_effects(call: Call) -> tuple[Access, ...]:
+    """Return the register accesses of an mma: a and b are read, d is updated."""
     shape = FRAGMENTS[str(call.options[0])]
     return tuple(
         Access(n, kind, shape.registers(x)) for n, (x, kind) in enumerate((("d", "rw"), ("a", "r"), ("b", "r")))
@@ -116,10 +119,12 @@ def _mma_effects(call: Call) -> tuple[Access, ...]:
 
 
 def _ldmatrix_effects(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of ldmatrix: registers written, 16 bytes of shared memory read."""
     return Access(0, "w", elements(call, 0, 4 * option(call))), Access(1, "r", elements(call, 1, 16))
 
 
 def _stmatrix_effects(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of stmatrix: 16 bytes of shared memory written, registers read."""
     return Access(0, "w", elements(call, 0, 16)), Access(1, "r", elements(call, 1, 4 * option(call)))
 
 
@@ -127,7 +132,7 @@ def _stmatrix_effects(call: Call) -> tuple[Access, ...]:
 
 
 def places(digits: tuple[Digits, Digits]) -> tuple[Any, Any]:
-    """For each lane and register, `[32, registers]`: the row and the column of the element."""
+    """Return row and column of the element in each lane and register, `[32, registers]`."""
     import numpy as np
 
     registers = 1 + sum((d.size - 1) * d.stride for dim in digits for d in dim if d.axis == "r")
@@ -143,7 +148,7 @@ def places(digits: tuple[Digits, Digits]) -> tuple[Any, Any]:
 
 
 def _mma(a: Any, b: Any, d: Any, options: tuple[object, ...]) -> Any:
-    """`d + a @ b` for fragments `[warps, 32, registers]` of wide numbers (float64, int64)."""
+    """Compute `d + a @ b` for fragments `[warps, 32, registers]` of wide numbers (float64, int64)."""
     import numpy as np
 
     shape = FRAGMENTS[str(options[0])]
@@ -175,7 +180,9 @@ def _round_tf32(values: Any, options: tuple[object, ...]) -> Any:
 
 
 def _ldmatrix(rows: Any, options: tuple[object, ...]) -> Any:
-    """From the 16 bytes at each lane's address, `[warps, 32, elements]`, the registers `[warps, 32, count * ...]`."""
+    """Distribute the 16 bytes at each lane's address, `[warps, 32, elements]`, to registers `[warps, 32, count *
+    ...]`.
+    """
     count, trans = options
     assert isinstance(count, int)
     warps, _, width = rows.shape
@@ -188,7 +195,7 @@ def _ldmatrix(rows: Any, options: tuple[object, ...]) -> Any:
 
 
 def _stmatrix(registers: Any, options: tuple[object, ...]) -> Any:
-    """From the registers `[warps, 32, ...]` the 16 bytes for the address of each of the first `8 * count` lanes."""
+    """Collect registers `[warps, 32, ...]` into the 16 bytes for the address of each of the first `8 * count` lanes."""
     count, trans = options
     assert isinstance(count, int)
     warps, _, total = registers.shape
@@ -201,7 +208,7 @@ def _stmatrix(registers: Any, options: tuple[object, ...]) -> Any:
 
 
 def _matrix_name(call: Call) -> str:
-    """`ldmatrix_x4_trans` and the like."""
+    """Return the C++ name, as `ldmatrix_x4_trans`."""
     return f"{call.name}_x{call.options[0]}" + ("_trans" if call.options[1] else "")
 
 

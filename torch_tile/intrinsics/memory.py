@@ -41,6 +41,7 @@ def option(call: Call, n: int = 0) -> int:
 
 
 def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
+    """Build the statement that calls an intrinsic for its effect."""
     return Do(Call(name, args, dt.int32, options))
 
 
@@ -167,11 +168,13 @@ def here(value: Expr) -> Expr:
 
 
 def _vector_copy(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of vector_copy: it writes one address and reads the other."""
     size = option(call)
     return Access(0, "w", elements(call, 0, size)), Access(1, "r", elements(call, 1, size))
 
 
 def _cp_async(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of cp_async, which are asynchronous."""
     size = option(call)
     return Access(0, "w", elements(call, 0, size), True), Access(1, "r", elements(call, 1, size), True)
 
@@ -188,12 +191,14 @@ def _from_lane(value: Any, lane: Any) -> Any:
 
 
 def _lanes(value: Any) -> Any:
+    """Return the lane of each thread of `[warps, 32]`."""
     import numpy as np
 
     return np.broadcast_to(np.arange(32), value.shape)
 
 
 def _ballot(condition: Any, options: tuple[object, ...]) -> Any:
+    """Return a bit mask of the lanes whose condition holds."""
     import numpy as np
 
     bits = (condition.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1, keepdims=True)
@@ -201,6 +206,7 @@ def _ballot(condition: Any, options: tuple[object, ...]) -> Any:
 
 
 def _vote(condition: Any, every: bool) -> Any:
+    """Return whether all lanes of a warp, or any, have a true condition."""
     import numpy as np
 
     found = condition.all(axis=1, keepdims=True) if every else condition.any(axis=1, keepdims=True)
@@ -208,6 +214,7 @@ def _vote(condition: Any, every: bool) -> Any:
 
 
 def _combine(old: Any, value: Any, options: tuple[object, ...]) -> Any:
+    """Return the new value of an atomic update."""
     import numpy as np
 
     names: dict[str, Any] = {
@@ -218,6 +225,7 @@ def _combine(old: Any, value: Any, options: tuple[object, ...]) -> Any:
 
 
 def _dp4a(a: Any, b: Any, c: Any, options: tuple[object, ...]) -> Any:
+    """Return the dot product of four int8 pairs, added to an int32."""
     import numpy as np
 
     x, y, total = (np.ascontiguousarray(v, dtype=np.int32) for v in (a, b, c))
@@ -226,6 +234,7 @@ def _dp4a(a: Any, b: Any, c: Any, options: tuple[object, ...]) -> Any:
 
 
 def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> None:
+    """Declare an intrinsic of GPUs."""
     declare(Intrinsic(name, arity, same, cpu, cuda=fields.pop("cuda", name), header=header, **fields))
 
 

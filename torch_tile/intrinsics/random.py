@@ -19,7 +19,7 @@ _WORD = 0xFFFFFFFF
 
 
 def _evaluate(place: Any, *words: Any) -> Any:
-    """Word number `place` for a counter of four words and a key of two; all are uint32 in int64."""
+    """Compute one word of the counter-based random generator (Philox), for a counter of four words and a key of two."""
     import torch
 
     place, a, b, c, d, k, m = torch.broadcast_tensors(*((w.long() & _WORD) for w in (place, *words)))
@@ -31,7 +31,7 @@ def _evaluate(place: Any, *words: Any) -> Any:
 
 
 def _product(a: Any, factor: int) -> tuple[Any, Any]:
-    """The upper and lower word of a product, by halves, so that nothing leaves 63 bits."""
+    """Return the upper and lower word of a product, by halves, so that nothing leaves 63 bits."""
     low, high = a * (factor & 0xFFFF), a * (factor >> 16)
     upper = (high + (low >> 16)) >> 16
     return upper & _WORD, (low + (high << 16)) & _WORD

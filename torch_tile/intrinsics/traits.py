@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Sync(Enum):
-    """The part of a call in the order of threads."""
+    """How a call orders threads: it arrives, waits, commits, drains, fences or is a barrier."""
 
     INIT = "makes a barrier"
     EXPECT = "adds bytes that a barrier waits for"

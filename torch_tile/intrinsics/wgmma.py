@@ -135,18 +135,19 @@ _PTX = {
 
 
 def shape_of(call: Call) -> tuple[int, int, str, str, str]:
-    """Columns and elements of K of one instruction, and PTX's names of the types of a, b, d."""
+    """Return columns and K elements of one instruction, and PTX's names of the types of a, b, d."""
     n, a, b, d = int(str(call.options[0])), *(str(x) for x in call.options[1:4])
     return n, PRODUCTS[a, b, d], _PTX[a], _PTX[b], _PTX[d]
 
 
 def product_name(call: Call) -> str:
-    """The C++ function of a `wgmma`; "ss" or "rs" says whether A is in shared memory or in registers."""
+    """Return the C++ function of a `wgmma`; "ss" or "rs" says whether A is in shared memory or in registers."""
     n, k, a, b, d = shape_of(call)
     return f"wgmma_m{M}n{n}k{k}_{d}_{a}_{b}_{'ss' if walks_of(call)[0] else 'rs'}"
 
 
 def _spelling(call: Call) -> str:
+    """Return the C++ template call of a wgmma."""
     given = (w for w in walks_of(call) if w is not None)
     walks = [f"tile::Walk<{w.swizzle}, {w.leading}, {w.stride}, {str(w.across).lower()}>" for w in given]
     return f"{product_name(call)}<{', '.join(walks)}>"

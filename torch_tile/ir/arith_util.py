@@ -29,7 +29,7 @@ from torch_tile.ir.polynomial import EXACT
 
 
 def terms_of(op: str, expr: Expr) -> Iterator[Expr]:
-    """Return the terms of a chain of `op`, from left to right: of `a and b and c` those three, by "and"."""
+    """Split a chain of `op` into its operands, from left to right: `a and b and c` into those three."""
     if isinstance(expr, Binary) and expr.op == op:
         yield from terms_of(op, expr.a)
         yield from terms_of(op, expr.b)
@@ -112,6 +112,7 @@ def evaluate(expr: Expr, values: Values) -> Scalar:
 
 
 def _binary(expr: Binary, values: Values) -> Scalar:
+    """Evaluate a binary expression; `and` and `or` evaluate the second operand only if needed."""
     a = evaluate(expr.a, values)
     if expr.op in LOGICAL:
         return a if bool(a) is (expr.op == "or") else evaluate(expr.b, values)
@@ -126,14 +127,14 @@ def _binary(expr: Binary, values: Values) -> Scalar:
 
 
 def _quotient(a: float, b: float) -> float:
-    """IEEE division: no exception for zero."""
+    """Divide floats as IEEE does: no exception for zero."""
     if b != 0:
         return a / b
     return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
 
 
 def _floored(op: str, a: float, b: float) -> float:
-    """`a // b` and `a % b` of floats, as torch.floor_divide and torch.remainder."""
+    """Compute `a // b` or `a % b` of floats, as torch.floor_divide and torch.remainder."""
     rest = math.nan if b == 0 or not math.isfinite(a) else math.fmod(a, b)
     short = rest != 0 and (rest < 0) != (b < 0)
     if op == "%":
@@ -147,7 +148,7 @@ def _floored(op: str, a: float, b: float) -> float:
 
 
 def _typed(value: Scalar, expr: Expr) -> Scalar:
-    """A result in the type of `expr`."""
+    """Convert a result to the type of `expr`."""
     if (isinstance(expr, Binary) and expr.op in COMPARISONS) or expr.dtype.kind == "bool":
         return bool(value)
     if expr.dtype in EXACT:
@@ -184,6 +185,7 @@ def divides(by: int, expr: Expr, ranges: Ranges | None = None) -> bool:
 
 
 def _of_binary(op: str, a: int, right: Expr, b: int) -> int:
+    """Return a known divisor of a binary expression."""
     if op in ("+", "-", "min", "max", "%"):  # x % y is x minus a multiple of y
         return math.gcd(a, b)
     if op == "*":

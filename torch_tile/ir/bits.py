@@ -18,7 +18,7 @@ _PACKED = {"float16": "<e", "float32": "<f", "float64": "<d"}
 
 
 def reinterpret(value: Expr, to: DType) -> Expr:
-    """`value`'s bits as a value of `to`, literals folded; an author error where the widths differ."""
+    """Reinterpret `value`'s bits as a value of `to`, literals folded; an author error where the widths differ."""
     of = value.dtype
     if "bool" in (of.kind, to.kind):
         why, fix = "is bool, whose bits mean nothing", "convert it: T.cast(x, 'uint8'), or `x != 0`"
@@ -35,7 +35,7 @@ def reinterpret(value: Expr, to: DType) -> Expr:
 
 
 def _fold(value: Const, to: DType) -> Const | None:
-    """The literal of the same bits; not for NaN, of which there are many, nor for types of 8 bits."""
+    """Return the literal of the same bits; not for NaN, of which there are many, nor for types of 8 bits."""
     if value.type.bits == 8 and (to.is_float or value.type.is_float):
         return None
     found = _number(_bits(value), to)
@@ -44,7 +44,7 @@ def _fold(value: Const, to: DType) -> Const | None:
 
 
 def _bits(value: Const) -> int:
-    """The bits of a literal as a number that is not negative."""
+    """Return the bits of a literal as a non-negative number."""
     of = value.type
     if not of.is_float:
         return int(value.value) & ((1 << of.bits) - 1)
@@ -54,7 +54,7 @@ def _bits(value: Const) -> int:
 
 
 def _number(bits: int, to: DType) -> int | float:
-    """The number that bits mean in `to`; integers still to be wrapped."""
+    """Return the number that bits mean in `to`; integers still to be wrapped."""
     if not to.is_float:
         return bits
     name, bits = ("float32", bits << 16) if to.name == "bfloat16" else (to.name, bits)
@@ -63,7 +63,7 @@ def _number(bits: int, to: DType) -> int | float:
 
 
 def reinterpreted(value: Any, dtype: object) -> Any:
-    """The bits of a scalar or vector as a scalar or vector of as many bits, the first lane lowest."""
+    """Reinterpret a scalar or vector as a scalar or vector of as many bits, the first lane lowest."""
     to = dtypes.to_dtype(dtype)
     lanes = value.lanes if isinstance(value, Vector) else (value,)
     of = lanes[0].dtype
@@ -88,6 +88,7 @@ def reinterpreted(value: Any, dtype: object) -> Any:
 
 
 def _unsigned(width: int) -> DType:
+    """Return the unsigned integer type of a width in bits."""
     return dtypes.BY_NAME[f"uint{width}"]
 
 
@@ -97,7 +98,7 @@ BANKS, WORD = 32, 4
 
 
 def passes(addresses: Sequence[int], width: int) -> int:
-    """Count the passes per group of lanes that the hardware serves at once; 1 is free of conflicts.
+    """Count the passes of shared memory for the addresses of a warp; 1 is free of bank conflicts.
 
     `addresses` are the bytes at which the lanes of a warp begin to read or write `width` bytes each. Lanes are served
     together as long as they ask for at most 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8 of 16. Different words of one

@@ -84,6 +84,7 @@ def range_of(dtype: dt.DType) -> Interval:
 
 
 def _times(a: Limit, b: Limit) -> Limit:
+    """Multiply bounds, where 0 times infinity is 0."""
     return 0 if a == 0 or b == 0 else a * b
 
 
@@ -129,6 +130,7 @@ def of_binary(op: str, a: Interval, b: Interval) -> Interval:
 
 
 def _hull(values: Sequence[Limit]) -> Interval:
+    """Return the smallest interval with all values."""
     return Interval(min(values), max(values))
 
 
@@ -219,6 +221,7 @@ class Ranges:
         return new
 
     def _copy(self) -> Ranges:
+        """Copy the ranges, so that facts can be added."""
         new = object.__new__(Ranges)
         new.__dict__.update(self.__dict__)
         new._lower, new._upper = dict(self._lower), dict(self._upper)
@@ -228,11 +231,13 @@ class Ranges:
         return new
 
     def _enter(self, var: Var) -> int:
+        """Note a variable's nesting depth; return its atom."""
         atom = self._atoms.variable(var)
         self._depth[atom] = len(self._depth) + 1
         return atom
 
     def _bound(self, atom: int, low: Polynomial | None, high: Polynomial | None, factor: int = 1) -> Ranges:
+        """Add symbolic bounds of `factor * atom`."""
         for table, p in ((self._lower, low), (self._upper, high)):
             if p is not None and not self._atoms.is_mutable(p):
                 table[atom] = ((factor, p), *table.get(atom, ()))
@@ -297,6 +302,7 @@ class Ranges:
         return range_of(var.type) if var.role == "param" or var.type not in EXACT else UNBOUNDED
 
     def _interval(self, expr: Expr) -> Interval:
+        """Compute the interval of an expression by its operands' intervals."""
         if isinstance(expr, Const):
             return Interval(int(expr.value), int(expr.value))
         if isinstance(expr, Var):
@@ -366,6 +372,7 @@ class Ranges:
         return self._shown(p - ONE) or self._shown(p.scaled(-1) - ONE)
 
     def _shown(self, p: Polynomial) -> bool:
+        """Return whether a polynomial is provably non-negative, from the cache if known."""
         key = p.key
         if key not in self._verdicts:
             self._verdicts[key] = not self._is_refuted(p) and self._non_negative(p, {})
@@ -388,6 +395,7 @@ class Ranges:
         return tried[key]
 
     def _reduced(self, p: Polynomial, tried: dict[Hashable, bool]) -> bool:
+        """Prove a polynomial non-negative by replacing its innermost atom by the atom's bounds."""
         atom = self._innermost(p)
         parts = p.split(atom)
         return parts is not None and any(
@@ -452,6 +460,7 @@ class Ranges:
             yield from (a * argument + b for argument in described.args)
 
     def _innermost(self, p: Polynomial) -> int:
+        """Return the atom of the innermost variable, which is eliminated first."""
         return max(p.atoms(), key=lambda atom: (self._rank(atom), atom))
 
     def _rank(self, atom: int) -> float:
@@ -571,4 +580,4 @@ class Counterexample:
 
 
 class _Unknown(Exception):
-    """No numbers satisfy the known facts."""
+    """Raised if no numbers satisfy the known facts."""

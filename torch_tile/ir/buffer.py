@@ -60,7 +60,7 @@ class Buffer(Node):
     padding: tuple[int, ...] | None = None
 
     def torch_dtype(self) -> torch.dtype:
-        """The dtype of the tensors that callers give and get."""
+        """Return the dtype of the tensors that callers give and get."""
         return (self.seen_as or self.dtype).as_torch()
 
     def may_start_at(self, bytes: int) -> bool:
@@ -74,7 +74,7 @@ class Buffer(Node):
 
     @property
     def static_shape(self) -> tuple[int, ...] | None:
-        """The shape as integers, or None if a dimension is known only at run time."""
+        """Return the shape as integers, or None if a dimension is known only at run time."""
         sizes = [d.value for d in self.shape if isinstance(d, Const)]
         return tuple(int(s) for s in sizes) if len(sizes) == self.rank else None
 
@@ -89,7 +89,7 @@ class Range(Node):
 
 
 class NotAValue:
-    """An array that is computed with element by element only: operators tell the author so."""
+    """Base of arrays that are computed with element by element only: operators tell the author so."""
 
     def _refuse(self, *others: object) -> Never:
         """Raise an author error: this is no value."""
@@ -134,7 +134,7 @@ class Region(NotAValue, Node):
 
     @property
     def tile_shape(self) -> tuple[Expr, ...]:
-        """The region's own shape: without dimensions given by a single index."""
+        """Return the region's own shape: without dimensions given by a single index."""
         return tuple(r.extent for r in self.ranges if r.keep)
 
 
@@ -155,7 +155,7 @@ class Steps(NotAValue):
         return f"{self.region!r} in steps of {self.steps}"
 
     def at(self, point: Iterable[Expr]) -> tuple[Expr, ...]:
-        """Indices into the buffer for a point of the region without its dimensions of size 1."""
+        """Return indices into the buffer for a point of the region without its dimensions of size 1."""
         rest, found = iter(point), []
         for one, step in zip(self.region.ranges, self.steps, strict=True):
             single = isinstance(one.extent, Const) and one.extent.value == 1

@@ -90,7 +90,7 @@ class DType(str):
         return self.kind in ("int", "uint")
 
     def as_torch(self) -> torch.dtype:
-        """The torch dtype of the same name; of a packed type, that of the bytes which tensors hold."""
+        """Return the torch dtype of the same name; of a packed type, that of the bytes which tensors hold."""
         import torch
 
         found = getattr(torch, TORCH_NAMES.get(self.name, self.name), torch.uint8)
@@ -160,7 +160,7 @@ NARROW_FORMATS = {
 
 
 def rounded(value: float, dtype: DType) -> float:
-    """The value of a floating type nearest to `value`, halves to even; too large gives inf (448 in e4m3fn)."""
+    """Round `value` to a floating type, halves to even; too large gives inf (448 in e4m3fn)."""
     if dtype.name in NARROW_FORMATS:
         return _narrowed(value, dtype)
     digits, exponent_bits = FORMATS[dtype.name]
@@ -174,7 +174,7 @@ def rounded(value: float, dtype: DType) -> float:
 
 
 def _narrowed(value: float, dtype: DType) -> float:
-    """`rounded`, of types without infinity: too large gives the greatest number. language/narrow.py says the rules."""
+    """Round to a type without infinity: too large gives the greatest number."""
     digits, least, greatest = NARROW_FORMATS[dtype.name]
     if dtype == float8_e8m0fnu:
         value = max(abs(value), math.ldexp(1, least)) if math.isfinite(value) else math.nan
@@ -191,7 +191,7 @@ def _narrowed(value: float, dtype: DType) -> float:
 
 
 def name_of(value: object) -> str | None:
-    """The name of a dtype of torch or NumPy, or of a NumPy scalar class; None of anything else."""
+    """Return the name of a dtype of torch or NumPy, or of a NumPy scalar class; None of anything else."""
     kind = type(value)
     if kind.__module__ == "torch" and kind.__name__ == "dtype":
         return str(value).removeprefix("torch.")
@@ -203,7 +203,9 @@ def name_of(value: object) -> str | None:
 
 
 def to_dtype(value: object) -> DType:
-    """`value` as a DType: one, a name, a dtype of torch or NumPy, or Python's bool/int/float. ValueError otherwise."""
+    """Convert `value` to a DType: one, a name, a dtype of torch or NumPy, or Python's bool/int/float. ValueError
+    otherwise.
+    """
     if isinstance(value, DType):
         return value
     python = {bool: bool_, int: int32, float: float32}
@@ -223,14 +225,14 @@ MOST_LANES = 64
 
 @functools.cache
 def vector_of(element: DType, lanes: int) -> DType:
-    """The type of so many values of `element`, such as float32x4: what T.float32x4 and "float32x4" name."""
+    """Return the vector type of so many values of `element`, such as float32x4."""
     found = DType(f"{element.name}x{lanes}", "vector", element.bits, lanes)
     found.element = element
     return found
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of an arithmetic result of `a` and `b`."""
+    """Return the type of an arithmetic result of `a` and `b`."""
     if a == b:
         return a
     if a.is_float or b.is_float:

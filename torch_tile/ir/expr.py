@@ -266,7 +266,7 @@ class Call(Expr):
 
 
 def const(value: Scalar, dtype: DType) -> Const:
-    """`value` as a literal of `dtype`, converted as a cast would (floats round, integers wrap)."""
+    """Make a literal of `dtype`, converted as a cast would (floats round, integers wrap)."""
     if dtype.is_float:
         return Const(dt.rounded(float(value), dtype), dtype)
     if dtype.kind == "bool":
@@ -281,7 +281,7 @@ def const(value: Scalar, dtype: DType) -> Const:
 
 
 def natural(value: Scalar) -> Const:
-    """A Python number with the type that it has on its own: bool, int32 (int64 if too wide) or float32."""
+    """Make a literal with the type that a Python number has on its own: bool, int32 (int64 if too wide) or float32."""
     if isinstance(value, bool):
         return Const(value, dt.bool_)
     if isinstance(value, int):
@@ -297,12 +297,12 @@ def is_number(value: object) -> bool:
 
 
 def to_number(value: Any) -> Scalar:
-    """A Python number from a Python or NumPy one."""
+    """Convert a Python or NumPy number to a Python number."""
     return value if isinstance(value, bool | int | float) else value.item()
 
 
 def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> Expr:
-    """`value` as an expression; a plain number takes the type `like` where that keeps its kind."""
+    """Convert `value` to an expression; a plain number takes the type `like` where that keeps its kind."""
     if isinstance(value, Expr):
         return value
     if is_number(value):
@@ -319,7 +319,7 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
 
 
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
-    """Both operands as expressions of their common type."""
+    """Convert both operands to expressions of their common type."""
     if isinstance(a, Expr):
         b = to_expr(b, a.dtype, op)
     else:
@@ -330,7 +330,7 @@ def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
 
 
 def binary(op: str, a: Any, b: Any) -> Expr:
-    """`a op b` with Python's spelling of the operator, constants folded."""
+    """Build `a op b` with Python's spelling of the operator, constants folded."""
     if op in LOGICAL:
         return _logical(op, truth(a), truth(b))
     if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
@@ -360,7 +360,7 @@ def _leaves(value: Any, other: Any) -> bool:
 
 
 def _outside(op: str, a: Any, b: Any) -> Expr | None:
-    """A comparison with an integer outside the other operand's type, exactly; None for other comparisons."""
+    """Decide a comparison with an integer outside the other operand's type; None for other comparisons."""
     if _leaves(a, b):
         return _outside({"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op), b, a)
     if not _leaves(b, a):
@@ -372,7 +372,7 @@ def _outside(op: str, a: Any, b: Any) -> Expr | None:
 
 
 def fold(op: str, x: Const, y: Const) -> Const | None:
-    """The value of `x op y` if it can be computed exactly here: integers, bools, comparisons."""
+    """Compute `x op y` if it can be computed exactly here: integers, bools, comparisons."""
     a, b = x.value, y.value
     if op in COMPARISONS:
         return Const(_NUMBERS[op](a, b), dt.bool_)
@@ -384,12 +384,14 @@ def fold(op: str, x: Const, y: Const) -> Const | None:
 
 
 def _power(a: Any, b: Any) -> Expr:
+    """Build `a ** b` as a floating call of `pow`."""
     x, y = pair(a, b, "**")
     to = x.dtype if x.dtype.is_float else dt.float32
     return Call("pow", (cast(x, to), cast(y, to)), to)
 
 
 def _logical(op: str, a: Expr, b: Expr) -> Expr:
+    """Build `a and b` or `a or b`; fold constants."""
     absorbing = op == "or"
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Const):
@@ -398,7 +400,7 @@ def _logical(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def truth(value: Any) -> Expr:
-    """`value` as a bool expression, as `if` reads it."""
+    """Convert `value` to a bool expression, as `if` reads it."""
     x = to_expr(value)
     if x.dtype.kind == "bool":
         return x
@@ -406,7 +408,7 @@ def truth(value: Any) -> Expr:
 
 
 def unary(op: str, a: Any) -> Expr:
-    """`-a`, `~a` or `not a`, constants folded."""
+    """Build `-a`, `~a` or `not a`, constants folded."""
     x = truth(a) if op == "not" else to_expr(a)
     if op == "~" and x.dtype.is_float:
         raise error("bad_operand", x.span, op="~", got=f"a value of dtype {x.dtype}")
@@ -422,7 +424,7 @@ def unary(op: str, a: Any) -> Expr:
 
 
 def cast(value: Any, dtype: object) -> Expr:
-    """`value` converted to `dtype`; literals are converted here, a cast to the same type is the value itself."""
+    """Convert `value` to `dtype`; literals are converted here, a cast to the same type is the value itself."""
     try:
         to = dt.to_dtype(dtype)
     except ValueError:
@@ -436,7 +438,7 @@ def cast(value: Any, dtype: object) -> Expr:
 
 
 def select(condition: Any, a: Any, b: Any) -> Expr:
-    """`a` where `condition` holds, else `b`."""
+    """Build `a` where `condition` holds, else `b`."""
     c = truth(condition)
     x, y = pair(a, b, "T.if_then_else")
     if isinstance(c, Const):
@@ -445,16 +447,17 @@ def select(condition: Any, a: Any, b: Any) -> Expr:
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    """The smaller of two values: NaN if one is, and -0.0 is below 0.0."""
+    """Build the smaller of two values: NaN if one is, and -0.0 is below 0.0."""
     return _extremum("min", a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    """The larger of two values: NaN if one is, and -0.0 is below 0.0."""
+    """Build the larger of two values: NaN if one is, and -0.0 is below 0.0."""
     return _extremum("max", a, b)
 
 
 def _extremum(op: str, a: Any, b: Any) -> Expr:
+    """Build `min(a, b)` or `max(a, b)`; fold infinities."""
     for value, other in ((a, b), (b, a)):
         if _leaves(value, other):
             number = to_number(value)
@@ -468,7 +471,7 @@ def _extremum(op: str, a: Any, b: Any) -> Expr:
 
 
 def extremum(op: str, a: Any, b: Any) -> Any:
-    """The smaller or larger of two numbers, as IEEE 754-2019 has it: NaN if one is, and -0.0 is below 0.0."""
+    """Compute the smaller or larger of two numbers, as IEEE 754-2019 has it: NaN if one is, and -0.0 is below 0.0."""
     for x in (a, b):
         if isinstance(x, float) and math.isnan(x):
             return x
@@ -483,7 +486,7 @@ def extremum(op: str, a: Any, b: Any) -> Any:
 
 
 def _each(op: str) -> Lanewise:
-    """Return the method `self op other`."""
+    """Build the methods `a op b` and `b op a` of vectors."""
     return lambda self, other: lanewise(lambda a, b: binary(op, a, b), self, other)
 
 
@@ -588,7 +591,7 @@ class Vector:
 
 
 def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
-    """`function` lane by lane: of vectors of one length, and of what all lanes have in common."""
+    """Apply `function` lane by lane to vectors of one length, and to scalars for all lanes."""
     lengths = {len(a) for a in args if isinstance(a, Vector)}
     if len(lengths) != 1:
         got = " and ".join(f"a vector of {n} lanes" for n in sorted(lengths))

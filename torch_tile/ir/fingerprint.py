@@ -32,7 +32,7 @@ class _Writer:
         self.symbols = 0
 
     def visit(self, node: Node) -> str:
-        """The number of a `node` that has none yet, as text."""
+        """Number a `node` that has no number yet; return the number as text."""
         parts = [type(node).__name__]
         parts += [self.field(getattr(node, name)) for name in field_names(node)]
         if node.is_symbol:  # two symbols are two, however alike
@@ -45,7 +45,7 @@ class _Writer:
         return number
 
     def field(self, value: object) -> str:
-        """A field of a node: nodes, what tells itself apart by its `repr`, and tuples of these."""
+        """Return the text of a node's field."""
         if isinstance(value, Node):
             return self.numbers.get(value) or self.visit(value)
         if isinstance(value, tuple):
@@ -58,7 +58,7 @@ class _Writer:
         return text
 
     def place(self, span: Span) -> str:
-        """A place in the author's source."""
+        """Return the text of a place in the author's source."""
         found = self.spans.get(span)
         if found is None:
             found = f"{span.file}:{span.line}:{span.column}:{span.end_line}:{span.end_column}"

@@ -49,7 +49,7 @@ class IdMap(MutableMapping[K, V]):
     @overload
     def get(self, key: K, default: V | D, /) -> V | D: ...
     def get(self, key: K, default: Any = None, /) -> Any:
-        """The value of a key, or `default`."""
+        """Return the value of a key, or `default`."""
         found = self._items.get(id(key))
         return default if found is None else found[1]
 

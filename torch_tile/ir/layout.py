@@ -34,7 +34,9 @@ class Digit:
 
 @dataclass(frozen=True)
 class Swizzle:
-    """Element offset `x` becomes `x ^ ((x >> shift) & mask)`, the mask being `bits` ones from bit `base` on."""
+    """An XOR of address bits: offset `x` becomes `x ^ ((x >> shift) & mask)`, the mask being `bits` ones from bit
+    `base` on.
+    """
 
     bits: int
     base: int
@@ -55,7 +57,8 @@ Dims = tuple[tuple[Digit, ...], ...]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Digits of each dimension, major to minor; `replicas` are thread digits along which elements are repeated.
+    """A layout by digits of each dimension, major to minor; `replicas` are thread digits along which elements are
+    repeated.
 
     A layout with threads covers all threads of its group: those that hold nothing new hold replicas.
     """
@@ -107,7 +110,7 @@ class Layout:
         return size if self.swizzle is None else math.gcd(size, 1 << self.swizzle.base)
 
     def conflicts(self, lanes: Sequence[Sequence[int]], bits: int, width: int = 0) -> int:
-        """Passes that one access of a warp takes (1 is free of bank conflicts).
+        """Count the passes that one access of a warp takes (1 is free of bank conflicts).
 
         Lane `k` touches `width` bytes (default: one element of `bits` bits) from the element `lanes[k]` on.
         """
@@ -117,12 +120,13 @@ class Layout:
 
     @functools.cached_property
     def canonical(self) -> Layout:
-        """The one form of all equal layouts: without digits of size 1, with continuing neighbours joined."""
+        """Return the one form of all equal layouts: without digits of size 1, with continuing neighbours joined."""
         replicas = _joined(sorted(self.replicas, key=lambda d: -d.stride))
         swizzle = None if self.swizzle is None or self.swizzle.bits == 0 else self.swizzle
         return Layout(tuple(_joined(digits) for digits in self.dims), replicas, swizzle)
 
     def _parts(self) -> tuple[object, ...]:
+        """Return the parts that decide equality."""
         form = self.canonical
         return form.dims, form.replicas, form.swizzle
 
@@ -146,7 +150,8 @@ class Layout:
         return found
 
     def offset(self, axis: str, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
-        """Offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is swizzled.
+        """Return the offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is
+        swizzled.
 
         `ranges` says what is known about the variables: it only makes the expression smaller.
         """
@@ -242,6 +247,7 @@ def _compact(dims: Dims, axis: str) -> Dims:
 
 
 def _nested(shape: Sequence[int], axis: str) -> Layout:
+    """Return the row-major layout of a shape over one axis."""
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     return Layout(tuple((Digit(n, s, axis),) for n, s in zip(shape, strides, strict=True))).canonical
 
@@ -274,6 +280,7 @@ def shared_tile(shape: Sequence[int], bits: int, span: int = 128) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def _shared_tile(shape: tuple[int, ...], bits: int, span: int) -> Layout:
+    """Return the default layout of a shared tile: row-major, swizzled where rows allow it."""
     row = shape[-1] * bits if len(shape) > 1 else 0
     log = next((k for k in (3, 2, 1) if 16 << k <= span and row and row % (128 << k) == 0), 0)
     if not log or 128 % bits or math.prod(shape[:-1]) == 0:
@@ -309,7 +316,7 @@ def spread(shape: Sequence[int], threads: int, vector: int) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def _partition(counts: tuple[int, ...], threads: int, last: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(steps, elements with padding), and threads per dimension: fewest steps, then least padding, then wide rows."""
+    """Split threads over dimensions: return (steps, elements with padding), and threads per dimension."""
     *outer, n = counts
     divisors = [t for t in range(1, threads + 1) if threads % t == 0]
     widest = max(t for t in divisors if t <= max(n, 1))

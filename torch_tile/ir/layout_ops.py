@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None) -> Expr:
-    """See `Layout.offset`."""
+    """Compute `Layout.offset`."""
     radix = MixedRadix(ranges)
     parts: list[tuple[Digit, Digits]] = []  # each digit along the axis and its value
     for index, digits, size in zip(indices, layout.dims, layout.shape, strict=True):
@@ -41,6 +41,7 @@ def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | 
 
 
 def _total(parts: Iterable[tuple[Digit, Digits]]) -> Digits:
+    """Sum digits scaled by their strides."""
     return sum((value.scaled(digit.stride) for digit, value in parts), Digits())
 
 
@@ -52,7 +53,7 @@ def _swizzled(swizzle: Swizzle, parts: Sequence[tuple[Digit, Digits]], radix: Mi
         parts = [(Digit(size, 1, "m"), radix.below(_total(parts), size))]
 
     def field(low: int, count: int | None) -> Digits:
-        """`(offset // low) % count`, digit by digit: they carry nothing over a boundary."""
+        """Extract the bit field `(offset // low) % count`, digit by digit: they carry nothing over a boundary."""
         total = Digits()
         for digit, value in parts:
             reach = digit.stride * digit.size
@@ -76,12 +77,13 @@ def _divides(parts: Sequence[tuple[Digit, Digits]], boundaries: Sequence[int], s
 
 
 def _xor(a: Expr, b: Expr) -> Expr:
+    """Build `a ^ b`, without the operation if one is zero."""
     zero = [getattr(e, "value", None) == 0 for e in (a, b)]
     return b if zero[0] else a if zero[1] else binary("^", a, b)
 
 
 def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) -> tuple[Expr, ...]:
-    """See `Layout.invert`."""
+    """Compute `Layout.invert`."""
     radix = MixedRadix(ranges)
     extents = {axis: layout.extent(axis) for axis in ("t", "r")}
     source = {a: radix.below(radix.of(e), extents[a]) for a, e in (("t", thread), ("r", register))}
@@ -98,7 +100,7 @@ def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) 
 
 
 def owner(layout: Layout, thread: Expr) -> Expr | None:
-    """See `Layout.owner`."""
+    """Compute `Layout.owner`."""
     radix = MixedRadix()
     extent = layout.extent("t")
     source = radix.below(radix.of(thread), extent)
@@ -134,11 +136,12 @@ def to_text(layout: Layout) -> str:
 
 
 def _digits(digits: Iterable[Digit]) -> str:
+    """Format digits as text."""
     return " ".join(f"{d.size}:{d.stride}{d.axis}" for d in digits)
 
 
 def parse(text: str) -> Layout:
-    """The layout that prints as `text`. Raises TileError where the text is none."""
+    """Parse the layout that prints as `text`. Raises TileError where the text is none."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise error("bad_layout", None, what=f"`{text}`", why="it has no dimensions in brackets", fix=FIX)
@@ -153,6 +156,7 @@ def parse(text: str) -> Layout:
 
 
 def _parse_digits(part: str, text: str) -> tuple[Digit, ...]:
+    """Parse the digits of a dimension."""
     if part.strip() == "1":
         return ()
     digits = [_DIGIT.fullmatch(word) for word in part.split()]
@@ -170,7 +174,7 @@ Color = tuple[int, int, int]
 
 
 def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
-    """The first rows and columns as text; `...` stands for the others."""
+    """Draw the first rows and columns as text; `...` stands for the others."""
     height, width = _size(layout)
     cells = [[_label(layout, i, j) for j in range(min(width, columns))] for i in range(min(height, rows))]
     size = max(len(c) for row in cells for c in row)
@@ -179,7 +183,7 @@ def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
 
 
 def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
-    """The whole grid as an SVG document; `bits` of an element tell the bank of a memory layout."""
+    """Draw the whole grid as an SVG document; `bits` of an element tell the bank of a memory layout."""
     height, width = _size(layout)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * cell}" height="{height * cell}" '
@@ -198,7 +202,7 @@ def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
 
 
 def png_picture(layout: Layout, bits: int = 32, cell: int = 12) -> bytes:
-    """The whole grid as a PNG image, a coloured square per element."""
+    """Draw the whole grid as a PNG image, a coloured square per element."""
     height, width = _size(layout)
     border = bytes((255, 255, 255))
     rows = []
@@ -223,25 +227,29 @@ FORMATS: dict[str, Callable[[Layout, int], bytes]] = {
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
+    """Encode a chunk of a PNG file."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def _size(layout: Layout) -> tuple[int, int]:
+    """Return rows and columns of the last two dimensions."""
     shape = (1, 1, *layout.shape)
     return shape[-2], shape[-1]
 
 
 def _place(layout: Layout, i: int, j: int) -> dict[str, int]:
+    """Return the thread, register or address of element (i, j)."""
     return layout.apply((*(0,) * (layout.rank - 2), i, j)[-layout.rank :] if layout.rank else ())
 
 
 def _label(layout: Layout, i: int, j: int) -> str:
+    """Return the text of a cell: an address, or thread and register."""
     place = _place(layout, i, j)
     return str(place["m"]) if layout.digits("m") else f"T{place['t']} r{place['r']}"
 
 
 def _color(layout: Layout, i: int, j: int, bits: int) -> Color:
-    """Neighbouring numbers get different hues; registers of one thread get darker."""
+    """Choose a cell's colour: neighbouring numbers get different hues; registers of one thread get darker."""
     place = _place(layout, i, j)
     if layout.digits("m"):
         hue, light = place["m"] * bits // (8 * WORD) % BANKS / BANKS, 0.8
@@ -307,7 +315,7 @@ def fit_threads(
 
 
 def _grid(shape: Sequence[int]) -> list[Any]:
-    """The indices of all elements of a box, the last fastest: an array for each dimension."""
+    """Return the indices of all elements of a box, the last fastest: an array for each dimension."""
     import numpy as np
 
     return [each.reshape(-1) for each in np.indices(tuple(shape), dtype=np.int64)]
@@ -353,6 +361,7 @@ def _counted(threads: Any) -> Any:
 
 
 def _swizzles(largest: int) -> Iterator[Swizzle | None]:
+    """Yield the swizzles to try for a layout."""
     yield None
     width = largest.bit_length()
     for bits in range(1, 6):
@@ -406,10 +415,12 @@ def _line(places: Sequence[Place], axes: str) -> tuple[Digit, ...] | None:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
+    """Convert what an author's function returned to a tuple of integers."""
     return tuple(map(_number, value)) if isinstance(value, tuple | list) else (_number(value),)
 
 
 def _number(value: object) -> int:
+    """Convert a value to an integer. Raises an error for other values."""
     found = getattr(value, "value", value)  # a literal of the language, or Python's
     if isinstance(found, bool) or not hasattr(found, "__index__"):
         raise refusal(f"gives {value!r}, which is no integer")

@@ -100,6 +100,7 @@ class MixedRadix:
         return Digits((), int(known.low)) if known.is_point else Digits((Term(1, e),))
 
     def _binary(self, e: Binary) -> Digits | None:
+        """Write a binary expression in mixed-radix form."""
         if e.op in ("+", "-"):
             return self.of(e.a) + self.of(e.b).scaled(1 if e.op == "+" else -1)
         a, b = (e.b, e.a) if e.op == "*" and isinstance(e.a, Const) else (e.a, e.b)
@@ -176,6 +177,7 @@ class MixedRadix:
         return Digits(high, sum_.constant // d) + self._opaque_quotient(Digits(low, sum_.constant % d), d)
 
     def _opaque_quotient(self, low: Digits, d: int) -> Digits:
+        """Return `low // d` as a digit of its own, where the division does not split over the terms."""
         if len(low.terms) == 1 and low.constant == 0 and low.terms[0].factor == 1:
             (t,) = low.terms
             if t.modulus is None or t.modulus % d == 0:
@@ -211,7 +213,7 @@ class MixedRadix:
 
 
 def _digit(t: Term) -> Expr:
-    """The digit itself as an int32 expression."""
+    """Return the digit itself as an int32 expression."""
     e, dtype = t.atom, t.atom.dtype
     if isinstance(e, Const):
         value = int(e.value) // t.divisor
@@ -266,8 +268,10 @@ def _neighbours(terms: list[Term]) -> tuple[Term, Term] | None:
 
 
 def _least(a: int | None, b: int | None) -> int | None:
+    """Return the smaller limit, where None is no limit."""
     return b if a is None else a if b is None else min(a, b)
 
 
 def _ceil(limit: int | None, radix: int) -> int | None:
+    """Divide a limit by a radix, rounded up; None stays None."""
     return None if limit is None else -(-limit // radix)

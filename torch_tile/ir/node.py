@@ -76,6 +76,7 @@ def _layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _find_layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the field names of a node class: the child fields, and all fields."""
     names = tuple(f.name for f in fields(cls) if f.name != "span")
     return tuple(name for name in names if name not in cls.binders), names
 
@@ -97,6 +98,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def _add_nodes(values: Iterable[object], found: list[Node]) -> None:
+    """Append the nodes in values and nested tuples."""
     for value in values:
         if isinstance(value, Node):
             found.append(value)
@@ -223,7 +225,7 @@ class Rewriter(Visitor):
         return new
 
     def children(self, node: N) -> N:
-        """`node` with its children rewritten."""
+        """Return `node` with its children rewritten."""
         return map_children(node, self)
 
 
@@ -232,6 +234,7 @@ _METHODS: dict[tuple[type, type], Any] = {}
 
 
 def _method(visitor: type, node: type) -> Any:
+    """Return the visitor's method for a node's class or its nearest base class; cached."""
     key = visitor, node
     if key not in _METHODS:
         methods = (getattr(visitor, VISIT + cls.__name__, None) for cls in node.__mro__ if cls is not Node)
@@ -250,6 +253,7 @@ def alike(a: object, b: object) -> bool:
 
 
 def _same(a: Any, b: Any, names: tuple[dict[Node, Node], dict[Node, Node]] | None) -> bool:
+    """Compare two nodes structurally, with bound variables renamed."""
     if isinstance(a, Node):
         if type(a) is not type(b):
             return False

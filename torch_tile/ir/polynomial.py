@@ -56,7 +56,7 @@ class Polynomial:
 
     @property
     def constant(self) -> int:
-        """The constant term."""
+        """Return the constant term."""
         return self.terms.get((), 0)
 
     @property
@@ -71,6 +71,7 @@ class Polynomial:
         return self._merge(other, -1)
 
     def _merge(self, other: Polynomial, sign: int) -> Polynomial:
+        """Add `sign` times another polynomial."""
         terms = dict(self.terms)
         for m, c in other.terms.items():
             if both := terms.get(m, 0) + sign * c:
@@ -92,7 +93,7 @@ class Polynomial:
         return Polynomial({m: c for m, c in terms.items() if c})
 
     def scaled(self, factor: int) -> Polynomial:
-        """This polynomial times an integer."""
+        """Multiply this polynomial by an integer."""
         if factor == 1:
             return self
         return Polynomial({m: c * factor for m, c in self.terms.items()} if factor else {})
@@ -159,7 +160,7 @@ class Atom:
 
 
 class Atoms:
-    """Numbers for atoms and polynomials for expressions; shared by all scopes of one kernel."""
+    """The numbering of atoms, and the conversion of expressions to polynomials; shared by all scopes of one kernel."""
 
     def __init__(self) -> None:
         self.table: list[Atom] = []
@@ -224,10 +225,12 @@ class Atoms:
         return found
 
     def _compound(self, op: str, *args: Polynomial, key: Hashable = None) -> Polynomial:
+        """Make the atom of an operation on polynomials."""
         atom = Atom(op, None, args, any(self.is_mutable(a) for a in args))
         return Polynomial({(self._intern((op, key, *(a.key for a in args)), atom),): 1})
 
     def _opaque(self, expr: Expr) -> Polynomial:
+        """Make the atom of an expression that is not analysed."""
         mutable = contains(expr, Load) or any(call.options for call in find(expr, Call))
         return Polynomial({(self._intern(structure(expr), Atom("opaque", expr, mutable=mutable)),): 1})
 
@@ -251,6 +254,7 @@ class Atoms:
         return self._opaque(expr) if found is None else found
 
     def _binary(self, op: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
+        """Build the polynomial of an operation on two polynomials."""
         if op == "+":
             return a + b
         if op == "-":
@@ -276,6 +280,7 @@ class Atoms:
         )  # fmt: skip
 
     def _is_dim(self, atom: int) -> bool:
+        """Return whether an atom is a run-time size."""
         expr = self.table[atom].expr
         return isinstance(expr, Var) and expr.role == "dim"
 

@@ -52,7 +52,7 @@ RESERVED = {"T", *keyword.kwlist, *dir(builtins)}
 
 
 class Names:
-    """One name per symbol. A loop variable gives its name back when its loop ends; other names are used once."""
+    """The names of symbols in a text. A loop variable's name is free after its loop; other names are used once."""
 
     def __init__(self) -> None:
         self._of: dict[Node, str] = {}
@@ -61,24 +61,25 @@ class Names:
         self._once: set[str] = set()
 
     def __call__(self, symbol: Var | Buffer) -> str:
-        """The symbol's name; a symbol that was never bound gets one now."""
+        """Return the symbol's name; a symbol that was never bound gets one now."""
         known = self._of.get(symbol)
         return self.bind(symbol) if known is None else known
 
     def bind(self, symbol: Var | Buffer) -> str:
-        """A name for a symbol, not used by any other symbol of the text."""
+        """Choose a name for a symbol, not used by any other symbol of the text."""
         name = self._choose(symbol, self._used)
         self._once.add(name)
         return name
 
     @contextmanager
     def bound(self, symbols: Sequence[Var]) -> Iterator[tuple[str, ...]]:
-        """Names for loop variables, free again afterwards."""
+        """Name loop variables inside the `with`; the names are free afterwards."""
         names = tuple(self._choose(v, self._visible | self._once) for v in symbols)
         yield names
         self._visible.difference_update(names)
 
     def _choose(self, symbol: Var | Buffer, taken: set[str]) -> str:
+        """Choose a name that is valid in Python and not taken."""
         base = re.sub(r"\W", "_", symbol.name) or "x"
         base = f"_{base}" if base[0].isdigit() else f"{base}_" if base in RESERVED else base
         name, count = base, 0
@@ -92,17 +93,18 @@ class Names:
 
 
 class ExprPrinter:
-    """Expressions and regions as strings."""
+    """Print expressions and regions as strings."""
 
     def __init__(self) -> None:
         self.names: Names = Names()
 
     def expr(self, e: Expr, need: int = 0) -> str:
-        """An expression; in parentheses if it binds weaker than `need`."""
+        """Print an expression; in parentheses if it binds weaker than `need`."""
         text, precedence = self._expr(e)
         return f"({text})" if precedence < need else text
 
     def _expr(self, e: Expr) -> tuple[str, int]:
+        """Return the text of an expression and its precedence."""
         if isinstance(e, Const):
             return self._const(e, None)
         if isinstance(e, Var):
@@ -130,6 +132,7 @@ class ExprPrinter:
         return f"<{type(e).__name__}>", ATOM
 
     def _binary(self, e: Binary) -> tuple[str, int]:
+        """Return the text of a binary expression and its precedence."""
         if e.op in ("min", "max"):
             return f"T.{e.op}({', '.join(self._pair(e.a, e.b))})", ATOM
         if e.op == "//" and isinstance(e.a, Binary) and e.a.op == "+" and isinstance(e.b, Const) and e.b.value > 1:
@@ -145,19 +148,22 @@ class ExprPrinter:
         return f"{a} {e.op} {b}", precedence
 
     def _pair(self, a: Expr, b: Expr, need_a: int = 0, need_b: int = 0) -> tuple[str, str]:
-        """Two operands that must come to have their types again; a plain number takes the type of the other one."""
+        """Print two operands so that they get their types again when read; a plain number takes the type of the
+        other one.
+        """
         both = isinstance(a, Const) and isinstance(b, Const)
         x = self.value(a, None if both else b.dtype, need_a, typed=both)
         return x, self.value(b, a.dtype, need_b)
 
     def value(self, e: Expr, like: DType | None, need: int = 0, typed: bool = False) -> str:
-        """An expression where a plain number would take the type `like`."""
+        """Print an expression where a plain number would take the type `like`."""
         if not isinstance(e, Const):
             return self.expr(e, need)
         text, precedence = self._const(e, like, typed)
         return f"({text})" if precedence < need else text
 
     def _const(self, c: Const, like: DType | None, typed: bool = False) -> tuple[str, int]:
+        """Return the text of a constant, with its type where the context does not tell it."""
         value = c.value
         if c.type.is_float and not math.isfinite(value):
             if value != value:
@@ -169,11 +175,12 @@ class ExprPrinter:
         return f"{c.type!r}({text})", ATOM
 
     def element(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
-        """`A[i, j]`; just the name for a T.alloc_var, which has no dimensions."""
+        """Print `A[i, j]`; just the name for a T.alloc_var, which has no dimensions."""
         name = self.names(buffer)
         return f"{name}[{', '.join(self.expr(i) for i in indices)}]" if indices else name
 
     def _call(self, e: Call) -> str:
+        """Return the text of a call."""
         if e.name == "reinterpret":
             return f"T.reinterpret({self.value(e.args[0], None, typed=True)}, {e.type!r})"
         if e.options or e.name in TARGET_LEVEL or any(isinstance(a, Address) for a in e.args):
@@ -183,7 +190,7 @@ class ExprPrinter:
         return f"T.{e.name}({', '.join(args)})"
 
     def region(self, r: Region) -> str:
-        """A region as slices; just the name for a whole buffer."""
+        """Print a region as slices; just the name for a whole buffer."""
         name = self.names(r.buffer)
         whole = all(
             x.keep and is_zero(x.start) and _same_size(x.extent, size)
@@ -192,7 +199,7 @@ class ExprPrinter:
         return name if whole else f"{name}[{', '.join(self.range(x) for x in r.ranges)}]"
 
     def range(self, r: Range) -> str:
-        """`start:stop`, or the index alone."""
+        """Print `start:stop`, or the index alone."""
         if not r.keep:
             return self.expr(r.start)
         if isinstance(r.start, Const) and isinstance(r.extent, Const):
@@ -202,11 +209,11 @@ class ExprPrinter:
         return f"{self.expr(r.start)}:{self.expr(Binary('+', r.start, r.extent))}"
 
     def shape(self, sizes: Sequence[Expr]) -> str:
-        """A tuple of sizes."""
+        """Print a tuple of sizes."""
         return tuple_text([self.expr(s) for s in sizes])
 
     def tensor_type(self, b: Buffer) -> str:
-        """The annotation of a tensor parameter."""
+        """Print the annotation of a tensor parameter."""
         align = "" if b.align is None else f", align={b.align}"
         if b.strides is not None:
             return f"T.StridedTensor({self.shape(b.shape)}, {self.shape(b.strides)}, {b.dtype!r}{align})"
@@ -214,7 +221,7 @@ class ExprPrinter:
 
 
 def literal(value: Any) -> str:
-    """An option of a call or tile op: a Python literal, or what `to_language` of an enumeration says."""
+    """Print an option of a call or tile op as a Python literal."""
     if isinstance(value, tuple):
         return tuple_text([literal(item) for item in value])
     spelled = getattr(value, "to_language", None)
@@ -237,6 +244,7 @@ def is_zero(e: Expr) -> bool:
 
 
 def _same_size(a: Expr, b: Expr) -> bool:
+    """Return whether two sizes are the same expression or equal constants."""
     return a is b or (isinstance(a, Const) and isinstance(b, Const) and a.value == b.value)
 
 
@@ -244,12 +252,12 @@ ALLOCATORS = {"shared": "alloc_shared", "fragment": "alloc_fragment", "local": "
 
 
 def to_text(node: Node) -> str:
-    """`node` in the language: a whole function for a Program, lines for a statement, else a piece of a line."""
+    """Print `node` in the language: a whole function for a Program, lines for a statement, else a piece of a line."""
     return Printer().text(node)
 
 
 class Printer(ExprPrinter):
-    """Collects lines; expressions come back as strings."""
+    """Print programs and statements as lines."""
 
     depth: int
 
@@ -259,7 +267,7 @@ class Printer(ExprPrinter):
         self.depth = 0
 
     def text(self, node: Node) -> str:
-        """A node of any kind."""
+        """Print a node of any kind."""
         if isinstance(node, Expr):
             return self.expr(node)
         if isinstance(node, Region):
@@ -284,7 +292,7 @@ class Printer(ExprPrinter):
 
     @contextmanager
     def indented(self) -> Iterator[None]:
-        """One level deeper."""
+        """Indent one level deeper inside the `with`."""
         self.depth += 1
         yield
         self.depth -= 1
@@ -292,7 +300,7 @@ class Printer(ExprPrinter):
     # Programs and kernels.
 
     def program(self, p: stmt.Program) -> None:
-        """The whole function, sizes known at run time first."""
+        """Print the whole function, run-time sizes first."""
         dims = stmt.dimensions(p)
         known = set(dims)
         for node in walk(p):  # flat buffers no longer show all sizes and strides
@@ -329,7 +337,7 @@ class Printer(ExprPrinter):
                 self.line(f"return {', '.join(self.names(b) for b in p.outputs)}")
 
     def kernel(self, k: stmt.Kernel) -> None:
-        """`with T.Kernel(...)` and its body."""
+        """Print `with T.Kernel(...)` and its body."""
         grid = ", ".join(self.expr(g) for g in k.grid)
         threads = repr(k.threads[0]) if len(k.threads) == 1 else repr(k.threads)
         threads += f", shared_bytes={k.shared_bytes}" if k.shared_bytes else ""
@@ -349,19 +357,19 @@ class Printer(ExprPrinter):
     # Statements.
 
     def block(self, b: stmt.Block, empty: bool = True) -> None:
-        """Statements in order, `pass` if there are none."""
+        """Print statements in order, `pass` if there are none."""
         for s in b.stmts:
             self.statement(s)
         if not b.stmts and empty:
             self.line("pass")
 
     def body(self, b: stmt.Block) -> None:
-        """A block, one level deeper."""
+        """Print a block, one level deeper."""
         with self.indented():
             self.block(b)
 
     def statement(self, s: stmt.Stmt) -> None:
-        """One statement."""
+        """Print one statement."""
         write = _STATEMENTS.get(type(s))
         if write is not None:
             write(self, s)
@@ -373,6 +381,7 @@ class Printer(ExprPrinter):
             self.line(f"<{type(s).__name__}>")
 
     def _for(self, f: stmt.For, *options: str) -> None:
+        """Print a loop."""
         first = [self.expr(x) for x in f.starts]
         last = [self.expr(x) for x in f.stops]
         if f.kind is stmt.LoopKind.PARALLEL:
@@ -391,6 +400,7 @@ class Printer(ExprPrinter):
             self.body(f.body)
 
     def _if(self, s: stmt.If, word: str = "if") -> None:
+        """Print a branch."""
         self.line(f"{word} {self.expr(s.condition)}:")
         self.body(s.then)
         rest = s.otherwise.stmts
@@ -401,14 +411,17 @@ class Printer(ExprPrinter):
             self.body(s.otherwise)
 
     def _while(self, s: stmt.While) -> None:
+        """Print a while loop."""
         self.line(f"while {self.expr(s.condition)}:")
         self.body(s.body)
 
     def _let(self, s: stmt.Let) -> None:
+        """Print the binding of a name."""
         value = self.value(s.value, None, typed=True)
         self.line(f"{self.names.bind(s.var)} = {value}")
 
     def _alloc(self, s: stmt.Alloc) -> None:
+        """Print an allocation."""
         b = s.buffer
         name = self.names.bind(b)
         if b.scope == "var":
@@ -424,6 +437,7 @@ class Printer(ExprPrinter):
             self.line(f"{name} = T.{ALLOCATORS[b.scope]}({self.shape(b.shape)}, {b.dtype!r}{placed})")
 
     def _role(self, s: stmt.Role) -> None:
+        """Print a warp-specialised role."""
         registers = f", registers={s.registers}" if s.registers else ""
         groups = ", ".join(str(n // WARPGROUP) for n in range(s.first, s.first + s.count, WARPGROUP))
         whole = s.by_hand and s.first % WARPGROUP == s.count % WARPGROUP == 0
@@ -433,15 +447,17 @@ class Printer(ExprPrinter):
         self.body(s.body)
 
     def _store(self, s: stmt.Store) -> None:
+        """Print a store."""
         target = self.element(s.buffer, s.indices)
         self.line(f"{target} = {self.value(s.value, s.buffer.dtype)}")
 
     def _print(self, s: stmt.Print) -> None:
+        """Print a T.print statement."""
         value = self.region(s.value) if isinstance(s.value, Region) else self.expr(s.value)
         self.line(f"T.print({value}, {quoted(s.message)})")
 
     def _tile_op(self, op: stmt.TileOp) -> str:
-        """Regions and expressions first, then options that differ from their default."""
+        """Print a tile op: regions and expressions first, then options that differ from their default."""
         target = getattr(op, "dst", None)
         like = target.buffer.dtype if isinstance(target, Region) else None
         operands, options = [], []

@@ -83,9 +83,11 @@ class Simplifier:
         return map_children(e, self._child)
 
     def _child(self, e: Any) -> Any:
+        """Simplify a child if it is an expression."""
         return self(e) if isinstance(e, Expr) else e
 
     def _under(self, condition: Expr, holds: bool, e: Expr) -> Expr:
+        """Simplify an expression where a condition holds, or does not hold."""
         if isinstance(e, Const):
             return e
         known = self.ranges.assume(condition if holds else unary("not", condition))
@@ -101,10 +103,12 @@ class Simplifier:
 
 
 def _var(e: Var, ranges: Ranges) -> Expr | None:
+    """Replace a variable by its value if its range is a single number."""
     return ranges.value_of(e)
 
 
 def _unary(e: Unary, ranges: Ranges) -> Expr | None:
+    """Simplify a negation or inversion."""
     a = e.a
     if isinstance(a, Const):
         return unary(e.op, a)
@@ -139,7 +143,7 @@ def _binary(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _float(e: Binary) -> Expr | None:
-    """x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x). Not x + 0.0, which turns -0.0 into 0.0."""
+    """Simplify x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x) of floats. Not x + 0.0, which turns -0.0 into 0.0."""
     a, b = e.a, e.b
     if e.op in ("*", "/") and _is(b, 1.0):
         return a
@@ -161,6 +165,7 @@ def _linear(e: Expr) -> Expr | None:
 
 
 def _division(e: Binary, ranges: Ranges) -> Expr | None:
+    """Simplify a floor division or modulo."""
     a, b, quotient = e.a, e.b, e.op == "//"
     if _is(b, 1):
         return a if quotient else const(0, e.dtype)
@@ -177,6 +182,7 @@ def _division(e: Binary, ranges: Ranges) -> Expr | None:
 
 
 def _division_by_constant(e: Binary, c: int, ranges: Ranges) -> Expr | None:
+    """Simplify a floor division or modulo by a constant."""
     a, dtype, quotient = e.a, e.dtype, e.op == "//"
     if isinstance(a, Binary) and isinstance(a.b, Const) and a.b.value > 0:
         inner = int(a.b.value)
@@ -202,6 +208,7 @@ def _division_by_constant(e: Binary, c: int, ranges: Ranges) -> Expr | None:
 
 
 def _extremum(e: Binary, ranges: Ranges) -> Expr | None:
+    """Simplify a minimum or maximum whose operands are ordered."""
     a, b = e.a, e.b
     if not ranges.is_exact(e):
         return None
@@ -225,6 +232,7 @@ def _bitwise(e: Binary) -> Expr | None:
 
 
 def _cast(e: Cast, ranges: Ranges) -> Expr | None:
+    """Drop casts that change nothing; fold casts of constants."""
     a = e.a
     if a.dtype == e.type or isinstance(a, Const):
         new = cast(a, e.type)
@@ -237,6 +245,7 @@ def _cast(e: Cast, ranges: Ranges) -> Expr | None:
 
 
 def _select(e: Select, ranges: Ranges) -> Expr | None:
+    """Simplify a select with a known condition or equal values."""
     if isinstance(e.condition, Const):
         return e.a if e.condition.value else e.b
     if equal(e.a, e.b):
@@ -255,6 +264,7 @@ TRUE, FALSE = const(True, dt.bool_), const(False, dt.bool_)
 
 
 def _is(e: Expr, value: float) -> bool:
+    """Return whether an expression is the constant `value`."""
     return isinstance(e, Const) and e.value == value
 
 
@@ -264,6 +274,7 @@ def is_literal(e: Expr, value: bool) -> bool:
 
 
 def _fits(value: int, dtype: DType) -> bool:
+    """Return whether an integer fits a dtype."""
     return dtype not in EXACT or -(1 << (dtype.bits - 1)) <= value < 1 << (dtype.bits - 1)
 
 
@@ -279,13 +290,13 @@ def is_exact(source: DType, to: DType) -> bool:
 
 
 def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
-    """Return `e` as (factor, atom) pairs in order of appearance plus a constant, and its number of leaves."""
+    """Split `e` into (factor, atom) pairs in order of appearance plus a constant, and its number of leaves."""
     terms, constant, leaves = _sum(e)
     return [term for term in terms.values() if term[0]], constant, leaves
 
 
 def _sum(e: Expr) -> Sum:
-    """Return the same with equal atoms under one key, and with factors of 0. The result is kept with the node."""
+    """Collect the terms of a sum by atom. The result is kept with the node."""
     if isinstance(e, Const):
         return {}, int(e.value), 1
     if not isinstance(e, Unary | Binary) or e.op not in ("+", "-", "*"):
@@ -299,6 +310,7 @@ def _sum(e: Expr) -> Sum:
 
 
 def _collected(e: Unary | Binary) -> Sum:
+    """Write a sum as terms with factors, a constant, and the number of leaves."""
     if isinstance(e, Unary):
         return _scaled(_sum(e.a), -1, 0)
     if e.op in ("+", "-"):
@@ -317,6 +329,7 @@ def _collected(e: Unary | Binary) -> Sum:
 
 
 def _scaled(whole: Sum, factor: int, leaves: int) -> Sum:
+    """Multiply collected terms by a factor."""
     terms, constant, count = whole
     return {k: (factor * f, atom) for k, (f, atom) in terms.items()}, factor * constant, count + leaves
 
@@ -356,9 +369,11 @@ class _Statements(Rewriter):
         self.thread: Var | None = None
 
     def _known(self) -> Ranges:
+        """Return the ranges at the current statement."""
         return self.expr.ranges
 
     def _inside(self, node: N, ranges: Ranges) -> N:
+        """Simplify a node under other ranges."""
         outer, self.expr = self.expr, Simplifier(ranges)
         new = self(node)
         self.expr = outer
@@ -446,6 +461,7 @@ def _rebuilt(node: N, **changed: Any) -> N:
 
 
 def _same(old: object, new: object) -> bool:
+    """Return whether a rewrite left a field unchanged."""
     if isinstance(old, tuple) and isinstance(new, tuple):
         return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
     return old is new

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stmt(Node):
-    """Something that happens."""
+    """Base of statements."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,7 +135,7 @@ class Store(Stmt):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Do(Stmt):
-    """Call an intrinsic for its effect."""
+    """A call of an intrinsic for its effect."""
 
     call: Expr
 
@@ -231,7 +231,7 @@ def calls(one: Node, *names: str) -> bool:
 
 
 def dimensions(program: Program) -> list[Var]:
-    """The dimensions known only at run time, in order of appearance in the parameters."""
+    """Return the dimensions known only at run time, in order of appearance in the parameters."""
     found: dict[Var, None] = {}
     for buffer in (*program.params, *program.workspaces, *program.outputs):
         if isinstance(buffer, Buffer):

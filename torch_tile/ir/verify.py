@@ -33,9 +33,10 @@ from torch_tile.ir.stmt import LoopKind
 
 
 class Stage(enum.Enum):
-    """TILE: as written. FLAT: every buffer has one dimension, every loop one variable. Between them, for the CPU:
-    LOOPS: no tile op is left. For GPUs: LAID_OUT: shared buffers and fragments have layouts, loops are not pipelined.
-    THREAD: the body is what one thread does, fragments are its registers.
+    """The stages of lowering, from TILE (as written) to code; each has its own rules. FLAT: every buffer has one
+    dimension, every loop one variable. Between them, for the CPU: LOOPS: no tile op is left. For GPUs: LAID_OUT:
+    shared buffers and fragments have layouts, loops are not pipelined. THREAD: the body is what one thread does,
+    fragments are its registers.
     """
 
     TILE = 0
@@ -65,6 +66,8 @@ def verify(program: stmt.Program, stage: Stage) -> None:
 
 
 class _Verifier:
+    """Check the rules of a stage on every node of a program."""
+
     def __init__(self, stage: Stage):
         self.stage = stage
         self.gone, self.gone_loops = GONE[stage]
@@ -107,7 +110,7 @@ class _Verifier:
             raise InternalError(f"{problem} at stage {self.stage.name}: {_shown(node)}", node.span)
 
     def bind(self, symbols: Iterable[Node], where: Node) -> None:
-        """Symbols visible from here on."""
+        """Make symbols visible from here on; raise if one is bound twice."""
         for symbol in symbols:
             self.need(symbol not in self.bound, f"`{_name(symbol)}` is bound twice", where)
             self.bound.add(symbol)
@@ -115,7 +118,7 @@ class _Verifier:
 
     @contextmanager
     def scope(self, symbols: Iterable[Node], where: Node, loop: bool = False) -> Iterator[None]:
-        """Bind symbols for the inside only."""
+        """Bind symbols inside the `with` only."""
         outer, self.visible = self.visible, set(self.visible)
         self.loops += loop
         self.bind(symbols, where)
@@ -144,7 +147,7 @@ class _Verifier:
             self(k.body)
 
     def loop(self, f: stmt.For) -> None:
-        """The bounds do not see the loop variables."""
+        """Check a loop; its bounds do not see its variables."""
         for bound in (*f.starts, *f.stops):
             self.need(bound.dtype.is_integer, "loop bounds are integers", f)
             self(bound)
@@ -152,13 +155,13 @@ class _Verifier:
             self(f.body)
 
     def repeat(self, w: stmt.While) -> None:
-        """`break` may appear inside."""
+        """Check a while loop, in which `break` may appear."""
         self(w.condition)
         with self.scope((), w, loop=True):
             self(w.body)
 
     def block(self, b: stmt.Block) -> None:
-        """Names and buffers live to the end of their block."""
+        """Check a block; names and buffers live to its end."""
         with self.scope((), b):
             for s in b.stmts:
                 self(s)
@@ -168,7 +171,7 @@ class _Verifier:
                     self.alloc(s)
 
     def alloc(self, a: stmt.Alloc) -> None:
-        """Sizes use only what is visible; layouts and scopes are those of the stage."""
+        """Check an allocation: sizes use only what is visible; layouts and scopes are those of the stage."""
         scope = a.buffer.scope
         laid_out = a.buffer.layout is not None or scope not in ("shared", "fragment")
         self.need(self.stage is not Stage.LAID_OUT or laid_out, f"`{a.buffer.name}` has no layout", a)
@@ -183,7 +186,7 @@ class _Verifier:
     # Nodes with rules of their own.
 
     def access(self, node: Load | stmt.Store | Address) -> None:
-        """One integer index per dimension."""
+        """Check that an access has one integer index per dimension."""
         buffer, indices = node.buffer, node.indices
         self.need(len(indices) == buffer.rank, f"`{buffer.name}` has {buffer.rank} dimensions", node)
         self.need(self.stage is not Stage.FLAT or buffer.rank <= 1, f"`{buffer.name}` is not flat", node)
@@ -195,7 +198,7 @@ class _Verifier:
             self.need(node.value.dtype == buffer.dtype, f"`{buffer.name}` holds {buffer.dtype}", node)
 
     def role(self, r: stmt.Role) -> None:
-        """Whole warps of the block."""
+        """Check that a role has whole warps, and whole warpgroups if they change their registers."""
         self.need(r in self.outermost, "roles are statements of the kernel itself", r)
         fits = r.first >= 0 and r.count > 0 and r.first + r.count <= self.threads
         self.need(fits and r.first % 32 == r.count % 32 == 0, f"a role has threads of {self.threads} by 32", r)
@@ -212,26 +215,26 @@ class _Verifier:
         self.need(m.buffer.scope == "global", "tensor maps are of global memory", m)
 
     def region(self, r: Region) -> None:
-        """One range per dimension."""
+        """Check that a region has one range per dimension."""
         self.need(len(r.ranges) == r.buffer.rank, f"`{r.buffer.name}` has {r.buffer.rank} dimensions", r)
 
     def range(self, r: Range) -> None:
-        """Integer start and extent."""
+        """Check that a range has an integer start and extent."""
         self.need(r.start.dtype.is_integer and r.extent.dtype.is_integer, "ranges are integers", r)
 
     def const(self, c: Const) -> None:
-        """The Python value is of the literal's kind."""
+        """Check that the Python value is of the literal's kind."""
         kind = {"bool": bool, "float": float}.get(c.type.kind, int)
         self.need(type(c.value) is kind, f"a {c.type} is a Python {kind.__name__}", c)
 
     def unary(self, e: Unary) -> None:
-        """`not` takes a bool, `~` no float, `-` no bool."""
+        """Check the operand: `not` takes a bool, `~` no float, `-` no bool."""
         kind = e.a.dtype.kind
         fits = kind == "bool" if e.op == "not" else kind != "float" if e.op == "~" else kind != "bool"
         self.need(e.op in ("not", "~", "-") and fits, f"`{e.op}` cannot take {e.a.dtype}", e)
 
     def binary(self, e: Binary) -> None:
-        """Both operands have one type, which the operator takes."""
+        """Check that both operands have one type, which the operator takes."""
         a, b = e.a.dtype, e.b.dtype
         self.need(a == b, f"`{e.op}` of {a} and {b}", e)
         if e.op in LOGICAL:
@@ -242,32 +245,32 @@ class _Verifier:
             self.need(e.op in COMPARISONS or e.op in ("+", "-", "*", "//", "%", "min", "max"), "no such operator", e)
 
     def select(self, e: Select) -> None:
-        """A bool chooses between values of one type."""
+        """Check that a bool chooses between values of one type."""
         self.condition(e)
         self.need(e.a.dtype == e.b.dtype, f"a choice between {e.a.dtype} and {e.b.dtype}", e)
 
     def condition(self, node: Select | stmt.If | stmt.While | stmt.Assert) -> None:
-        """Conditions are bool."""
+        """Check that a condition is bool."""
         self.need(node.condition.dtype.kind == "bool", f"a condition of type {node.condition.dtype}", node)
 
     def let(self, s: stmt.Let) -> None:
-        """The name has the type of its value."""
+        """Check that the name has the type of its value."""
         self.need(s.var.dtype == s.value.dtype, f"a {s.var.dtype} named for a {s.value.dtype}", s)
 
     def init(self, s: stmt.Alloc) -> None:
-        """Only a T.alloc_var is initialised, with a value of its type."""
+        """Check that only a T.alloc_var is initialised, with a value of its type."""
         fits = s.init is None or (s.buffer.scope == "var" and s.init.dtype == s.buffer.dtype)
         self.need(fits, f"`{s.buffer.name}` cannot be initialised so", s)
 
     def nest(self, f: stmt.For) -> None:
-        """A box; more than one variable only in parallel."""
+        """Check a nest's box; more than one variable only in parallel loops."""
         sizes = len(f.vars) == len(f.starts) == len(f.stops) >= 1
         self.need(sizes and f.step >= 1, "a loop has a start, a stop and a positive step", f)
         self.need(len(f.vars) == 1 or f.kind is LoopKind.PARALLEL, "only T.Parallel has several variables", f)
         self.need(f.kind not in self.gone_loops, f"T.{f.kind.value} may not appear", f)
 
     def leave(self, s: stmt.Stmt) -> None:
-        """A loop is around."""
+        """Check that a break or continue is inside a loop."""
         self.need(self.loops > 0, f"{type(s).__name__.lower()} outside a loop", s)
 
 
@@ -301,10 +304,12 @@ _CHECKS: dict[type[Node], Callable[[_Verifier, Any], None]] = {
 
 
 def _name(symbol: Node) -> str:
+    """Return a symbol's name for a message."""
     return str(getattr(symbol, "name", "?"))
 
 
 def _shown(node: Node) -> str:
+    """Return one line of text for a node."""
     text = repr(node)
     first = text.splitlines()[0] if text else ""
     return first if first == text and len(first) <= 120 else first[:120] + " ..."

@@ -38,6 +38,7 @@ class IndexValues:
         return found
 
     def _find(self, expr: Expr) -> bool:
+        """Search an expression for indices and sizes."""
         if expr.dtype not in SIGNED or isinstance(expr, Load):
             return False
         if isinstance(expr, Var):

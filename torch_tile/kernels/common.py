@@ -75,6 +75,7 @@ def planned_machine() -> Machine | None:
 
 
 def _target_of(index: int) -> Target:
+    """Return the target of a GPU of this process."""
     return Target.of_device(torch.device("cuda", index))
 
 
@@ -95,6 +96,7 @@ def _is_ready(index: int) -> bool:
 
 @cache
 def _gpu(index: int) -> Machine:
+    """Describe a GPU of this process."""
     num_sms = torch.cuda.get_device_properties(index).multi_processor_count
     return Machine(_target_of(index), num_sms)
 
@@ -134,19 +136,19 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
 
 
 def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    """Return `result`, copied into `out` if that is given."""
+    """Copy `result` into `out` if that is given; return the tensor that holds it."""
     return result if out is None else out.copy_(result)
 
 
 def all_into(outs: tuple[torch.Tensor, ...], results: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return `outs`, into which the results are copied."""
+    """Copy the results into `outs`; return `outs`."""
     for out, result in zip(outs, results, strict=True):
         out.copy_(result)
     return outs
 
 
 def is_unit(x: torch.Tensor) -> bool:
-    """Return whether the last dimension is dense."""
+    """Return whether the last dimension has stride 1."""
     return x.shape[-1] <= 1 or x.stride(-1) == 1
 
 
@@ -171,6 +173,6 @@ def power_of_two(value: int) -> int:
 
 
 def typical(problem: Problem) -> Problem:
-    """Replace symbolic sizes of a dataclass by typical values, for choices on which only speed depends."""
+    """Replace symbolic sizes of a dataclass by their typical values, for choices on which only speed depends."""
     hints = {name: x.node.hint for name, x in vars(problem).items() if isinstance(x, torch.SymInt)}
     return replace(problem, **hints) if hints else problem  # type: ignore[type-var]

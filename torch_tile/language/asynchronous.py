@@ -145,6 +145,7 @@ def warpgroup_fence_operand(
 
 
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
+    """Return the mbarrier element that an argument names. Raises an error for other values."""
     at, region = in_kernel(what), region_of(barrier)
     if region is None or region.buffer.scope != "barrier" or not all(is_one(e) for e in region.extents):
         why, fix = f"is {barrier!r}"[:80], "give one mbarrier of a T.alloc_barrier, as in ready[stage]"
@@ -153,6 +154,7 @@ def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
 
 
 def _expect(what: str, where: Address, size: Any) -> Do:
+    """Check the byte count of an mbarrier expectation."""
     value = to_expr(size)
     if not value.dtype.is_integer or (isinstance(value, Const) and not 0 <= int(value.value) < 2**20):
         fix = "give the bytes of all copies of one phase, fewer than 2^20"
@@ -188,7 +190,7 @@ def shuffle_elect(extent: int = 0) -> Expr:
 
 
 def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
-    """The running thread's group of 4 warps, or of `warps_per_group`, as T.ws counts them."""
+    """Return the running thread's warpgroup (4 warps, or `warps_per_group`), as T.ws counts them."""
     size = _lanes("T.get_warp_group_idx", "warp_size", warp_size, WARP)
     return thread_index() // (
         size * _lanes("T.get_warp_group_idx", "warps_per_group", warps_per_group, WARPGROUP // WARP)
@@ -196,16 +198,17 @@ def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None
 
 
 def get_warp_idx(warp_size: int | None = None) -> Expr:
-    """The running thread's warp in the block, of 32 threads or of `warp_size`."""
+    """Return the running thread's warp in the block, of 32 threads or of `warp_size`."""
     return thread_index() // _lanes("T.get_warp_idx", "warp_size", warp_size, WARP)
 
 
 def get_lane_idx(warp_size: int | None = None) -> Expr:
-    """The running thread's number in its warp, of 32 threads or of `warp_size`."""
+    """Return the running thread's lane in its warp, of 32 threads or of `warp_size`."""
     return thread_index() % _lanes("T.get_lane_idx", "warp_size", warp_size, WARP)
 
 
 def _lanes(what: str, name: str, number: Any, default: int) -> int:
+    """Check a number of lanes, or return the default."""
     if number is None:
         return default
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
@@ -380,6 +383,7 @@ def _joined(a: Ages, b: Ages) -> Ages:
 
 
 def _numbers(ages: Ages) -> dict[Buffer, int]:
+    """Return the age of each entry without its other facts."""
     return {key: age for key, (age, _) in ages.items()}
 
 

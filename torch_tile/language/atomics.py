@@ -110,6 +110,7 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
 
 
 def _neighbour(region: Region, n: int) -> Load:
+    """Load the element `n` places after the start of a region."""
     *outer, last = region.starts
     return Load(region.buffer, (*outer, binary("+", last, const(n, dt.int32)) if n else last))
 

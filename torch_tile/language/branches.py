@@ -26,7 +26,7 @@ UNBOUND = object()
 
 
 class Branches:
-    """The state of one device `if` and of the names that it binds.
+    """Record one device `if`, and merge the names that its branches bind.
 
     `live` tells for each name if it may be read after the `if`. `before` and `homes` hold its earlier values and their
     scopes.
@@ -69,7 +69,7 @@ class Branches:
 
     @property
     def is_done(self) -> bool:
-        """Whether choices stand for all that the `if` does."""
+        """Return whether selects replace the whole `if`, so that it need not be recorded."""
         return self.chosen > 0 and not self.variables
 
     def declare(self) -> None:
@@ -79,6 +79,7 @@ class Branches:
             self.tracer.own(buffer)
 
     def _is_alive(self, value: Any) -> bool:
+        """Return whether all symbols of a value are still in scope."""
         return not isinstance(value, Expr) or not any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     @staticmethod
@@ -125,7 +126,7 @@ MOST_CHOSEN = 32  # nodes that a branch may compute for a choice, which spells t
 
 
 def _only_computes(scope: Scope) -> bool:
-    """Whether a branch does nothing but name values, of which there are few."""
+    """Return whether a branch only names a few values."""
     if not all(isinstance(stmt, Let) for stmt in scope.stmts):
         return False
     nodes = [node for stmt in scope.stmts for node in walk(stmt)]
@@ -159,8 +160,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def mutable_names(tree: ast.FunctionDef, reads: Reads) -> set[str]:
-    """Names that behave as variables: bound outside a loop and again inside it, where a later turn, or what follows
-    the loop, may read them.
+    """Find names that need a mutable variable: bound outside a loop and again inside it, and read in a later
+    iteration or after the loop.
     """
     levels: dict[str, set[tuple[ast.AST, ...]]] = {}
 
@@ -200,17 +201,19 @@ class Reads:
         self._block(tree.body, frozenset())
 
     def of_branches(self, node: ast.If) -> list[tuple[str, bool]]:
-        """The names bound in an `if`, and whether they may be read after it."""
+        """Return the names bound in an `if`, and whether each may be read after it."""
         read = self.after[node] | self.always
         return [(name, name in read) for name in self._bound([*node.body, *node.orelse])]
 
     def of_loop(self, node: ast.For | ast.While) -> list[str]:
-        """The names bound in a loop that may be read after it."""
+        """Return the names bound in a loop that may be read after it."""
         read = self.after[node] | self.always
         return [name for name in self._bound(node.body) if name in read]
 
     def outlives(self, name: str, around: tuple[ast.AST, ...]) -> bool:
-        """Whether a binding inside these loops and branches may be read in a later turn, or after one of the loops."""
+        """Return whether a binding inside these loops and branches may be read in a later iteration, or after one of
+        the loops.
+        """
         loops = [node for node in around if isinstance(node, ast.For | ast.While)]
         return bool(loops) and (
             name in self.always
@@ -224,6 +227,7 @@ class Reads:
         return [name for name in self._bound(node.body) if name in self.at_start[node]]
 
     def _bound(self, stmts: list[ast.stmt]) -> list[str]:
+        """Return the names that statements bind, without those bound elsewhere."""
         return [name for name in dict.fromkeys(_bound(stmts)) if name not in self.elsewhere]
 
     def _block(self, stmts: list[ast.stmt], after: Names) -> Names:
@@ -263,6 +267,7 @@ class Reads:
         return after
 
     def _loop(self, loop: ast.For | ast.While, after: Names) -> Names:
+        """Return the names that a loop reads before it binds them."""
         bound = frozenset(_stored(loop.target)) if isinstance(loop, ast.For) else frozenset()
         iteration = self._block(loop.orelse, after)  # where it is decided whether there is another one
         self.after[loop] = iteration | after
@@ -285,6 +290,7 @@ def _loaded(node: ast.AST) -> Names:
 
 
 def _stored(target: ast.AST) -> Iterator[str]:
+    """Yield the names that an assignment target binds."""
     yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 

@@ -55,7 +55,7 @@ def _in_steps(name: str) -> Callable[..., Any]:
 
 
 def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as `T.name`: a call that does not fit its signature raises TileError."""
+    """Wrap `function` as `T.name`, so that a call that does not fit its signature raises TileError."""
 
     of_values = function.__module__ == "torch_tile.language.math"
 
@@ -74,6 +74,7 @@ def _is_vector(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _vector_type(value: Any) -> DType | None:
+    """Return a vector dtype named by text such as "float32x4", else None."""
     if not isinstance(value, str) or "x" not in value:
         return None
     found = dtype_of(value)
@@ -111,6 +112,7 @@ def check_all(names: dict[str, Any]) -> None:
 
 
 def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of the language; report wrong arguments at the author's line."""
     try:
         return function(*args, **kwargs)
     except TypeError as problem:

@@ -39,35 +39,35 @@ def cluster_wait() -> None:
 
 
 def cluster_sync() -> None:
-    """All threads of the cluster wait for each other."""
+    """Wait for all threads of the cluster."""
     cluster_arrive()
     cluster_wait()
 
 
 def get_cluster_id(dim: int = 0) -> Expr:
-    """The cluster's index along dimension `dim` of the grid of clusters."""
+    """Return the cluster's index along dimension `dim` of the grid of clusters."""
     block, size = _along("T.get_cluster_id", dim)
     return block // size
 
 
 def get_cluster_dims() -> tuple[int, int, int]:
-    """Blocks of a cluster along each dimension."""
+    """Return the blocks of a cluster along each dimension."""
     cluster: tuple[int, int, int] = in_kernel("T.get_cluster_dims").launch.cluster
     return cluster
 
 
 def get_cluster_ids() -> tuple[Expr, ...]:
-    """The cluster's index along each dimension of the grid of clusters."""
+    """Return the cluster's index along each dimension of the grid of clusters."""
     return tuple(get_cluster_id(d) for d in range(len(in_kernel("T.get_cluster_ids").launch.blocks)))
 
 
 def get_cluster_size() -> int:
-    """Blocks of a cluster."""
+    """Return the number of blocks of a cluster."""
     return math.prod(get_cluster_dims())
 
 
 def get_cluster_extent(dim: int = 0) -> int:
-    """Blocks of a cluster along dimension `dim`."""
+    """Return the blocks of a cluster along dimension `dim`."""
     if not isinstance(dim, int) or not 0 <= dim < AXES:
         fix = f"give a dimension below {AXES}"
         raise error("bad_argument", None, op="T.get_cluster_extent", name="dim", why=f"is {dim!r}", fix=fix)
@@ -75,7 +75,7 @@ def get_cluster_extent(dim: int = 0) -> int:
 
 
 def get_cluster_extents() -> tuple[int, int, int]:
-    """T.get_cluster_dims."""
+    """Return the blocks of a cluster along each dimension, as T.get_cluster_dims."""
     return get_cluster_dims()
 
 
@@ -148,7 +148,7 @@ def _check_alike(copy: Copy) -> None:
 
 
 def _of_block(what: str) -> Tracer:
-    """Return the tracer outside roles, since all threads of the cluster are counted."""
+    """Return the tracer. Raises an error inside roles, since all threads of the cluster are counted."""
     at = in_kernel(what)
     if at.barrier_group:
         raise error("not_outermost", None, what=what, region="role")
@@ -156,6 +156,7 @@ def _of_block(what: str) -> Tracer:
 
 
 def _along(what: str, dim: int) -> tuple[Expr, int]:
+    """Check the dimension of a cluster function."""
     launch = in_kernel(what).launch
     if not isinstance(dim, int) or not 0 <= dim < len(launch.blocks):
         fix = f"give a dimension below {len(launch.blocks)}"

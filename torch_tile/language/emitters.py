@@ -98,25 +98,26 @@ class TensorCoreIntrinEmitter:
         self.local_size_out: int = self.micro_size_x * self.micro_size_y // WARP
 
     def _operand_type(self, dtype: Any) -> str:
+        """Return the PTX operand type of a dtype."""
         is_tf32 = dtype == dt.float32 and self.accum_dtype == dt.float32
         return "tf32" if is_tf32 else str(dtype.name)
 
     @property
     def mma_num_inst_m(self) -> int:
-        """Pieces along the rows of a warp's tile."""
+        """Return the number of MMA instructions along the rows of a warp's tile."""
         return self.warp_rows
 
     @property
     def mma_num_inst_n(self) -> int:
-        """Pieces along its columns."""
+        """Return the number of MMA instructions along the columns of a warp's tile."""
         return self.warp_cols
 
     def get_thread_binding(self) -> Expr:
-        """The running thread's index."""
+        """Return the running thread's index."""
         return thread_index() if self.thread_var is None else to_expr(self.thread_var)
 
     def extract_thread_binding(self, thread_id: Expr, is_m_first: bool | None = None) -> tuple[Expr, Expr, Expr]:
-        """The lane, the warp's place along columns and along rows."""
+        """Return the lane, and the warp's place along columns and along rows."""
         m_first = self.is_m_first if is_m_first is None else is_m_first
         rows, columns, warp = self.block_row_warps, self.block_col_warps, thread_id // WARP
         if m_first:
@@ -159,7 +160,7 @@ class TensorCoreIntrinEmitter:
         self, to: Address, place: Where, across: bool, lane: Expr, row: Expr, k: Expr, count: int,
         steps: tuple[tuple[int, int], tuple[int, int]], fragment: tuple[matrix.Digits, matrix.Digits],
     ) -> None:  # fmt: skip
-        """One piece from (row, k) on: by ldmatrix of `count` quarters, or element by element."""
+        """Load one MMA operand from (row, k) on: by ldmatrix of `count` 8x8 matrices, or element by element."""
         at = in_kernel("ldmatrix")
         width = 16 // to.buffer.dtype.itemsize  # elements of a row of a quarter
         if self.shape.m == 16 and (not across or width == 8):
@@ -179,7 +180,7 @@ class TensorCoreIntrinEmitter:
         self, to: Address, place: Where, across: bool, lane: Expr, row: Expr, k: Expr, count: int,
         steps: tuple[tuple[int, int], tuple[int, int]],
     ) -> Any:  # fmt: skip
-        """ldmatrix: lane number l gives where row `l % 8` of quarter `l // 8` begins."""
+        """Emit an ldmatrix; lane l gives the address of row `l % 8` of matrix `l // 8`."""
         width = 16 // to.buffer.dtype.itemsize
         line, first, second = lane % 8, lane // 8 % 2, lane // 16 % 2
         rows: Expr = first * steps[0][0] + second * steps[1][0]
@@ -279,7 +280,7 @@ class TensorCoreIntrinEmitter:
                     at.emit(Store(buffer, tuple(simplify(to_expr(n)) for n in indices), cast(value, buffer.dtype)))
 
     def get_store_index_map(self, inverse: bool = False) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """`f(lane, number)`: row and column, in a piece, of an element of the sums that a lane holds."""
+        """Return the map from a lane and the number of its element to row and column of the accumulator."""
         if inverse:
             raise error("bad_argument", None, op="get_store_index_map", name="inverse", why="is True",
                         fix="leave it out: the map goes from lane and number to row and column")  # fmt: skip
@@ -325,7 +326,8 @@ class WGMMATensorCoreIntrinEmitter:
     def wgmma(
         self, A_region: Tile, B_region: Tile, C_region: Tile, clear_accum: Scalar = False, wg_wait: int = 0
     ) -> None:  # fmt: skip
-        """`C += A B`, of tiles of shared memory, or A a fragment, and a fragment C; C is set anew if `clear_accum`.
+        """Add a product of tiles, `C += A B`: A in shared memory or a fragment, C a fragment; C is cleared first if
+        `clear_accum`.
 
         Then at most `wg_wait` products stay in flight; all may if it is below 0.
         """
@@ -340,10 +342,10 @@ class WGMMATensorCoreIntrinEmitter:
         wait_wgmma(n)
 
     def make_mma_store_layout(self, local_buf: Tile) -> None:
-        """For T.annotate_layout: the layout of sums is the compiler's."""
+        """Leave the layout of the accumulator to the compiler, for T.annotate_layout."""
 
     def make_mma_load_layout(self, local_buf: Tile, matrix: str = "A") -> None:
-        """For T.annotate_layout: the layout of an operand in registers is the compiler's."""
+        """Leave the layout of an operand in registers to the compiler, for T.annotate_layout."""
 
 
 def _index(digits: tuple[Digit, ...], lane: Expr, register: int) -> Expr:
@@ -352,6 +354,7 @@ def _index(digits: tuple[Digit, ...], lane: Expr, register: int) -> Expr:
 
 
 def _index_of(digits: tuple[Digit, ...], lane: Any, register: Any) -> Any:
+    """Evaluate layout digits at a lane and register."""
     total: Any = 0
     for digit in digits:
         axis = lane if digit.axis == "t" else register
@@ -360,7 +363,7 @@ def _index_of(digits: tuple[Digit, ...], lane: Any, register: Any) -> Any:
 
 
 def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
-    """Rows, columns and extent of the shared dimension of the pieces that operands of a type are multiplied in."""
+    """Return rows, columns and K of one MMA for operands of a type."""
     of = dtype_of(dtype)
     return (8, 8, 4) if of.bits == 64 else (16, 16, 32 // of.itemsize)
 
@@ -405,7 +408,7 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any, sw
 
 
 def make_mma_swizzle_layout(shared_buf: Handle, is_smooth: bool = False) -> Layout:
-    """For T.annotate_layout: a tile of shared memory whose chunks of 16 bytes are swizzled, so that ldmatrix is fast.
+    """Return the swizzled layout of a shared tile for ldmatrix, for T.annotate_layout.
 
     If `is_smooth`, they stay as they are.
     """

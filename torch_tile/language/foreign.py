@@ -65,8 +65,8 @@ CONVERSIONS |= {f"__float2bfloat16_{how}": (*_TO_BFLOAT, how) for how in ("rn", 
 
 @dataclass(frozen=True, eq=False)
 class Pointer:
-    """A pointer to an element, with the access that the call makes there: `kind` is "r", "w" or "rw"; -1 elements are
-    any.
+    """A pointer argument of a foreign call, with the access that the call makes there: "r", "w" or "rw", and a count
+    of elements (-1: any).
     """
 
     address: Address
@@ -131,7 +131,7 @@ def _moved(address: Address, offset: Scalar) -> Address:
 
 
 def import_source(source: str | None = None, target: str = "cuda") -> None:
-    """Text that stands before the kernel, for T.call_extern: functions in CUDA, or in C++ with `target="cpu"`.
+    """Add CUDA or C++ text in front of the kernel, whose functions T.call_extern can call.
 
     It is compiled as it stands, in front of the kernels of this function that call something of it. Types of 16 and 8
     bits are CUDA's own where the text names them (`__half`, `__nv_bfloat16`), else `tile::f16` and `tile::bf16`.
@@ -170,7 +170,7 @@ def call_extern(
 def call_pure_extern(
     dtype: Any, func_name: Any = None, *operands: Any, evaluate: Callable[..., Any] | None = None
 ) -> Expr | None:  # fmt: skip
-    """T.call_extern of a function that writes nothing: behind pointers with no declared access it only reads."""
+    """Call a foreign function that writes nothing: behind pointers with no declared access it only reads."""
     given = [Pointer(a.address, "r", a.elements) if isinstance(a, Pointer) else a for a in map(_argument, operands)]
     return _call("T.call_pure_extern", dtype, func_name, given, None, evaluate)
 
@@ -361,11 +361,12 @@ def ptx(
 
 
 def _constraint(dtype: DType) -> str:
+    """Return the inline-assembly constraint of a dtype."""
     return _CONSTRAINTS.get(dtype.name, "r")
 
 
 def _held(what: str, dtype: DType) -> str:
-    """The C++ type of an operand."""
+    """Return the C++ type of an operand."""
     if dtype.name not in _HELD:
         why, fix = f"is of {dtype}", "give its bits, by T.reinterpret(x, 'uint16')"
         raise error("bad_argument", None, op=what, name="operands", why=why, fix=fix)

@@ -34,7 +34,7 @@ from torch_tile.tileop.fill import Fill
 
 
 def transpose(src: Tile, dst: Tile) -> None:
-    """`dst[..., j, i] = src[..., i, j]`, of tiles or regions of two dimensions or more, converted to dst's dtype.
+    """Transpose the last two dimensions: `dst[..., j, i] = src[..., i, j]`, converted to dst's dtype.
 
     The last two dimensions are swapped, as by torch's `.mT`; the others agree. Raises TileError for other shapes.
     """
@@ -115,6 +115,7 @@ def im2col(
 
 
 def _tensor(img: Any) -> Buffer:
+    """Check the image argument of im2col."""
     region = need_region(img, "im2col", "img")
     if region.buffer.scope != "global" or region.buffer.rank != 4:
         why, fix = f"is a {region.buffer.scope} buffer of {region.buffer.rank} dimensions", "give a tensor (N, H, W, C)"
@@ -190,4 +191,5 @@ def _place(region: Region, point: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def _from(start: Expr, step: Expr) -> Expr:
+    """Return `start + step`, without an addition where `start` is 0."""
     return step if isinstance(start, Const) and start.value == 0 else start + step

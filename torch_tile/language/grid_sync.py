@@ -22,11 +22,13 @@ from torch_tile.tileop.base import RegisteredOp
 
 
 class GridSync(Stmt):
-    """All blocks of the grid have come here. Only recorded: T.Kernel's end cuts the body at it."""
+    """The statement of T.sync_grid. The end of T.Kernel splits the body into several kernels at it. Only recorded:
+    T.Kernel's end cuts the body at it.
+    """
 
 
 def sync_grid() -> None:
-    """All blocks of the grid meet here: what they wrote to global memory before it is seen by all of them after it.
+    """Wait for all blocks of the grid; what they wrote to global memory before is visible to all after it.
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
     kernel itself: in a loop or branch it is a TileError, and so is a tile whose content is used behind it.
@@ -54,7 +56,9 @@ def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list
 
 
 def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
-    """Names and tiles from before the cut that the part mentions, in their order; `lost_at_grid_sync` otherwise."""
+    """Return the names and tiles from before the cut that a later part needs again. Raises `lost_at_grid_sync` if it
+    cannot have them.
+    """
     wanted = IdSet[Node](node for stmt in part for node in walk(stmt) if node.is_symbol)
     found: list[Let | Alloc] = []
     for place in range(len(before) - 1, -1, -1):
@@ -94,6 +98,7 @@ def _is_kept(buffer: Buffer, stmts: tuple[Stmt, ...]) -> bool | None:
 
 
 def _mentions(node: Node, buffer: Buffer) -> bool:
+    """Return whether a node uses a buffer."""
     return any(one is buffer for one in walk(node))
 
 
@@ -122,11 +127,13 @@ def _names_each(loop: For, store: Store) -> bool:
 
 
 def _product(sizes: tuple[Expr, ...]) -> int | None:
+    """Return the product of constant sizes, else None."""
     known = [int(n.value) for n in sizes if isinstance(n, Const)]
     return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _is_all(extent: Expr, size: Expr) -> bool:
+    """Return whether an extent covers a constant size."""
     return isinstance(extent, Const) and isinstance(size, Const) and extent.value == size.value
 
 
@@ -145,6 +152,7 @@ def _written(stmts: tuple[Stmt, ...]) -> IdSet[Buffer]:
 
 
 def _symbol_of(stmt: Let | Alloc) -> Var | Buffer:
+    """Return the variable or buffer that a statement defines."""
     return stmt.var if isinstance(stmt, Let) else stmt.buffer
 
 

@@ -26,7 +26,8 @@ CP_ASYNC_BYTES = (4, 8, 16)
 
 
 def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int, predicate: Scalar = None) -> None:
-    """Each thread that comes here starts a copy of `num_elems` neighbours from global to shared memory.
+    """Start an asynchronous copy of `num_elems` neighbours from global to shared memory, in each thread that comes
+    here.
 
     They take 4, 8 or 16 bytes, and both ends are aligned to that. Where `predicate` does not hold they become 0. The
     copy belongs to the group that the next T.ptx_commit_group() closes; T.ptx_wait_group(n) waits.
@@ -79,7 +80,7 @@ def ptx_mma(
     multiplicand_a: Any, a_index: Scalar, multiplicand_b: Any, b_index: Scalar, accumulator: Any, c_index: Scalar,
     saturate: Any = False, operator: Any = None,
 ) -> None:  # fmt: skip
-    """A warp adds a product of small matrices to what it holds: `C += A B`, in local arrays from these elements on.
+    """Multiply small matrices in a warp: `C += A B`, in local arrays from these elements on.
 
     `shape` is "m16n8k16" and the like, layouts are "row" and "col", types are "fp16", "bf16", "fp32", "tf32", "int8",
     "e4m3", ... `dtype` is that of the sums. Where each lane's elements lie, PTX says. Raises TileError for products
@@ -113,7 +114,7 @@ def mma_fill(dtype: Any, local_size: int, local_ptr: Any, offset: Scalar = 0) ->
 
 
 def _local(what: str, array: Any, index: Scalar) -> Address:
-    """An element of a local array, counted from where `array` begins."""
+    """Return an element of a local array, counted from where `array` begins."""
     place = _pointer(what, array)
     if place.buffer.scope != "local" or place.buffer.rank != 1:
         why, fix = f"is in `{place.buffer.name}`, in {place.buffer.scope} memory", "give T.alloc_local of one dimension"
@@ -122,7 +123,7 @@ def _local(what: str, array: Any, index: Scalar) -> Address:
 
 
 def _pointer(what: str, given: Any) -> Address:
-    """The address that an author gives as a pointer, an element, a slice or a buffer."""
+    """Return the address that an author gives as a pointer, an element, a slice or a buffer."""
     if isinstance(given, Pointer):
         return given.address
     if isinstance(given, Address):

@@ -111,7 +111,8 @@ PLAIN = (int, float, str, bool, type(None), tuple)
 
 
 class Outside:
-    """The plain values that a function reads from its globals and from enclosing functions: numbers, texts, tuples.
+    """Collect the plain values that a function reads from its globals and enclosing functions: numbers, texts,
+    tuples.
 
     Calling it gives their values now. A kernel that was compiled for others is not the kernel for these.
     """

@@ -31,7 +31,7 @@ ZERO = const(0, dt.int32)
 
 
 def load(kind: str, width: int) -> Callable[..., Expr | Vector]:
-    """The language's function T.ld<kind><width>."""
+    """Build the language's function T.ld<kind><width>, a wide load."""
     what = f"T.ld{kind}{width}"
 
     def apply(src: Tile, pred: Scalar = None) -> Expr | Vector:
@@ -62,7 +62,7 @@ def load(kind: str, width: int) -> Callable[..., Expr | Vector]:
 
 
 def store(kind: str, width: int) -> Callable[..., None]:
-    """The language's function T.st<kind><width>."""
+    """Build the language's function T.st<kind><width>, a wide store."""
     what = f"T.st{kind}{width}"
 
     def apply(dst: Tile, value: Vector | Scalar, pred: Scalar = None) -> None:
@@ -128,12 +128,13 @@ def _neighbours(what: str, name: str, tile: Any, kind: str, width: int) -> tuple
 
 
 def _moved(region: Region, n: Expr) -> tuple[Expr, ...]:
+    """Return the indices `n` elements after the start of a region."""
     *outer, last = region.starts
     return (*outer, simplify(binary("+", last, n)))
 
 
 def _local(dtype: DType, count: int) -> Buffer:
-    """An array of the thread."""
+    """Allocate an array of the thread."""
     at, own = in_kernel("an access"), Buffer("held", (const(count, dt.int32),), dtype, "local")
     at.emit(Alloc(own))
     at.own(own)
@@ -141,6 +142,7 @@ def _local(dtype: DType, count: int) -> Buffer:
 
 
 def _loop(count: int, body: Callable[[Expr], Store]) -> None:
+    """Record a vector loop of `count` elements."""
     var = Var("n", dt.int32, "loop")
     at = in_kernel("an access")
     at.emit(For(LoopKind.VECTOR, (var,), (ZERO,), (const(count, dt.int32),), Block((body(var),))))
@@ -150,7 +152,7 @@ def _loop(count: int, body: Callable[[Expr], Store]) -> None:
 
 
 def pairs(name: str, arity: int, of_each: Callable[..., Any], doc: str) -> Callable[..., Vector]:
-    """The language's function T.<name>."""
+    """Build the language's function T.<name> on vectors of two lanes."""
 
     def apply(operands: Sequence[Any]) -> Vector:
         given = [_pair(f"T.{name}", x) for x in operands]
@@ -178,7 +180,7 @@ def pairs(name: str, arity: int, of_each: Callable[..., Any], doc: str) -> Calla
 
 
 def _pair(what: str, given: Any) -> Vector:
-    """The two neighbours of a slice, or a vector of two lanes."""
+    """Return two neighbours of a slice, or a vector of two lanes."""
     found = given if isinstance(given, Vector) else None
     region = None if found is not None or is_number(given) or isinstance(given, Expr) else region_of(given)
     if region is not None:
@@ -192,6 +194,7 @@ def _pair(what: str, given: Any) -> Vector:
 
 
 def _call(name: str) -> Callable[..., Expr]:
+    """Return a function that builds a call of an intrinsic."""
     return lambda *operands: intrinsics.call(name, *operands)
 
 

@@ -29,7 +29,7 @@ MOST_ELEMENTS = 1 << 20  # of tiles on a chip; functions over larger shapes are 
 
 @dataclass(frozen=True)
 class FreeLayout:
-    """A layout that digits cannot express, or one of a shape of tensors: only a hint.
+    """A layout that this compiler cannot express, or one for a tensor: it is kept as a hint only.
 
     The compiler places the elements of the tile itself. Results do not depend on it.
     """
@@ -42,7 +42,7 @@ class FreeLayout:
 
 
 def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout | FreeLayout:
-    """A memory layout: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
+    """Build a memory layout: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
 
     Sums of digits and an XOR swizzle are kept as asked. Other functions, such as permutations, are hints, and so are
     those over more than a million elements. Raises TileError (bad_layout) for two elements at one place.
@@ -57,7 +57,7 @@ def Fragment(
     shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
     replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
 ) -> IRLayout | FreeLayout:  # fmt: skip
-    """A register layout: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
+    """Build a register layout: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
 
     With `replicate` above 1 the functions for threads take the number of the replica as well. Sums of digits are kept
     as asked, other functions are hints. Raises TileError (bad_layout) for two elements in one register.
@@ -80,6 +80,7 @@ def Fragment(
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
+    """Check a shape and return its constant sizes."""
     given = shape_of(shape, "a layout's shape")
     sizes = tuple(int(s.value) for s in given if isinstance(s, Const) and s.value > 0)
     if len(sizes) < len(given):
@@ -109,7 +110,7 @@ make_swizzled_layout = make_wgmma_swizzled_layout = make_volta_swizzled_layout =
 
 
 def make_fully_replicated_layout_fragment(buffer: Handle, threads: int) -> IRLayout | FreeLayout:
-    """Each of `threads` threads holds all elements of the fragment, row by row in its registers."""
+    """Return the layout in which each of `threads` threads holds all elements of the fragment, row by row."""
     sizes = _sizes(buffer.shape)
     places = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
 
@@ -120,7 +121,7 @@ def make_fully_replicated_layout_fragment(buffer: Handle, threads: int) -> IRLay
 
 
 def make_linear_layout(buffer: Handle) -> IRLayout:
-    """Plain row-major memory."""
+    """Return the row-major layout."""
     return row_major(_sizes(buffer.shape))
 
 
@@ -144,7 +145,7 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
 
 
 def hint(buffer: Buffer, wanted: Any) -> None:
-    """A layout asked for a tensor: its memory is the caller's, so it stays row-major, or as its strides say."""
+    """Keep an author's layout of a tensor as a hint: the caller's memory decides how the tensor lies."""
     if wanted is not None and not callable(wanted):
         layout_of(wanted, (), True)
 

@@ -21,7 +21,9 @@ from torch_tile.tileop.copy.op import Copy
 
 
 def settled(copy: Copy) -> Stmt:
-    """The copy itself if the sizes of its sides agree, or else what moves the elements that both sides have."""
+    """Return a copy unchanged if the sizes of its sides agree; else restrict it to the elements that both sides
+    have.
+    """
     src, dst = squeezed(copy.src), squeezed(copy.dst)
     if len(src) != len(dst) or not any(map(_is_open, src, dst)):
         return copy
@@ -32,12 +34,12 @@ def settled(copy: Copy) -> Stmt:
 
 
 def _is_open(a: Expr, b: Expr) -> bool:
-    """Whether one of two sizes is known now and the other is not."""
+    """Return whether one of two sizes is known at compile time and the other is not."""
     return isinstance(a, Const) is not isinstance(b, Const)
 
 
 def _whole(region: Region, others: Sequence[Expr]) -> Region:
-    """`region` with the other side's sizes, where it is as long or ends where its tensor does."""
+    """Return `region` with the other side's sizes, where it is as long or ends where its tensor does."""
     rest = iter(others)
     ranges = []
     for one, size in zip(region.ranges, region.buffer.shape, strict=True):
@@ -49,7 +51,7 @@ def _whole(region: Region, others: Sequence[Expr]) -> Region:
 
 
 def _ends(one: Range, size: Expr, length: Const) -> bool:
-    """Whether a range has `length` indices, or ends at `size` if that comes first."""
+    """Return whether a range has `length` indices, or ends at `size` if that comes first."""
     start, extent = simplify(expand_names(one.start)), simplify(expand_names(one.extent))
     left = simplify(size - start)
     for found, base in ((extent, const(0, extent.dtype)), (simplify(extent + start), start)):
@@ -61,12 +63,13 @@ def _ends(one: Range, size: Expr, length: Const) -> bool:
 
 
 def _is_zero(difference: Expr) -> bool:
+    """Return whether a difference simplifies to 0."""
     known = simplify(difference)
     return isinstance(known, Const) and known.value == 0
 
 
 def _guarded(copy: Copy) -> Stmt | None:
-    """A nest over the sizes known now, of moves that the others guard; None where the sides may overlap."""
+    """Build a nest of guarded element moves over the compile-time sizes; None where the sides may overlap."""
     src, dst = squeezed(copy.src), squeezed(copy.dst)
     extents = [a if isinstance(a, Const) else b for a, b in zip(src, dst, strict=True)]
     same = [isinstance(n, Const) or equal(a, b) for n, a, b in zip(extents, src, dst, strict=True)]

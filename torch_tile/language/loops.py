@@ -30,7 +30,7 @@ from torch_tile.tileop.copy.cp_async import AsyncLoop
 
 @dataclass(frozen=True)
 class Loop:
-    """A device loop, not yet entered."""
+    """A device loop of T.serial, T.Parallel and the like, before Python iterates over it."""
 
     kind: LoopKind
     starts: tuple[Expr, ...]
@@ -146,7 +146,7 @@ def _settled(name: str, bound: Expr, body: Block) -> Expr:
 
 
 def loop_break() -> None:
-    """Leave the loop around, as `break` does; it stands as a statement of its own in the text of that loop."""
+    """Leave the enclosing loop, as the statement `break` does."""
     raise error("bad_argument", None, op="T.loop_break", name="()", why="stands in no loop", fix="write `break`")
 
 
@@ -154,7 +154,7 @@ loop_break.is_break = True  # type: ignore[attr-defined]  # rewrite.py looks for
 
 
 def index_bound(value: Any, what: str) -> Expr:
-    """An integer, or an expression of integers, as a bound of the loop `what`."""
+    """Convert a loop bound to an integer expression."""
     if isinstance(value, Expr) and value.dtype.is_integer:
         return value
     if is_number(value) and isinstance(to_number(value), int):
@@ -163,6 +163,7 @@ def index_bound(value: Any, what: str) -> Expr:
 
 
 def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields: Any) -> Loop:
+    """Build a loop from range-like arguments."""
     what = f"T.{kind.value}"
     step = 1 if step is None else step
     if stop is None:
@@ -173,7 +174,7 @@ def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields:
 
 
 def serial(start: Scalar, stop: Scalar = None, step: int | None = 1, *, annotations: Annotations = None) -> Loop:
-    """A loop from `start` (0 if one bound is given) to below `stop`, in order; downwards where `step` is negative.
+    """Loop in order from `start` (0 if one bound is given) to below `stop`; downwards where `step` is negative.
 
     `annotations` has no effect.
     """
@@ -192,7 +193,7 @@ def unroll(
 
 
 def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations = None) -> Loop:
-    """A loop of one thread whose iterations are independent: one vector instruction where possible.
+    """Loop in one thread over independent iterations: one vector instruction where possible.
 
     `annotations` has no effect.
     """
@@ -245,7 +246,7 @@ def Pipelined(
 
 
 class Grid(Loop):
-    """Serial loops in each other, the last size innermost."""
+    """Nested serial loops, the last size innermost."""
 
     def iterate(self, names: Any = None) -> Iterator[Any]:
         """Record the body with one loop variable for each size."""
@@ -259,6 +260,7 @@ class Grid(Loop):
             yield found if several else found[0]
 
     def _nested(self, names: Sequence[Any], depth: int) -> Iterator[tuple[Any, ...]]:
+        """Record nested loops, one for each name."""
         if depth == len(self.stops):
             yield ()
             return
@@ -269,7 +271,9 @@ class Grid(Loop):
 
 
 def grid(*extents: Scalar) -> Loop:
-    """Serial loops over a box, nested: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be symbolic."""
+    """Loop over a box by nested serial loops: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be
+    symbolic.
+    """
     if not extents:
         raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix="give at least one extent")
     stops = tuple(index_bound(e, "T.grid") for e in extents)
@@ -281,7 +285,9 @@ def grid(*extents: Scalar) -> Loop:
 
 @dataclass(frozen=True)
 class Tiles(Loop):
-    """The loop over a block's tiles. Iteration `i` has tile number `index + i * wave_size` of the domain."""
+    """The loop of T.Persistent over a block's tiles. Iteration `i` has tile number `index + i * wave_size`.
+    Iteration `i` has tile number `index + i * wave_size` of the domain.
+    """
 
     domain: tuple[Any, ...] = ()
     wave_size: Any = 1
@@ -339,7 +345,7 @@ def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: in
 
 
 class _Cell:
-    """A variable of a scheduler, read as `cell[0]`."""
+    """A mutable index of a tile scheduler, read as `cell[0]`."""
 
     def __init__(self, name: str):
         self._variable = make_variable(name, dt.int32, None)
@@ -394,17 +400,17 @@ class PersistentTileScheduler:
             self.m_idx, self.n_idx, self.linear_idx, self.current_iter = (_Cell(f"{prefix}_{n}") for n in names)
 
     def coord(self, tile_id: Any) -> tuple[Expr, Expr]:
-        """The coordinates (m, n) of tile number `tile_id`."""
+        """Return the coordinates (m, n) of tile number `tile_id`."""
         fast, slow = self._tiles.place(to_expr(tile_id))
         return (fast, slow) if self._column_major else (slow, fast)
 
     def init(self, worker_id: Any) -> None:
-        """Begin with the first tile of a worker."""
+        """Start at the first tile of a worker."""
         self.current_iter.set(0)
         self._take(worker_id)
 
     def next_tile(self) -> None:
-        """Go on to the worker's next tile."""
+        """Advance to the worker's next tile."""
         self.current_iter.set(self.current_iter[0] + 1)
         self._take(self.linear_idx[0] + self.num_workers)
 
@@ -414,6 +420,7 @@ class PersistentTileScheduler:
         return holds
 
     def _take(self, number: Any) -> None:
+        """Set the scheduler to the tile with this number."""
         self.linear_idx.set(number)
         m, n = self.coord(self.linear_idx[0])
         self.m_idx.set(m)

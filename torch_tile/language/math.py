@@ -48,7 +48,7 @@ FUNCTIONS = tuple(
 
 
 def function(name: str) -> Callable[..., Expr]:
-    """The language's function for an intrinsic."""
+    """Build the language's function for an intrinsic."""
 
     def of_one(x: Scalar) -> Expr:
         return intrinsics.call(name, x)
@@ -69,16 +69,17 @@ def function(name: str) -> Callable[..., Expr]:
 
 
 def max(*values: Scalar) -> Any:
-    """The largest of two or more values: NaN if one is, and -0.0 is below 0.0."""
+    """Return the largest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, maximum, "max")
 
 
 def min(*values: Scalar) -> Any:
-    """The smallest of two or more values: NaN if one is, and -0.0 is below 0.0."""
+    """Return the smallest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, minimum, "min")
 
 
 def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) -> Any:
+    """Combine several values two by two."""
     if len(values) < 2:
         raise error(
             "bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more"
@@ -92,6 +93,7 @@ def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) 
 
 
 def _of_numbers(name: str, a: Any, b: Any) -> Any:
+    """Return the extremum of two Python numbers."""
     if a == b and isinstance(a, float) != isinstance(b, float):  # 0 and -0.0 meet as floats
         a, b = float(a), float(b)
     return extremum(name, a, b)
@@ -103,7 +105,7 @@ def clamp(dst: Scalar, min_val: Scalar, max_val: Scalar) -> Any:
 
 
 def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[float]) -> Expr:
-    """The one of 16 float32 `values` whose index is `T.nibble(word, byte, upper)`."""
+    """Look up one of 16 float32 `values` by the index `T.nibble(word, byte, upper)`."""
     if len(values) != 16:
         why = f"has {len(values)} numbers"
         raise error("bad_argument", None, op="T.table_nibble", name="values", why=why, fix="give 16, one for each code")
@@ -232,7 +234,7 @@ def _leaves(value: Expr) -> Iterator[Expr]:
 
 
 def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
-    """The intrinsic of ieee.py for an operation and a rounding, on operands of float32 or float64."""
+    """Build an operation with an explicit rounding mode, on float32 or float64."""
     what = f"T.ieee_{name}"
     need_choice(f"ieee_{name}", "rounding_mode", rounding_mode, intrinsics.ieee.MODES)
     like = next((x.dtype for x in operands if isinstance(x, Expr)), dt.float32)

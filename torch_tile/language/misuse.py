@@ -99,7 +99,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
 
 
 def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | None) -> TileError:
-    """The error for a call of `T.name` whose arguments do not fit, with Python's `text` about it."""
+    """Build the error for a call of `T.name` whose arguments do not fit, with Python's `text` about it."""
     given = inspect.signature(function).parameters.values()
     unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
     if unknown:
@@ -115,13 +115,14 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The name of `known` that is spelt most like `name`; empty if none is."""
+    """Find the name of `known` that is spelt most like `name`; empty if none is."""
     spellings = {k.lower(): k for k in known}
     found = [k for k in spellings if name.lower() in k.split("_")] or get_close_matches(name.lower(), spellings, 1)
     return spellings[found[0]] if found else ""
 
 
 def _kind(name: str) -> str:
+    """Return the author's word for a type of the language."""
     return {"Handle": "a buffer", "Region": "a region"}.get(name, "a tile expression")
 
 
@@ -246,11 +247,11 @@ def instead(name: str) -> str:
 
 
 class UnknownName(TileError, AttributeError):
-    """`T.name` where there is no such name: shows the author's line, and is what `hasattr` asks for."""
+    """The error for an unknown `T.name`; an AttributeError too, so that `hasattr` works."""
 
 
 def unknown_name(name: str, known: Iterable[str]) -> UnknownName:
-    """The error for `T.name`, to be raised by the caller: with what to write instead, or the nearest `known` names."""
+    """Build the error for an unknown `T.name`: what to write instead, or the nearest `known` names."""
     fix = instead(name)
     if not fix:
         spellings = {n.lower(): n for n in known if not n.startswith("_")}

@@ -62,6 +62,7 @@ def Let(expr: Scalar, where: Mapping[Any, Scalar]) -> Any:
 
 
 def _bound(what: str, x: Any, value: Any) -> tuple[Symbol, Expr]:
+    """Check a symbol and the value that it is bound to; convert the value to the symbol's dtype."""
     if not isinstance(x, Symbol):
         why, fix = f"is {x!r}"[:80], 'name it by T.Var("x", dtype)'
         raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)
@@ -69,5 +70,6 @@ def _bound(what: str, x: Any, value: Any) -> tuple[Symbol, Expr]:
 
 
 def _inside(body: Any, values: dict[Symbol, Expr]) -> Any:
+    """Replace names by their values in a body."""
     known = IdMap((x, under_name(x.name, value)) for x, value in values.items())
     return Replaced(known)(body) if isinstance(body, Expr) else body

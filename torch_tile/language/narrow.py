@@ -169,12 +169,14 @@ def widen(program: Program) -> Program:
 
 
 def _uses(node: Node) -> bool:
+    """Return whether a node has a narrow type."""
     if isinstance(node, Alloc):
         return is_narrow(node.buffer.dtype)
     return is_narrow(node.var.dtype if isinstance(node, Let) else node.dtype)  # type: ignore[attr-defined]
 
 
 def _refuse(node: Node, what: str, dtype: DType, fix: str) -> Never:
+    """Raise the error for a use of a narrow type that is not supported."""
     raise error("narrow_type", node.span, what=what, dtype=dtype, fix=fix)
 
 
@@ -206,6 +208,7 @@ class _Wide(Rewriter):
         return self.buffers[old]
 
     def _held(self, old: Buffer) -> Buffer:
+        """Return the buffer that stores a narrow buffer: packed bytes in memory, a wider type on chip."""
         base = None if old.base is None else self.buffer(old.base)
         if not is_narrow(old.dtype):
             return old if base is old.base else replace(old, base=base)
@@ -440,6 +443,7 @@ class _Wide(Rewriter):
         return self._nest(squeezed(node.dst), lambda point: Store(to, spread(node.dst, point), node.value), node)
 
     def _nest(self, extents: Sequence[Expr], body: Any, node: Stmt) -> Stmt:
+        """Build a parallel nest and widen it."""
         made = parallel(extents, body) if extents else body(())
         return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
 
@@ -462,8 +466,10 @@ class _Wide(Rewriter):
 
 
 def _is_packed(buffer: Buffer) -> bool:
+    """Return whether a global buffer holds several elements in a byte."""
     return is_narrow(buffer.dtype) and buffer.scope == "global" and per_byte(buffer.dtype) > 1
 
 
 def _is(e: Expr, value: int) -> bool:
+    """Return whether an expression is the constant `value`."""
     return isinstance(e, Const) and e.value == value

@@ -15,7 +15,7 @@ from torch_tile.language.views import view
 
 
 class PointerType:
-    """The annotation of a parameter that is a contiguous tensor of any shape: `a: T.ptr`. TIR's name is T.handle."""
+    """The annotation `a: T.ptr` of a parameter that is a contiguous tensor of any shape. TIR's name is T.handle."""
 
     def __call__(self, dtype: Any = None, storage_scope: str = "global") -> PointerType:
         """Return the annotation itself: T.make_tensor declares the element type."""
@@ -34,7 +34,9 @@ handle: PointerType = ptr
 
 
 class Pointer(Handle):
-    """A parameter T.ptr. It has no elements: T.make_tensor makes the buffer that can be indexed."""
+    """A parameter T.ptr in the author's hands. It has no elements: T.make_tensor makes the buffer that can be
+    indexed.
+    """
 
     is_declared = False
 
@@ -45,6 +47,7 @@ class Pointer(Handle):
         raise self._undeclared()
 
     def _undeclared(self) -> Exception:
+        """Build the error for a pointer that is used as a tensor."""
         why, fix = f"`{self.name}` is a pointer", f"name its elements: A = T.make_tensor({self.name}, shape, dtype)"
         return error("bad_argument", None, op="T.ptr", name=self.name, why=f"is indexed, and {why}", fix=fix)
 
@@ -64,6 +67,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", strides: Any = 
 
 
 def _declared(what: str, given: Any, shape: Any, dtype: Any, strides: Any, origin: str) -> Handle:
+    """Build the tensor that T.make_tensor declares for a pointer."""
     tracer(what)
     if not isinstance(given, Handle):
         why, fix = (

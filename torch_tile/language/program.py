@@ -56,14 +56,14 @@ class PrimFunc:
         raise error("not_compiled", author_span(), name=self.__name__)
 
     def script(self) -> str:
-        """The kernel as text in the language."""
+        """Print the kernel as text in the language."""
         return repr(self.program)
 
 
 def prim_func(
     function: Any = None, *, private: bool = False, check_well_formed: bool = True, eager_jit: bool = False
 ) -> Any:
-    """Decorator: trace the function into a Program at once. Parameters are annotated with T.Tensor or scalar types.
+    """Decorate a function to trace it into a Program at once. Parameters are annotated with T.Tensor or scalar types.
 
     `*xs: types`, with a sequence of types, declares one parameter `xs_0, xs_1, ...` for each.
     `private` and `check_well_formed` are TileLang's, without effect. Raises TileError for `eager_jit`.
@@ -77,6 +77,7 @@ def prim_func(
 
 
 def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
+    """Trace a function to a program."""
     check_function(function, "T.prim_func")
     types, groups = {}, dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
@@ -122,7 +123,9 @@ def _traced(run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Prog
 def call_arguments(
     function: FunctionType, groups: dict[str, int], values: list[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """`values` as positional and keyword arguments; `*name` takes `groups[name]` of them, every other name one."""
+    """Split `values` into positional and keyword arguments; `*name` takes `groups[name]` of them, every other name
+    one.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     rest = iter(values)
@@ -135,7 +138,7 @@ def call_arguments(
 
 
 def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, Any]:
-    """Annotations of the parameters, evaluated; `scope` holds the names around the definition."""
+    """Evaluate the annotations of the parameters; `scope` holds the names around the definition."""
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
         found[name] = evaluated(function, name, parameter.annotation, scope)
@@ -166,7 +169,7 @@ def param_type(name: str, annotation: Any, function: FunctionType | None) -> Ten
 
 
 def make_param(name: str, kind: TensorType | PointerType | DType) -> Buffer | Var:
-    """The symbol of a parameter."""
+    """Make the symbol of a parameter."""
     return Var(name, kind, "param") if isinstance(kind, DType) else kind.buffer(name)
 
 
@@ -220,11 +223,11 @@ class _Without(Rewriter):
 
 
 class Ref:
-    """Annotation of a macro's parameter that the macro may assign: `v: T.Ref`."""
+    """The annotation `v: T.Ref` of a macro's parameter that the macro may assign."""
 
 
 def macro(function: Any = None, *, hygienic: bool = True) -> Any:
-    """Decorator: a function that may use device control flow; each call is inlined where it stands.
+    """Decorate a function that may use device control flow, and inline each call where it stands.
 
     Names in it are its own: TileError for `hygienic=False`.
     """
@@ -255,6 +258,7 @@ def meta_class(cls: type) -> type:
 
 
 def _method(function: FunctionType, scope: dict[str, Any]) -> Callable[..., Any]:
+    """Wrap a method of a class in use by kernels, so that its rewritten form runs in a trace."""
     rewritten = rewrite_lazily(function, scope)
 
     @functools.wraps(function)
@@ -265,7 +269,7 @@ def _method(function: FunctionType, scope: dict[str, Any]) -> Callable[..., Any]
 
 
 def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable[..., Any]:
-    """`rewrite` at the first call, when the names around a nested definition are bound."""
+    """Rewrite a function at its first call, when the names around a nested definition are bound."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
@@ -314,7 +318,7 @@ def takes_reference(function: FunctionType, name: str, scope: Mapping[str, Any])
 
 
 class Absent:
-    """The annotation of a tensor that a call left out."""
+    """The stand-in for a tensor that a call left out."""
 
 
 ABSENT = Absent()
@@ -322,7 +326,7 @@ ABSENT = Absent()
 
 @dataclass
 class EagerCall:
-    """One call with the facts known before tracing. `sizes` are constants given by name."""
+    """One call of an eager kernel with the facts known before tracing. `sizes` are constants given by name."""
 
     function: FunctionType
     signature: inspect.Signature
@@ -334,12 +338,12 @@ class EagerCall:
 
 @dataclass
 class Specialisation:
-    """The constants of a kernel and their sources (argument, dimension, is it a stride)."""
+    """The constants of a kernel, and the argument, dimension or stride that each comes from."""
 
     spots: list[tuple[str, int, bool]] = field(default_factory=list)
 
     def values(self, call: EagerCall) -> tuple[int, ...]:
-        """The constants for a call."""
+        """Read the constants from the arguments of a call."""
         found = []
         for name, dim, is_stride in self.spots:
             tensor = call.arguments[name]
@@ -350,11 +354,11 @@ class Specialisation:
 
 
 class _Learnt(Exception):
-    """Signal that all constants are known, so the first run may stop."""
+    """Raised to stop the first run once all constants are known."""
 
 
 def run_time_names(signature: inspect.Signature) -> frozenset[str]:
-    """The parameters whose numbers are passed to a compiled kernel, not compiled into it."""
+    """Return the parameters whose numbers are passed to a compiled kernel, not compiled into it."""
     return frozenset(name for name, each in signature.parameters.items() if _is_scalar_param(each.annotation))
 
 
@@ -381,7 +385,7 @@ def specialise(function: FunctionType, signature: inspect.Signature, args: Any, 
 def specialise_sizes(
     function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]
 ) -> EagerCall:
-    """A call that only compiles: constants may be given by name, and tensors as T.Tensor types, or left out.
+    """Describe a call that only compiles: constants may be given by name, and tensors as types, or left out.
 
     Raises TypeError for other arguments that are missing, and for sizes that are no integers.
     """
@@ -411,7 +415,7 @@ def specialise_sizes(
 
 
 def declared_in(function: FunctionType) -> set[str]:
-    """The names that the body of an eager kernel annotates."""
+    """Return the names that the body of an eager kernel annotates."""
     found = (n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None)
     return {n.target.id for n in found if isinstance(n.target, ast.Name)}
 
@@ -458,12 +462,12 @@ def exact_key(value: Any) -> Hashable:
 
 
 def _is_scalar_param(annotation: Any) -> bool:
-    """A parameter annotated with a dtype of the language is passed at run time; Python's int is compile-time."""
+    """Return whether a parameter is passed at run time: its annotation is a dtype of the language, not Python's int."""
     return isinstance(annotation, DType)
 
 
 def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
-    """The program of a call, and where its constants came from."""
+    """Trace an eager call; return the program, and where its constants came from."""
     learner = _Run(call, None)
     with contextlib.suppress(_Learnt):
         program = learner.run()
@@ -479,7 +483,7 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
 
 
 class _Run:
-    """One run of the author's function."""
+    """One tracing run of an eager kernel's function."""
 
     def __init__(self, call: EagerCall, values: dict[str, int] | None):
         import torch
@@ -497,6 +501,7 @@ class _Run:
         return _traced(self._run)
 
     def _run(self, around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
+        """Trace the function of an eager call with its arguments."""
         function, arguments = self.call.function, dict(self.call.arguments)
         at.consts = self.consts
         with around:
@@ -526,7 +531,7 @@ class _Run:
         return error("tensor_not_annotated", parameter_span(self.call.function, missing[0]), name=missing[0])
 
     def consts(self, names: str) -> Any:
-        """T.const: symbols while learning, integers afterwards."""
+        """Make the names of T.const: symbols while learning, integers afterwards."""
         found: list[Any] = []
         for name in (n.strip() for n in names.split(",")):
             self.asked.add(name)
@@ -543,7 +548,7 @@ class _Run:
         return tuple(found) if len(found) > 1 else found[0]
 
     def annotate(self, name: str, annotation: Any, value: Any) -> Any:
-        """An annotation of a tensor or scalar argument: its symbol."""
+        """Return the symbol of an annotated tensor or scalar argument."""
         if name not in self.call.arguments:
             return value
         kind = param_type(name, annotation, None)
@@ -556,6 +561,7 @@ class _Run:
         return author_view(symbol)
 
     def _learn(self, name: str, kind: TensorType) -> None:
+        """Bind a tensor's constant sizes from the call's argument."""
         tensor, rank = self.call.arguments[name], len(kind.shape)
         if name not in self.wanted:
             raise LaunchError(not_a_tensor(name, tensor))
@@ -570,6 +576,7 @@ class _Run:
             raise _Learnt
 
     def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
+        """Bind one size or stride, and check its known value."""
         if any(size is symbol for symbol in self.symbols) and isinstance(size, Var) and size.name not in self.values:
             self.values[size.name] = int(actual)
             self.spots.append((name, dim, is_stride))

@@ -61,7 +61,7 @@ def rng_init(seed: Scalar, seq: Scalar = None, off: Scalar = 0, generator: str =
 
 
 def rng_rand() -> Expr:
-    """The next number of the running thread's generator, a uint32."""
+    """Draw the next number of the running thread's generator, a uint32."""
     return _draw(*_generator("T.rng_rand"))
 
 
@@ -90,7 +90,7 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Expr:
 
 
 def _uniform(at: Tracer, own: Generator, bit: int, most: float) -> Expr:
-    """The next number in (0, most]."""
+    """Draw the next number in (0, most]."""
     if bit == 32:
         step = const(OF_WORD * most, dt.float32)
         return cast(_draw(at, own), dt.float32) * step + step * 0.5
@@ -99,6 +99,7 @@ def _uniform(at: Tracer, own: Generator, bit: int, most: float) -> Expr:
 
 
 def _generator(what: str) -> tuple[Tracer, Generator]:
+    """Return the random generator of the kernel. Raises an error if none was set up."""
     at = in_kernel(what)
     own = getattr(at.launch, "generator", None)
     if own is None:
@@ -111,13 +112,13 @@ def _generator(what: str) -> tuple[Tracer, Generator]:
 
 
 def _halves(value: Any) -> tuple[Expr, Expr]:
-    """The lower and upper word of 64 bits."""
+    """Split 64 bits into the lower and upper word."""
     whole = let("whole", cast(to_expr(value), dt.uint64))
     return tuple(let("half", cast(whole >> shift, dt.uint32)) for shift in (0, 32))  # type: ignore[return-value]
 
 
 def _draw(at: Tracer, own: Generator) -> Expr:
-    """The next word; after the fourth, four more are made."""
+    """Draw the next word; after the fourth, generate four more."""
     place = let("place", cast(own.drawn & const(3, dt.uint64), dt.int32))
     word: Expr = own.words[3]
     for n in (2, 1, 0):

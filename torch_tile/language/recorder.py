@@ -38,6 +38,7 @@ from torch_tile.language.values import AssignedType, Handle, TensorType, store_v
 
 
 def _unpacked(names: int, values: int) -> TileError:
+    """Build the error for an assignment of too many or too few values."""
     problem = f"{names} names are given to {values} value{'s'[: values != 1]}"
     fix = "give as many names as values, as in `M, N = T.const('M, N')`"
     return error("python_value", None, problem=problem, fix=fix)
@@ -61,7 +62,8 @@ _REGIONS = ("loop", "if", "else", "while", "role")
 
 
 class Recorder:
-    """One run of one function. `on_annotate(name, annotation, value)` answers annotations in an eager kernel's body.
+    """Records one run of a rewritten function: the rewriter turns assignments, loops and branches into its methods.
+    `on_annotate(name, annotation, value)` answers annotations in an eager kernel's body.
 
     `references` are elements of buffers that a macro was given for parameters of T.Ref.
     """
@@ -90,7 +92,7 @@ class Recorder:
 
     # -- names ---------------------------------------------------------------------------------------------------------
     def bind(self, name: str, value: Any, old: Callable[[], Any], mutable: bool) -> Any:
-        """`name = value`: a store into a variable, a named value, or plain Python."""
+        """Record `name = value`: a store into a variable, a named value, or plain Python."""
         previous = _current(old)
         scalar = isinstance(value, Expr) or is_number(value)
         fresh = _is_fresh(value)
@@ -122,7 +124,7 @@ class Recorder:
     def bind_many(
         self, names: tuple[str | None, ...], values: Any, olds: Any, mutable: tuple[bool, ...]
     ) -> tuple[Any, ...]:
-        """`a, b = values`."""
+        """Record `a, b = values`."""
         items = (values,) if isinstance(values, Expr) else tuple(values)
         if len(items) != len(names):
             raise _unpacked(len(names), len(items))
@@ -135,7 +137,9 @@ class Recorder:
 
     @staticmethod
     def printing(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Python's `print`, which shows expressions while the kernel is traced; of elements that is a mistake."""
+        """Replace Python's `print`, which shows expressions while the kernel is traced; of elements that is a
+        mistake.
+        """
 
         def checked(*values: Any, **options: Any) -> Any:
             if any(isinstance(value, Expr) and contains(value, Load) for value in values):
@@ -207,7 +211,7 @@ class Recorder:
             self.passing[name] = value
 
     def _is_dead(self, value: Any) -> bool:
-        """Whether a value names what no longer lives, so that nobody can read it."""
+        """Return whether a value refers to symbols that are out of scope."""
         return isinstance(value, Expr) and any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     def _is_carried(self, name: str, previous: Any) -> bool:
@@ -219,11 +223,11 @@ class Recorder:
         return any(name in names and home not in self.tracer.scopes[depth:] for depth, names in self.carried)
 
     def typed(self, annotation: Any, value: Any) -> Any:
-        """`x: T.int32 = value`."""
+        """Record `x: T.int32 = value`."""
         return cast(value, annotation) if isinstance(annotation, DType) else value
 
     def annotate(self, name: str, annotation: Any, old: Callable[[], Any]) -> Any:
-        """`A: T.Tensor(...)` in the body of an eager kernel."""
+        """Record `A: T.Tensor(...)` in the body of an eager kernel."""
         value = _current(old)
         if self.on_annotate is None:
             return None if value is UNBOUND else value
@@ -238,7 +242,7 @@ class Recorder:
     # -- conditions ----------------------------------------------------------------------------------------------------
     @staticmethod
     def condition(value: Any) -> Any:
-        """A bool, or a device condition."""
+        """Convert a condition to a bool, or to a device condition."""
         if isinstance(value, Expr):
             value = truth(value)
             return bool(value.value) if isinstance(value, Const) else value
@@ -252,7 +256,7 @@ class Recorder:
     def branches(
         self, test: Any, names: tuple[str, ...] = (), live: tuple[bool, ...] = (), *olds: Callable[[], Any]
     ) -> Iterator[bool]:
-        """The branches of an `if` to run: one if Python knows, both (recorded) otherwise.
+        """Yield the branches of an `if` to run: one if Python knows, both (recorded) otherwise.
 
         `names` are bound in it, and may be read after it where they are `live`.
         """
@@ -293,7 +297,9 @@ class Recorder:
             self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
 
     def end_branch(self, **olds: Callable[[], Any]) -> bool:
-        """At the end of a branch: `now` says what the names are bound to. False where Python knew the branch."""
+        """End a branch, whose names are now bound to `now`. Return False where Python knew the branch. False where
+        Python knew the branch.
+        """
         split = self.splits[-1]
         if split is None:
             return False
@@ -308,31 +314,31 @@ class Recorder:
 
     @staticmethod
     def all_of(*parts: Callable[[], Any]) -> Any:
-        """`a and b` as a condition, lazily."""
+        """Evaluate `a and b` as a condition, lazily."""
         return _lazy(parts, "and")
 
     @staticmethod
     def any_of(*parts: Callable[[], Any]) -> Any:
-        """`a or b` as a condition, lazily."""
+        """Evaluate `a or b` as a condition, lazily."""
         return _lazy(parts, "or")
 
     @staticmethod
     def last_of(*parts: Callable[[], Any]) -> Any:
-        """`a and b` as a value, lazily: one of the operands, as in Python."""
+        """Evaluate `a and b` as a value, lazily: one of the operands, as in Python."""
         return _lazy(parts, "and", _operand)
 
     @staticmethod
     def first_of(*parts: Callable[[], Any]) -> Any:
-        """`a or b` as a value, lazily: one of the operands, as in Python."""
+        """Evaluate `a or b` as a value, lazily: one of the operands, as in Python."""
         return _lazy(parts, "or", _operand)
 
     @staticmethod
     def negate(value: Any) -> Any:
-        """`not a`."""
+        """Evaluate `not a`."""
         return unary("not", value) if isinstance(value, Expr) else not value
 
     def choose(self, test: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
-        """`a if test else b`."""
+        """Evaluate `a if test else b`."""
         condition = self.condition(test)
         if isinstance(condition, Expr):
             ways = [self.tracer.maybe(way, "`if` in a line") for way in (a, b)]
@@ -343,13 +349,13 @@ class Recorder:
 
     @staticmethod
     def chain(ops: tuple[str, ...], *operands: Any) -> Any:
-        """`a < b <= c`."""
+        """Evaluate a chained comparison, `a < b <= c`."""
         tests = [partial(_COMPARE[op], a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False)]
         return _lazy(tests, "and")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
     def loop(self, iterable: Any, names: Any, carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[Any]:
-        """`for names in iterable`: recorded once for a device loop, run by Python otherwise.
+        """Run `for names in iterable`: recorded once for a device loop, by Python otherwise.
 
         An iteration may read the names `carried` before it binds them. With `tells_end`, `finished` is asked after it.
         """
@@ -398,7 +404,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _around(self, runner: Any, carried: tuple[str, ...] = (), broken: Any = False) -> Iterator[None]:
-        """Inside a loop that `runner` runs: _DEVICE, or Python in a scope."""
+        """Track a loop inside the `with`, which `runner` runs: the device, or Python."""
         self.loops.append(runner)
         self.carried.append((len(self.tracer.scopes), carried))
         self.leaves.append([])
@@ -427,12 +433,14 @@ class Recorder:
         return bool(lost)
 
     def _passes(self, name: str) -> bool:
-        """Whether a name has a number that only a turn of an ended loop gave it: without a turn it has another."""
+        """Return whether a name's number comes from an iteration of an ended loop, so that it is unknown without
+        iterations.
+        """
         home = self.bound_in.get(name)
         return home is not None and home.closed and self.now[name] is self.passing.get(name, UNBOUND)
 
     def leave(self, word: str, *olds: Callable[[], Any]) -> bool:
-        """`break` or `continue`: True if Python should do it, else it is recorded."""
+        """Run `break` or `continue`: return True if Python should do it, else record it."""
         if self.loops[-1] is _NEST and word == "break":
             raise error("break_of_nest", None)
         if self.loops[-1] not in (_DEVICE, _NEST):
@@ -449,13 +457,13 @@ class Recorder:
 
     # -- the rest ------------------------------------------------------------------------------------------------------
     def returns(self, value: Any) -> Any:
-        """`return value`: not from inside a device loop or branch."""
+        """Check `return value`, which may not leave a device loop or branch."""
         if self.tracer.scope is not self.entry:
             raise error("return_in_region", None)
         return value
 
     def asserts(self, test: Any, message: Any) -> None:
-        """`assert test, message`. Before T.Kernel it is a check of the launch, as T.assume of sizes is."""
+        """Record `assert test, message`; before T.Kernel it is a check of the launch, as T.assume of sizes is."""
         condition = self.condition(test)
         if isinstance(condition, Expr) and not self.tracer.scopes and is_of_launch(condition):
             self.tracer.assumed.append(simplify(condition))
@@ -473,6 +481,7 @@ def _rebound(name: str, previous: Any, value: Any, region: str) -> TileError:
 
 
 def _current(old: Callable[[], Any]) -> Any:
+    """Return a name's value before an assignment, or UNBOUND."""
     try:
         return old()
     except NameError:
@@ -500,6 +509,7 @@ def _read_now(name: str, value: Any) -> Any:
 
 
 def _lazy(parts: Any, word: str, join: Callable[[str, Any, Any], Expr] = binary) -> Any:
+    """Evaluate `and` or `or`; join traced values into one expression."""
     value = parts[0]()
     for part in parts[1:]:
         if isinstance(value, Expr):

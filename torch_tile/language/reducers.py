@@ -103,6 +103,7 @@ def _check_begun(what: str, buffer: Buffer) -> None:
 
 
 def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
+    """Return the reducer that a value names. Raises an error for other values."""
     buffer = need_region(value, what.removeprefix("T."), "reducer").buffer
     op = in_kernel(what).reducers.get(buffer)
     if op is None:
@@ -122,7 +123,7 @@ def split_updates(nest: For, reducers: Reducers) -> Iterator[Stmt]:
 
 
 class _Part:
-    """Updates of one element of a reducer by all iterations of a nest, separated into `tile`, at `place`.
+    """The updates of one reducer element by all iterations of a nest, moved to a tile of their own.
 
     The nest's variables `kept` count along dimensions of the reducer, in their order. The other variables, `lost`, do
     not.
@@ -256,6 +257,7 @@ def attr(node: Any, key: str, value: Any) -> contextlib.AbstractContextManager[N
 
 @contextlib.contextmanager
 def _folding(at: Tracer, by: CommReducer) -> Iterator[None]:
+    """Fold updates inside by this reducer."""
     outer, at.folds_by = at.folds_by, by
     try:
         yield
@@ -312,17 +314,18 @@ def syncthreads_count(predicate: Scalar) -> Expr:
 
 
 def syncthreads_or(predicate: Scalar) -> Expr:
-    """An int32: 1 where `predicate` holds in any thread of the block, else 0. As T.syncthreads_count."""
+    """Return 1 where `predicate` holds in any thread of the block, else 0, as an int32. As T.syncthreads_count."""
     return cast(_counted("T.syncthreads_or", predicate) != 0, dt.int32)
 
 
 def syncthreads_and(predicate: Scalar) -> Expr:
-    """An int32: 1 where `predicate` holds in all threads of the block, else 0. As T.syncthreads_count."""
+    """Return 1 where `predicate` holds in all threads of the block, else 0, as an int32. As T.syncthreads_count."""
     total = _counted("T.syncthreads_and", predicate)
     return cast(total == math.prod(in_kernel("T.syncthreads_and").launch.threads), dt.int32)
 
 
 def _counted(what: str, predicate: Any) -> Expr:
+    """Record a block-wide count of the threads whose predicate holds. Raises an error where not all threads come."""
     at = in_kernel(what)
     why, fix = "", "write it outside T.Parallel and T.ws, in a line before"
     if at.barrier_group or at.in_nest:

@@ -86,7 +86,7 @@ def result_span(function: FunctionType) -> Span | None:
 
 
 def _compile(function: FunctionType) -> CodeType:
-    """The code of the rewritten function; its free names are the author's and the recorder's."""
+    """Compile the rewritten function; its free names are the author's and the recorder's."""
     tree = source_tree(function)
     tree.body = _without_else([_WordsForCalls(function).visit(stmt) for stmt in tree.body])
     reads = Reads(tree)
@@ -113,13 +113,14 @@ def _compile(function: FunctionType) -> CodeType:
 
 
 def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
+    """Build the AST of a function."""
     function = ast.FunctionDef(name=name, args=args, body=body, decorator_list=[], returns=None)
     function.__dict__.setdefault("type_params", [])  # a field since Python 3.12
     return function
 
 
 def _bare(args: ast.arguments) -> ast.arguments:
-    """Parameters without annotations and defaults (defaults are put back on the function object)."""
+    """Remove annotations and defaults from parameters (defaults are put back on the function object)."""
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
         if arg is not None:
             arg.annotation = None
@@ -129,6 +130,7 @@ def _bare(args: ast.arguments) -> ast.arguments:
 
 
 def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
+    """Build the AST of a call to the recorder."""
     target = ast.Attribute(ast.Name(RECORDER, ast.Load()), method, ast.Load())
     made = ast.copy_location(ast.Call(target, list(args), []), at)
     for node in ast.walk(target):
@@ -137,11 +139,12 @@ def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
 
 
 def _lambda(body: ast.expr) -> ast.Lambda:
+    """Build the AST of a lambda without parameters."""
     return ast.copy_location(ast.Lambda(ast.arguments([], [], None, [], [], None, []), body), body)
 
 
 def _literal(values: tuple[Any, ...]) -> ast.expr:
-    """A tuple of constants."""
+    """Build the AST of a tuple of constants."""
     return ast.Tuple([ast.Constant(v) for v in values], ast.Load())
 
 
@@ -153,18 +156,19 @@ def _is_place(target: ast.expr) -> bool:
 
 
 def _names_only(target: ast.Tuple | ast.List) -> bool:
+    """Return whether an assignment target has plain names only."""
     return all(isinstance(e, ast.Name) for e in target.elts)
 
 
 def _names(target: ast.expr) -> ast.expr:
-    """The names in a target as a literal tuple of strings (None where it is not a plain name)."""
+    """Return the names in a target as a literal tuple of strings (None where it is not a plain name)."""
     if isinstance(target, ast.Tuple):
         return ast.Tuple([ast.Constant(e.id if isinstance(e, ast.Name) else None) for e in target.elts], ast.Load())
     return ast.Constant(target.id if isinstance(target, ast.Name) else None)
 
 
 class _Reroute(ast.NodeTransformer):
-    """Turn statements and expressions into calls of the recorder."""
+    """Rewrite statements and expressions into calls of the recorder."""
 
     def __init__(self, mutable: set[str], reads: Reads):
         self.mutable, self.reads = mutable, reads
@@ -172,9 +176,11 @@ class _Reroute(ast.NodeTransformer):
         self.fresh = 0
 
     def rewrite_body(self, tree: ast.FunctionDef) -> list[ast.stmt]:
+        """Rewrite the body of a function."""
         return self._block(tree.body)
 
     def _block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
+        """Rewrite a list of statements."""
         out: list[ast.stmt] = []
         for stmt in stmts:
             new = self.visit(stmt)
@@ -182,6 +188,7 @@ class _Reroute(ast.NodeTransformer):
         return out
 
     def _name(self) -> str:
+        """Make a fresh name."""
         self.fresh += 1
         return f"__tile_{self.fresh}"
 
@@ -208,7 +215,7 @@ class _Reroute(ast.NodeTransformer):
         return self._assign(node.targets[0], value, node)
 
     def _assign(self, target: ast.expr, value: ast.expr, at: ast.stmt) -> list[ast.stmt]:
-        """`target = value`."""
+        """Rewrite `target = value`."""
         if _is_place(target):
             made, place, _ = self._place(target)
             return [*made, self._put(place, value, at)]
@@ -226,7 +233,7 @@ class _Reroute(ast.NodeTransformer):
         return [ast.copy_location(ast.Assign([target], value), at)]
 
     def _assign_each(self, target: ast.Tuple | ast.List, value: ast.expr, at: ast.stmt) -> list[ast.stmt]:
-        """`A[i], A[j] = values`: all values are read before the first is stored."""
+        """Rewrite `A[i], A[j] = values`: all values are read before the first is stored."""
         if any(isinstance(e, ast.Starred) for e in target.elts):  # plain Python
             return [ast.copy_location(ast.Assign([self.visit(target)], value), at)]
         temp = self._name()
@@ -259,7 +266,7 @@ class _Reroute(ast.NodeTransformer):
         return made, ast.copy_location(place, target), ast.copy_location(held, target)
 
     def _put(self, place: Any, value: ast.expr, at: ast.stmt) -> ast.stmt:
-        """Set a place, unless the recorder has stored the value in that place's variable."""
+        """Assign to a place, unless the recorder stores the value in the variable that is there."""
         named = isinstance(place, ast.Attribute)
         which = ast.Constant(place.attr) if named else place.slice
         test = _call("keeps_attribute" if named else "keeps_item", place.value, which, value, at=at)
@@ -268,6 +275,7 @@ class _Reroute(ast.NodeTransformer):
         return ast.copy_location(ast.If(test, [put], []), at)
 
     def _bind(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
+        """Build the call that binds a name in the recorder."""
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
@@ -294,7 +302,7 @@ class _Reroute(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), node)
 
     def visit_If(self, node: ast.If) -> Any:
-        """Each branch runs if Python knows the condition, else both are recorded."""
+        """Rewrite an `if`: one branch runs if Python knows the condition, else both are recorded."""
         names = self.reads.of_branches(node)
         test = self._condition(node.test)
         then, otherwise = self._block(node.body), self._block(node.orelse)
@@ -433,7 +441,7 @@ def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
 
 
 class _WordsForCalls(ast.NodeTransformer):
-    """Replaces the statement T.loop_break() inside a loop by `break`, as which it is recorded."""
+    """Replace the statement T.loop_break() inside a loop by `break`."""
 
     def __init__(self, function: FunctionType):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -441,7 +449,7 @@ class _WordsForCalls(ast.NodeTransformer):
         self.loops = 0
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        """A call that stands alone."""
+        """Replace a call that stands alone."""
         call = node.value
         if self.loops and isinstance(call, ast.Call) and not call.args and not call.keywords:
             meant: Any = None
@@ -454,6 +462,7 @@ class _WordsForCalls(ast.NodeTransformer):
         return node
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt:
+        """Rewrite the body of a loop."""
         self.loops += 1
         node.body = [self.visit(stmt) for stmt in node.body]
         self.loops -= 1
@@ -463,13 +472,14 @@ class _WordsForCalls(ast.NodeTransformer):
     visit_For = visit_While = _loop
 
     def _nested(self, node: ast.stmt) -> ast.stmt:
+        """Leave a nested function unchanged."""
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _nested
 
 
 def _is_full(cell: CellType) -> bool:
-    """Whether an enclosing function has bound the name by now."""
+    """Return whether an enclosing function has bound the name by now."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -514,6 +524,7 @@ def _breaks(stmts: list[ast.stmt]) -> bool:
 
 
 def _tells_end(node: ast.For | ast.While) -> ast.expr:
+    """Return the AST constant that says whether a loop reports its end."""
     return ast.Constant(bool(node.__dict__.get("tells_end")))
 
 

@@ -105,6 +105,7 @@ def check_registers(op: str, name: str, registers: object) -> None:
 
 @contextlib.contextmanager
 def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
+    """Record the statements inside as a role."""
     at.barrier_group = made.count
     try:
         with at.open("role") as scope:
@@ -139,6 +140,7 @@ def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1, thread: V
 
 
 def _has_roles(one: Stmt) -> bool:
+    """Return whether a statement contains roles."""
     return not isinstance(one, Role) and contains(one, Role)
 
 
@@ -176,6 +178,7 @@ def _part(one: Stmt, key: tuple[int, int]) -> Iterator[Stmt]:
 
 
 def _part_of(block: Block, key: tuple[int, int]) -> Block:
+    """Return the part of a block that belongs to one role."""
     return Block(tuple(new for one in block.stmts for new in _part(one, key)))
 
 
@@ -235,6 +238,7 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
+    """Move allocations into the role that uses them, as fresh buffers."""
     assert isinstance(user, Role)
     body = Block((*allocs, *user.body.stmts))
     return replace(user, body=Fresh(Block(tuple(allocs)))(body))
@@ -275,6 +279,7 @@ def _registers(known: int, one: Role) -> int:
 
 
 def _no_registers(node: Stmt) -> None:
+    """Raise an error for a register count that is set for some statements only."""
     wrong = next((n for n in find(node, Do) if registers_of(n)), None)
     if wrong is not None:
         why, fix = "is said of some statements only", "say it in the body of a T.ws itself: it holds for all of it"

@@ -24,14 +24,14 @@ _FINITE = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 
 
 def greatest(to: DType) -> Const:
-    """The greatest finite value of a type."""
+    """Return the greatest finite value of a type."""
     if to in dt.NARROW and to.is_float:
         return const(dt.NARROW_FORMATS[to.name][2], to)
     return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else highest_of(to)), to)
 
 
 def least(to: DType) -> Const:
-    """The least finite value of a type."""
+    """Return the least finite value of a type."""
     if to in dt.NARROW and to.is_float:
         return const(2.0**-127 if to == dt.float8_e8m0fnu else -dt.NARROW_FORMATS[to.name][2], to)
     return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
@@ -88,7 +88,7 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits:
 
 
 def _integer(x: Expr, to: DType, how: str | None, saturating: bool) -> Expr:
-    """A float as an integer; saturated, NaN gives 0."""
+    """Convert a float to an integer; saturated, NaN gives 0."""
     if how == "rs":
         why, fix = "is 'rs', which rounds to a float", 'give "rn", "rz", "ru" or "rd"'
         raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
@@ -107,7 +107,7 @@ def _integer(x: Expr, to: DType, how: str | None, saturating: bool) -> Expr:
 
 
 def _clamped(x: Expr, to: DType) -> Expr:
-    """An integer limited to the values of an integer type."""
+    """Limit an integer to the values of an integer type."""
     low, high = max(lowest_of(to), lowest_of(x.dtype)), min(highest_of(to), highest_of(x.dtype))
     if x.dtype.kind == "bool":
         return x
@@ -115,10 +115,10 @@ def _clamped(x: Expr, to: DType) -> Expr:
 
 
 def _within(x: Expr, low: Expr, high: Expr) -> Expr:
-    """`x` limited to [low, high]; NaN stays."""
+    """Limit `x` to [low, high]; NaN stays."""
     return select(binary(">", x, high), high, select(binary("<", x, low), low, x))
 
 
 def _of_code(code: Expr, to: DType) -> Expr:
-    """The float whose bits are those of a small integer."""
+    """Return the float whose bits are those of a small integer."""
     return bits.reinterpret(cast(code, dt.BY_NAME[f"uint{to.bits}"]), to)

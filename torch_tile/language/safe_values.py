@@ -39,6 +39,8 @@ def with_safe_values(body: Block, values: IdMap[Buffer, Const]) -> Block:
 
 
 class _SafeReads(Rewriter):
+    """Replace loads outside a buffer's bounds by its safe value."""
+
     def __init__(self, values: IdMap[Buffer, Const]):
         self.values = values
 

@@ -136,6 +136,7 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
+    """Record the allocation of a buffer; return its handle."""
     at = tracer(what)
     sizes, element, lanes = sized(shape_of(shape, f"{what}'s shape"), dtype_of(dtype))
     buffer = Buffer("", sizes, element, scope, offset=offset, lanes=lanes)
@@ -148,7 +149,7 @@ def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, of
 def alloc_shared(
     shape: Any, dtype: Any = "float32", scope: str = "shared.dyn", layout: Any = None, offset: int | None = None
 ) -> Handle:
-    """A tile in memory shared by the threads of a block. Content is undefined until written.
+    """Allocate a tile in memory shared by the threads of a block. Content is undefined until written.
 
     Args:
         shape: an integer or a tuple of integers, known when the kernel is compiled.
@@ -163,7 +164,7 @@ def alloc_shared(
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment", layout: Any = None) -> Handle:
-    """A tile in the registers of a block, spread over its threads by layout inference.
+    """Allocate a tile in the registers of a block, spread over its threads by layout inference, or by `layout`.
 
     Args:
         shape: an integer or a tuple of integers, known when the kernel is compiled.
@@ -177,7 +178,7 @@ def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragm
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
-    """An array of each thread by itself.
+    """Allocate an array of each thread by itself.
 
     `shape` is an integer or a tuple of integers, known when the kernel is compiled; `dtype` is of the elements.
     """
@@ -190,7 +191,8 @@ def alloc_buffer(
     shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
     scope: str = "global", align: int = -1, offset_factor: int = 0, buffer_type: str = "",
 ) -> Handle:  # fmt: skip
-    """Memory of a scope by its name, as TIR has it: T.alloc_global, T.alloc_shared, T.alloc_fragment or T.alloc_local.
+    """Allocate memory of a named scope, as in TIR: T.alloc_global, T.alloc_shared, T.alloc_fragment or
+    T.alloc_local.
 
     `align`, `offset_factor` and `buffer_type` are hints without effect. With `data`, a contiguous tensor, it is T.view.
     Raises TileError for `strides` and `elem_offset`.
@@ -214,7 +216,7 @@ decl_buffer = alloc_buffer
 
 
 def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
-    """An array of mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
+    """Allocate mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
 
     A list of equal numbers gives as many mbarriers: `[128] * n` is `128, (n,)`.
     """
@@ -234,7 +236,7 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
 
 
 def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
-    """T.alloc_barrier in a kernel with clusters: threads of other blocks arrive by T.mbarrier_arrive(bar[i], block)."""
+    """Allocate mbarriers as T.alloc_barrier does, at which threads of other blocks of the cluster arrive too."""
     if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
         why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
         raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)
@@ -300,7 +302,7 @@ def const(names: str) -> Any:
 
 
 def names_in(what: str, names: str) -> list[str]:
-    """Names that commas or blanks part, at least one."""
+    """Split names at commas or blanks."""
     found = names.replace(",", " ").split() if isinstance(names, str) else []
     if not found:
         raise error(
@@ -348,6 +350,7 @@ def annotate_restrict_buffers(*tensors: Any) -> None:
 
 
 def _need_tensor(what: str, tensor: Any) -> None:
+    """Check that an argument is a global tensor."""
     region = region_of(tensor)
     if region is None or region.buffer.scope != "global":
         why, fix = f"are {tensor!r}"[:80], "name tensors, the parameters of the kernel"

@@ -36,6 +36,7 @@ def roles_by_threads(body: Block, thread: Var, threads: int) -> Block:
 
 
 def _is(a: Stmt, b: Stmt) -> bool:
+    """Return whether two objects are the same."""
     return a is b
 
 
@@ -102,7 +103,7 @@ class _Branches:
         self.names: list[dict[Var, object]] = [{thread: n} for n in range(threads)]  # by thread
 
     def block(self, body: Block, outermost: bool) -> list[Stmt]:
-        """The statements of a block with roles in it."""
+        """Return the statements of a block with roles in it."""
         found: list[Stmt] = []
         after_role = False
         for one in body.stmts:
@@ -122,12 +123,13 @@ class _Branches:
         return found
 
     def _inside(self, one: Stmt) -> Stmt:
-        """A loop, or a branch of all threads, with roles in it."""
+        """Rewrite a loop, or a branch of all threads, with roles in it."""
         if isinstance(one, While) or (isinstance(one, For) and one.kind is not LoopKind.PARALLEL):
             return self._with_bodies(one, "body")
         return self._with_bodies(one, "then", "otherwise") if isinstance(one, If) else one
 
     def _with_bodies(self, one: Stmt, *names: str) -> Stmt:
+        """Rewrite the bodies of a statement."""
         changed = {}
         for name in names:
             body: Block = getattr(one, name)
@@ -137,6 +139,7 @@ class _Branches:
         return rebuilt(one, **changed) if changed else one
 
     def _name(self, one: Let) -> None:
+        """Record a name's value in each thread."""
         values = self._values(one.value, range(self.threads))
         for thread, value in zip(self.names, values or (), strict=False):
             thread[one.var] = value
@@ -161,6 +164,7 @@ class _Branches:
         return found if whole else None
 
     def _split(self, one: If, those: list[int]) -> list[_Part] | None:
+        """Split a branch by the threads that take it."""
         values = self._values(one.condition, those)
         if values is None:
             return None

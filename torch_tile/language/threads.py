@@ -122,7 +122,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
 
 
 def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
-    """A named barrier and how many threads meet there: those of the role, or of the block, if `count` is None."""
+    """Check a named barrier and how many threads meet there: those of the role, or of the block, if `count` is None."""
     threads = math.prod(at.launch.threads)
     count = at.threads if count is None else count
     known = isinstance(number, int) and not isinstance(number, bool) and number in NUMBERS
@@ -155,6 +155,7 @@ def ptx_wait_group(pending: int = 0) -> None:
 
 
 def _launch(what: str) -> Any:
+    """Return the current kernel launch. Raises an error outside of a kernel."""
     at = tracer(what)
     if at.launch is None or not at.scopes:
         raise error("not_in_kernel", None, what=what)
@@ -167,6 +168,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _check(what: str, dim: int, rank: int = RANK) -> None:
+    """Check a dimension number."""
     if not isinstance(dim, int) or not 0 <= dim < rank:
         fix = f"give a dimension below {rank}"
         raise error("bad_argument", None, op=what, name="dim", why=f"is {dim!r}", fix=fix)

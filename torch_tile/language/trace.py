@@ -42,7 +42,7 @@ class Scope:
 
 
 class Tracer:
-    """The program being recorded, scope by scope."""
+    """The state of tracing: the program being recorded, scope by scope."""
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
@@ -68,12 +68,12 @@ class Tracer:
 
     @property
     def scope(self) -> Scope | None:
-        """The innermost open scope, or None outside kernels."""
+        """Return the innermost open scope, or None outside kernels."""
         return self.scopes[-1] if self.scopes else None
 
     @property
     def threads(self) -> int:
-        """Threads of the role around, or of a block of the kernel around; 1 outside kernels."""
+        """Return the threads of the enclosing role, or of a block of the kernel; 1 outside kernels."""
         if self.barrier_group:
             return self.barrier_group
         return 1 if self.launch is None or not self.scopes else math.prod(self.launch.threads)
@@ -86,7 +86,7 @@ class Tracer:
         self.scopes[-1].stmts.append(stmt)
 
     def maybe(self, operand: Callable[[], Any], word: str) -> Any:
-        """An operand that the device evaluates only if `word` asks for it. Python computes it in any case."""
+        """Mark an operand that the device evaluates only if `word` asks for it. Python computes it in any case."""
         outer, self.doubtful = self.doubtful, word
         try:
             return operand()
@@ -103,7 +103,7 @@ class Tracer:
         return symbol in self.owner and self.owner[symbol].closed
 
     def check_scopes(self, node: Node) -> None:
-        """Every symbol used must live in a scope that is still open."""
+        """Check that every symbol used lives in a scope that is still open."""
         for used in children(node):
             if used.is_symbol and used in self.owner:
                 scope = self.owner[used]
@@ -114,7 +114,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def open(self, what: str) -> Iterator[Scope]:
-        """A scope that is closed at the end of the `with`."""
+        """Open a scope that is closed at the end of the `with`."""
         scope = Scope(what)
         self.scopes.append(scope)
         try:
@@ -125,11 +125,13 @@ class Tracer:
 
 
 def no_consts(names: str) -> Any:
-    """T.const outside an eager kernel: nothing binds it."""
+    """Raise the error for T.const outside an eager kernel: nothing binds it."""
     raise error("unbound_const", None, name=names)
 
 
 class _State(threading.local):
+    """The current tracer of each thread."""
+
     tracer: Tracer | None = None
 
 
@@ -137,7 +139,7 @@ _STATE = _State()
 
 
 def tracer(what: str = "this") -> Tracer:
-    """The tracer at work; an author error outside tracing."""
+    """Return the active tracer; an author error outside tracing."""
     if _STATE.tracer is None:
         raise error("not_in_kernel", None, what=what)
     return _STATE.tracer
@@ -184,7 +186,7 @@ def author_span() -> Span | None:
 
 
 def span_at(code: CodeType, offset: int) -> Span | None:
-    """The source position of an instruction."""
+    """Return the source position of an instruction."""
     table = _POSITIONS.get(code)
     if table is None:
         table = _POSITIONS[code] = list(code.co_positions())
@@ -197,12 +199,13 @@ def span_at(code: CodeType, offset: int) -> Span | None:
 
 
 def _characters(file: str, line: int, column: int) -> int:
-    """A column in characters; Python counts bytes of UTF-8."""
+    """Convert a column to characters; Python counts bytes of UTF-8."""
     text = linecache.getline(file, line)
     return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
 
 
 def _span_of(problem: BaseException) -> Span | None:
+    """Return the author's line that raised an exception."""
     trace = problem.__traceback__
     found = None
     while trace is not None:
@@ -239,7 +242,7 @@ def name_symbol(value: Any, name: str) -> None:
 
 
 def make_variable(name: str, dtype: Any, init: Expr | None) -> Load:
-    """A mutable scalar: a buffer of scope "var", which stands for its value wherever it is used."""
+    """Make a mutable scalar: a buffer of scope "var", which stands for its value wherever it is used."""
     buffer = Buffer(name, (), dtype, "var")
     at = tracer("T.alloc_var")
     at.emit(Alloc(buffer, init))
@@ -293,7 +296,7 @@ class Replaced(Rewriter):
 
 
 def close_body(scope: Scope) -> Block:
-    """The statements of a scope as a block."""
+    """Return the statements of a scope as a block."""
     return Block(tuple(scope.stmts))
 
 

@@ -112,6 +112,7 @@ class Indices(tuple[Any, ...]):
     """The indices of several sizes under one name: to be unpacked, or to index as many dimensions; no numbers."""
 
     def _refuse(self, *_: object) -> Any:
+        """Raise the error for a tuple that is used as an index."""
         raise error("tuple_as_index", None, got=", ".join(map(repr, self)), count=len(self))
 
     __add__: ClassVar[Callable[..., Any]] = _refuse
@@ -133,7 +134,8 @@ class Indices(tuple[Any, ...]):
 
 
 def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
-    """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).
+    """Return `buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are
+    whole).
 
     An Ellipsis stands for all dimensions that are not given. Slices with steps give `Steps`.
     """
@@ -163,7 +165,7 @@ def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
 
 
 def _lanes(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
-    """Elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
+    """Return elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
     if len(keys) != buffer.rank or any(k is ... or isinstance(k, slice) for k in keys):
         raise error("bad_index", None, got="a vector beside slices", buffer=buffer.name)
     return lanewise(lambda *point: Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(point))), *keys)
@@ -197,6 +199,7 @@ def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DTyp
 
 
 def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
+    """Convert an author's index to an expression."""
     if isinstance(key, Handle | Region) or not (is_number(key) or isinstance(key, Expr)):
         raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name)
     index = to_expr(key)
@@ -208,6 +211,7 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
 
 
 def _range(buffer: Buffer, dim: int, key: Any) -> Range:
+    """Convert an author's index or slice to a range."""
     if not isinstance(key, slice):
         return Range(_index(buffer, dim, key), const(1, dt.int32), keep=False)
     start = const(0, dt.int32) if key.start is None else _index(buffer, dim, key.start)
@@ -225,7 +229,7 @@ def _range(buffer: Buffer, dim: int, key: Any) -> Range:
 
 
 def _step(buffer: Buffer, key: Any) -> int:
-    """The distance of two indices of a slice."""
+    """Return the step of a slice."""
     step = key.step if isinstance(key, slice) else None
     if isinstance(step, Const):
         step = step.value
@@ -237,7 +241,7 @@ def _step(buffer: Buffer, key: Any) -> int:
 
 
 def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
-    """T.copy, of which a side has steps: a nest of moves."""
+    """Record T.copy with a stepped side, as a nest of moves."""
     if isinstance(src, Load) and isinstance(dst, Steps):
         src = Copy.regions(src, dst.region)[0]
     if isinstance(dst, Load) and isinstance(src, Steps):
@@ -262,7 +266,7 @@ def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
 
 
 def fill_strided(buffer: Any, value: Any) -> Stmt:
-    """T.fill of a region with steps: a nest of stores."""
+    """Record T.fill of a stepped region, as a nest of stores."""
     region, extents = buffer.region, squeezed(buffer.region)
     put = Fill.build(region, value).value
     if not extents:
@@ -289,11 +293,12 @@ def store_variable(target: Load, value: Any) -> None:
 
 
 def _plain(size: Expr) -> Size:
+    """Return a constant size as an int."""
     return int(size.value) if isinstance(size, Const) else size
 
 
 def dtype_of(value: object) -> DType:
-    """`value` as a dtype; an author error if it is none."""
+    """Convert `value` to a dtype; an author error if it is none."""
     try:
         return dt.to_dtype(value)
     except ValueError:
@@ -307,7 +312,7 @@ def dtype_of(value: object) -> DType:
 
 
 def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
-    """A shape given as an integer, an expression or a sequence of them."""
+    """Convert a shape given as an integer, an expression or a sequence of them."""
     sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
     found = []
     for size in sizes:
@@ -332,7 +337,7 @@ class TensorType:
     align: int | None = None
 
     def buffer(self, name: str, origin: str = "param") -> Buffer:
-        """A global buffer of this type."""
+        """Make a global buffer of this type."""
         shape, element, lanes = sized(self.shape, self.dtype)
         strides = (*(s * lanes for s in self.strides), const(1, dt.int32)) if lanes and self.strides else self.strides
         return Buffer(name, shape, element, "global", strides, origin, align=self.align, lanes=lanes)
@@ -346,6 +351,7 @@ class AssignedType(TensorType):
     span: Span | None = None
 
     def _refuse(self, *_: object) -> Any:
+        """Raise the error for a type that is used as a tensor."""
         raise error("type_as_tensor", self.span, name=self.name)
 
     __getitem__ = __setitem__ = _refuse

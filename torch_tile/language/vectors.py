@@ -43,6 +43,7 @@ def extract_lane(vector: Vector, lane: Scalar) -> Any:
 
 
 def _count(what: str, lanes: Any) -> int:
+    """Check a number of vector lanes."""
     number = getattr(lanes, "value", lanes)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise error("bad_argument", None, op=what, name="lanes", why=f"is {lanes!r}", fix="give a positive integer")

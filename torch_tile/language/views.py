@@ -81,13 +81,13 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
 
 
 def _default(base: Buffer, to: dt.DType) -> Sizes:
-    """The shape by another dtype, as torch's `.view(dtype)` has it."""
+    """Return the shape by another dtype, as torch's `.view(dtype)` has it."""
     last = simplify(binary("//", base.shape[-1] * base.dtype.bits, to.bits)) if base.shape else const(1, dt.int32)
     return (*base.shape[:-1], last) if base.shape else ()
 
 
 def reshape(src: Any, shape: Any) -> Handle:
-    """T.view by another shape."""
+    """View a tensor or tile by another shape."""
     return view(src, shape)
 
 
@@ -128,7 +128,7 @@ def resolve(program: Program) -> Program:
 
 
 def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buffer:
-    """Choose the buffer that remains for a tile and all its views."""
+    """Choose the buffer that remains for a tile and all its views (the home)."""
     used = [b for b in known if any(b is f for f in firm)]
     found = used[0] if used else min(known, key=lambda b: b.dtype.bits)
     if found is root:
@@ -139,7 +139,7 @@ def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buff
 
 
 class _Homes(Rewriter):
-    """Rewrite uses of views to uses of their homes."""
+    """Rewrite uses of views to uses of the buffers that hold their memory (homes)."""
 
     def __init__(self, homes: IdMap[Buffer, Buffer]):
         self.homes = homes
@@ -150,7 +150,7 @@ class _Homes(Rewriter):
         return self.children(node) if home is None else rebuilt(node, buffer=home)
 
     def visit_Load(self, node: Load) -> Expr:
-        """The element, from as many elements as hold it."""
+        """Load the view's element from the elements of the home that hold it."""
         view, indices = node.buffer, tuple(map(self, node.indices))
         home = self.homes.get(view)
         if home is None or home is view:
@@ -167,7 +167,7 @@ class _Homes(Rewriter):
         return Address(home, at)
 
     def visit_Store(self, node: Store) -> Stmt:
-        """The element, into as many elements as hold it."""
+        """Store the view's element to the elements of the home that hold it."""
         view, indices, value = node.buffer, tuple(map(self, node.indices)), self(node.value)
         home = self.homes.get(view)
         if home is None or home is view:
@@ -176,16 +176,17 @@ class _Homes(Rewriter):
         return stmts[0] if len(stmts) == 1 else Block(tuple(stmts))
 
     def visit_Copy(self, node: Copy) -> Stmt:
-        """A copy of boxes of the homes, or a nest of moves."""
+        """Copy boxes of the homes, or build a nest of moves."""
         return self._whole_or_nest(
             node, node.dst, lambda point: cast(Load(node.src.buffer, spread(node.src, point)), node.dst.buffer.dtype)
         )
 
     def visit_Fill(self, node: Fill) -> Stmt:
-        """A fill of a box of the home, or a nest of stores."""
+        """Fill a box of the home, or build a nest of stores."""
         return self._whole_or_nest(node, node.dst, lambda point: node.value)
 
     def _whole_or_nest(self, node: Any, dst: Region, value: Any) -> Stmt:
+        """Keep an op on whole boxes, else write it as an element-wise nest."""
         regions = list(find(node, Region))
         if all(self.box(r) is not None for r in regions):
             return self.children(node)  # type: ignore[no-any-return]
@@ -217,7 +218,7 @@ class _Homes(Rewriter):
         return rebuilt(node, src=box, dst=rebuilt(dst, ranges=tuple(ranges)), dim=dim)
 
     def visit_Region(self, node: Region) -> Region:
-        """The same box of the home."""
+        """Return the same box of the home."""
         found = self.box(node)
         if found is None:
             view, home = node.buffer, self.homes[node.buffer]
@@ -227,7 +228,7 @@ class _Homes(Rewriter):
         return found
 
     def box(self, node: Region) -> Region | None:
-        """A region in terms of the home; None if that has no such box."""
+        """Express a region in terms of the home; None if that has no such box."""
         view = node.buffer
         home = self.homes.get(view)
         if home is None or home is view:
@@ -267,6 +268,7 @@ def _groups(view: Buffer, home: Buffer) -> Iterator[tuple[list[int], list[int]]]
 
 
 def _size(size: Expr) -> float:
+    """Return a constant size, else infinity."""
     return float(size.value) if isinstance(size, Const) else float("inf")
 
 
@@ -311,10 +313,12 @@ def _coordinates(index: Expr, shape: Sizes) -> list[Expr]:
 
 
 def _unsigned(bits: int) -> dt.DType:
+    """Return the unsigned integer type of a width in bits."""
     return dt.BY_NAME[f"uint{bits}"]
 
 
 def _read(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> Expr:
+    """Load a view's element from the buffer that holds it."""
     w, h = view.dtype.bits, home.dtype.bits
     at, part = _place(view, home, indices)
     if w == h:

@@ -39,14 +39,14 @@ def shfl_xor(value: Any, lane_mask: Any, width: int = WARP, mask: Any = FULL) ->
 
 
 def shfl_up(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Expr:
-    """`value` of the lane `delta` below; the first `delta` of each `width` lanes keep their own."""
+    """Return `value` of the lane `delta` below; the first `delta` of each `width` lanes keep their own."""
     value, delta, width = _operands("T.shfl_up", value, delta, width, mask)
     got = _made("T.shfl_up", memory.shuffle_up(value, delta))
     return got if width == WARP else select(get_lane_idx() % width >= delta, got, value)
 
 
 def shfl_down(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Expr:
-    """`value` of the lane `delta` above; the last `delta` of each `width` lanes keep their own."""
+    """Return `value` of the lane `delta` above; the last `delta` of each `width` lanes keep their own."""
     value, delta, width = _operands("T.shfl_down", value, delta, width, mask)
     got = _made("T.shfl_down", memory.shuffle_down(value, delta))
     return got if width == WARP else select(get_lane_idx() % width + delta < width, got, value)
@@ -105,7 +105,7 @@ def match_all_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
 
 
 def _code(what: str, value: Any, mask: Any) -> Expr:
-    """Name the bits of a value, as an integer of 32 or 64 bits."""
+    """Reinterpret a value as an integer of 32 or 64 bits."""
     if is_number(value) and value == FULL and not is_number(mask):
         value, mask = mask, value
     _whole(what, mask)
@@ -116,7 +116,7 @@ def _code(what: str, value: Any, mask: Any) -> Expr:
 
 
 def warp_reduce(kind: str) -> Callable[[Any], Expr]:
-    """The language's function T.warp_reduce_<kind>."""
+    """Build the language's function T.warp_reduce_<kind>."""
     what = f"T.warp_reduce_{kind}"
 
     def apply(value: Any) -> Expr:
@@ -153,6 +153,7 @@ def dp4a(a: Any, b: Any, c: Any) -> None:
 
 
 def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple[Expr, Expr, int]:
+    """Sort the arguments of a warp shuffle, with CUDA's mask first or not."""
     if is_number(value) and value == FULL:  # the mask in front, as older kernels and CUDA have it
         value, other, width, mask = other, width, WARP, value
     if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, WARP):
@@ -164,6 +165,7 @@ def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple
 
 
 def _vote(what: str, predicate: Any, mask: Any) -> Expr:
+    """Sort the arguments of a warp vote; return the condition."""
     if is_number(predicate) and predicate == FULL:
         predicate, mask = mask, predicate
     _whole(what, mask)
@@ -171,6 +173,7 @@ def _vote(what: str, predicate: Any, mask: Any) -> Expr:
 
 
 def _whole(what: str, mask: Any) -> None:
+    """Check that a lane mask names all 32 lanes."""
     mask = getattr(mask, "value", mask)
     if mask not in (FULL, -1):
         fix = "leave it out: all 32 lanes of a warp take part"
@@ -178,7 +181,7 @@ def _whole(what: str, mask: Any) -> None:
 
 
 def _made(what: str, exchange: Expr) -> Expr:
-    """Record an exchange in a statement of its own, since not all lanes may use its result."""
+    """Record a shuffle or vote in a statement of its own, since not all lanes may use its result."""
     at = in_kernel(what)
     if at.doubtful or at.in_nest:
         why = "is asked for inside T.Parallel" if at.in_nest else f"is wanted only if {at.doubtful} asks for it"

@@ -10,9 +10,7 @@ from torch import nn
 
 
 def last_dimension(normalized_shape: int | Sequence[int]) -> int:
-    """Return the one dimension to normalise over. Raises ValueError for several, which the kernels do not take. Raises
-    ValueError for several, which the kernels do not take.
-    """
+    """Return the one dimension to normalise over. Raises ValueError for several, which the kernels do not take."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if len(shape) != 1:
         raise ValueError(f"normalized_shape is {shape}; only the last dimension can be normalised over")
@@ -76,9 +74,7 @@ class RMSNorm(nn.Module):
     def _arguments(
         self, args: tuple[torch.Tensor | None, ...], named: dict[str, torch.Tensor | None]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Bind the input and the gate. Raises TypeError as a function with parameters `names` does. Raises TypeError as
-        a function with parameters `names` does.
-        """
+        """Bind the input and the gate. Raises TypeError as a function with parameters `names` does."""
         if len(args) > len(self.names):
             raise TypeError(f"forward() takes {', '.join(self.names)}, but {len(args)} arguments were given")
         given = dict(zip(self.names, args, strict=False))

@@ -68,11 +68,13 @@ class _Sharding:
         """For each argument the names and sizes of its dimensions, a list of these, or None for no tensor."""
 
     def _name(self, placement: Any) -> str:
+        """Return the name of the dimension that a placement shards; "" for a replicated tensor."""
         if placement.is_partial():
             return self.rule.summed[0]
         return self.rule.outputs[0][placement.dim] if placement.is_shard() else ""
 
     def _inputs(self, op: torch._ops.OpOverload, inputs: tuple[Any, ...]) -> Iterator[Any]:
+        """Yield for each argument the names and sizes of its dimensions."""
         dims = iter(self.rule.inputs)
         for argument, value in zip(op._schema.arguments, inputs, strict=True):
             if isinstance(value, list):
@@ -97,6 +99,7 @@ class _Sharding:
         )
 
     def _whole_or_sharded(self, dims: Dims) -> list[Any]:
+        """Return the placements of a tensor with these dimensions: sharded where it has the sharded dimension."""
         from torch.distributed.tensor import Replicate, Shard
 
         return [Shard(dims.index(name)) if name in dims and name else Replicate() for name in self.names]
@@ -115,6 +118,7 @@ class _Sharding:
         ]
 
     def _local(self, tensor: Any, dims: Dims | None) -> torch.Tensor | None:
+        """Return the local part of a DTensor, redistributed as the rule needs it."""
         if dims is None or not is_dtensor(tensor):
             return None
         there = tensor.redistribute(self.mesh, self._whole_or_sharded(dims))
@@ -122,6 +126,7 @@ class _Sharding:
         return local
 
     def _global(self, local: torch.Tensor | None, into: tuple[Dims, torch.Size] | None) -> torch.Tensor | None:
+        """Make a DTensor of a local gradient."""
         from torch.distributed.tensor import DTensor
 
         if local is None or into is None:

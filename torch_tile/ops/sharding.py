@@ -71,6 +71,7 @@ def _register(operator: Operator) -> None:
 
 
 def _allowed(op: torch._ops.OpOverload, *args: Any) -> list[tuple[list[Any], list[Any]]]:
+    """List the shardings that an operator's rule allows for a call, in DTensor's form."""
     return placements(rule_of(op, args), len(op._schema.returns), args[0].mesh)
 
 

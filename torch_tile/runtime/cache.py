@@ -160,6 +160,7 @@ def unsealed(data: bytes, name: str) -> bytes:
 
 
 def _folder(key: str) -> Path:
+    """Make the folders of a key."""
     root = cache_dir()
     _make(root)
     _make(root / key[:2])
@@ -252,14 +253,17 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def _seal_of(path: Path) -> Path:
+    """Return the path of a file's seal."""
     return path.with_name(path.name + _SEAL)
 
 
 def _seal_text(path: Path) -> str:
+    """Return the seal of a file: name, size and digest."""
     return _seal_of_bytes(path.name, path.read_bytes())
 
 
 def _seal_of_bytes(name: str, data: bytes) -> str:
+    """Return the seal of bytes under a name."""
     return f"{name} {len(data)} {hashlib.sha256(data).hexdigest()}\n"
 
 

@@ -32,6 +32,8 @@ class Function(NamedTuple):
 
 
 class _Value(ctypes.Union):
+    """A ctypes union of 64 bytes for values that the driver fills."""
+
     _fields_ = [("room", ctypes.c_uint64 * 8), ("words", ctypes.c_uint * 3)]
 
 
@@ -169,12 +171,14 @@ class Driver:
             self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
     def _attribute(self, attribute: int, device: int) -> int:
+        """Ask the driver for an attribute of a device."""
         handle, value = ctypes.c_int(), ctypes.c_int()
         self._check("cuDeviceGet", ctypes.byref(handle), device)
         self._check("cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)
         return value.value
 
     def _check(self, name: str, *args: object) -> None:
+        """Call a function of the driver. Raises LaunchError if it fails."""
         function = getattr(self.library, name, None)
         if function is None:
             raise LaunchError(f"NVIDIA's driver on this machine has no {name}; a newer driver does")

@@ -88,7 +88,7 @@ def compile_shared(source: str) -> Path:
 
 
 def compile_many(sources: Iterable[str], workers: int | None = None) -> list[Path]:
-    """`compile_shared` of each text, `workers` (default: as many as there are processors) at a time."""
+    """Compile each text as `compile_shared` does, `workers` (default: one a processor) at a time."""
     sources = list(sources)
     if len(sources) < 2:
         return [compile_shared(source) for source in sources]
@@ -162,6 +162,7 @@ def _machine_flags() -> Iterator[tuple[str, ...]]:
 
 
 def _openmp_flags() -> tuple[str, ...]:
+    """Return the compiler flags for OpenMP."""
     return ("-Xpreprocessor", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
 
 
@@ -183,10 +184,12 @@ def _openmp_link(clang: bool) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text file."""
     path.write_text(text)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with English messages."""
     environment = os.environ | {"LC_ALL": "C"}
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
@@ -209,6 +212,7 @@ def _check_machine(source: Path, output: Path, result: subprocess.CompletedProce
 
 
 def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
+    """Build the error of a failed compilation."""
     lines = (result.stderr or result.stdout).strip().splitlines()
     if len(lines) > _ERROR_LINES:
         lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]

@@ -124,6 +124,7 @@ def form_of(value: Any) -> Any:
 
 @functools.cache
 def _strided() -> object:
+    """Return `torch.strided`; torch is imported late."""
     import torch
 
     return torch.strided

@@ -52,7 +52,7 @@ class Launch:
 
     @property
     def kernel(self) -> JITKernel:
-        """The kernel, compiled if it is not yet known."""
+        """Return the kernel, compiled if it is not yet known."""
         made: JITKernel = self.function(*self.choice)
         return made
 
@@ -222,6 +222,8 @@ def _mode_class() -> type:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Following(TorchDispatchMode):
+        """A dispatch mode that sends torch's calls to a plan."""
+
         def __init__(self, plan: LaunchPlan):
             super().__init__()  # type: ignore[no-untyped-call]
             self.plan = plan

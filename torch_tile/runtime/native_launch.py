@@ -115,6 +115,7 @@ def build_ahead() -> None:
 
 
 def _build_quietly() -> None:
+    """Build the native module; without one launches go through Python."""
     with contextlib.suppress(OSError, RuntimeError):  # whoever needs it says why there is none
         _build()
 

@@ -141,10 +141,12 @@ def headers_of(text: str) -> tuple[tuple[str, bytes], ...]:
 
 
 def _included(text: str) -> list[str]:
+    """Return the headers that a text includes."""
     return re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', text, re.MULTILINE)
 
 
 def _header(name: str) -> tuple[bytes, list[str]]:
+    """Read a header of csrc, with the headers that it includes."""
     path = os.path.join(csrc_dir(), name)
     try:
         return _read_header(path, os.stat(path).st_mtime_ns)
@@ -154,6 +156,7 @@ def _header(name: str) -> tuple[bytes, list[str]]:
 
 @functools.lru_cache
 def _read_header(path: str, changed: int) -> tuple[bytes, list[str]]:
+    """Read a header; cached by its time of change."""
     with open(path, "rb") as file:
         data = file.read()
     return data, _included(data.decode())
@@ -225,6 +228,7 @@ class _Nvrtc:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
+        """Read an output of an NVRTC program."""
         size = ctypes.c_size_t()
         self._check(getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
@@ -249,15 +253,18 @@ class _Nvrtc:
         return InternalError("\n".join([head, *lines]))
 
     def _check(self, status: int) -> None:
+        """Raise InternalError for an NVRTC error code."""
         if status:
             raise InternalError(f"NVRTC: {self._error(status)}")
 
     def _error(self, status: int) -> str:
+        """Return NVRTC's text for an error code."""
         return str(self.library.nvrtcGetErrorString(status).decode())
 
 
 @functools.cache
 def _nvrtc() -> _Nvrtc:
+    """Load NVRTC once."""
     return _Nvrtc()
 
 
@@ -267,10 +274,12 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def _strings(values: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    """Convert strings to a C array."""
     return (ctypes.c_char_p * len(values))(*values)
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text file."""
     path.write_text(text)
 
 
@@ -344,6 +353,7 @@ def _torch_major() -> int:
 
 
 def _packages(name: str) -> list[Path]:
+    """Return the folders of a Python package."""
     spec = importlib.util.find_spec(name)
     return [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
 
@@ -388,6 +398,7 @@ def _load_by_name(name: str) -> Path | None:
 
 
 def _library(path: Path) -> NvrtcLibrary:
+    """Load an NVRTC library, with its builtins beside it."""
     builtins = [p for p in _libraries(path.parent) if "-builtins" in p.name and ".alt." not in p.name]
     beside = max(builtins, key=lambda p: (_major(p) == _major(path), len(p.name)), default=None)
     sizes = [f"{p.name} {p.stat().st_size}" for p in (path.resolve(), *([beside.resolve()] if beside else []))]

@@ -63,7 +63,7 @@ class Storage:
         return self.written is not None and not bool(self.written[outer if self.tensor.ndim else 0].all())
 
     def get(self, index: Index) -> Value:
-        """Return copies of elements as a value; the index includes the prefix."""
+        """Read copies of elements, for an index with the dimensions of lanes in front."""
         found = self.raw[index]
         if self.dtype.is_float:
             found = found.view(self.tensor.dtype) if found.dtype != self.tensor.dtype else found

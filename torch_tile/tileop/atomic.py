@@ -103,6 +103,7 @@ class Atomic(RegisteredOp):
         target = self.dst.buffer
 
         def one(point: tuple[Any, ...]) -> Stmt:
+            """Emit the update of one element."""
             value = self.value
             if not isinstance(value, Expr):
                 value = cast(Load(value.buffer, spread(value, point)), target.dtype)
@@ -161,6 +162,7 @@ def ordered(update: Stmt, memory_order: str) -> Stmt:
 
 
 def _declare(name: str, kind: str) -> type[Atomic]:
+    """Declare the tile op of one kind of atomic update."""
     cls = type(f"Atomic{name.capitalize()}", (Atomic,), {"kind": kind, "__doc__": Atomic.__doc__})
     return tile_op(f"atomic_{name}")(dataclass(frozen=True, eq=False, repr=False)(cls))
 
@@ -233,9 +235,11 @@ class ArriveLast(RegisteredOp):
 
     @property
     def _where(self) -> Address:
+        """Return the address of the counter."""
         return Address(self.counter.buffer, self.counter.starts)
 
     def _store(self, last: Expr) -> Store:
+        """Build the store of the flag."""
         return Store(self.flag.buffer, self.flag.starts, last)
 
     def evaluate(self, env: Env) -> None:
@@ -249,5 +253,6 @@ class ArriveLast(RegisteredOp):
 
 
 def _refuse(name: str, why: str) -> None:
+    """Raise the error for a wrong argument of T.arrive_last."""
     fix = "give an element of an int32 tensor that is a parameter of the kernel, as in counters[row]"
     raise error("bad_argument", None, op="T.arrive_last", name=name, why=why, fix=fix)

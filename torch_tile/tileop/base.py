@@ -77,6 +77,7 @@ class RegisteredOp(TileOp):
         raise self._lacks("lower_cuda", "GPUs")
 
     def _lacks(self, method: str, target: str) -> TileError:
+        """Build the error for an op without a lowering for a target."""
         return error(
             "no_lowering", self.span, name=self.op_name, target=target, owner=type(self).__name__, method=method
         )
@@ -90,6 +91,7 @@ def tile_op(name: str) -> Callable[[C], C]:
     """Make the decorated op class available as `T.<name>`."""
 
     def register(cls: C) -> C:
+        """Add a class to the registry under its name."""
         cls.op_name = name
         if name in _OPS:
             raise ValueError(f"tile op {name} is declared twice")
@@ -144,6 +146,12 @@ def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
 def is_one(extent: Expr) -> bool:
     """Return whether an extent is the literal 1."""
     return isinstance(extent, Const) and extent.value == 1
+
+
+def number_of(extent: Expr) -> int:
+    """Return the value of a literal extent or index."""
+    assert isinstance(extent, Const)
+    return int(extent.value)
 
 
 def squeezed(region: Region) -> tuple[Expr, ...]:

@@ -80,6 +80,7 @@ class Fill(RegisteredOp):
             value = before[0].var
 
         def put(point: tuple[Any, ...]) -> Stmt:
+            """Build the store of one element."""
             return Store(self.dst.buffer, spread(self.dst, point), value)
 
         extents = squeezed(self.dst)

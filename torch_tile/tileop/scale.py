@@ -121,5 +121,6 @@ class ScaleRows(RegisteredOp):
 
 
 def _whole_fragment(region: Region) -> bool:
+    """Return whether a region is all of a fragment."""
     buffer: Buffer = region.buffer
     return buffer.scope == "fragment" and same_extents(region.extents, buffer.shape)

@@ -29,9 +29,7 @@ from torch_tile.tools import Mistake
 
 
 def show(file: str, target: str, stages: list[str], pictures: str = "", formats: tuple[str, ...] = ("svg",)) -> str:
-    """Report on every T.prim_func that is a global name of `file`. Raises Mistake, if there is none for one. Raises
-    Mistake, if there is none for one.
-    """
+    """Report on every T.prim_func that is a global name of `file`. Raises Mistake, if there is none for one."""
     check(target, stages)
     kernels = {n: f for n, f in runpy.run_path(file).items() if isinstance(f, PrimFunc)}
     if not kernels:

@@ -51,6 +51,7 @@ def is_local(buffer: Any) -> bool:
 
 
 def _plain(size: Any) -> Any:
+    """Return a constant size as an int."""
     return int(size.value) if isinstance(size, Const) else size
 
 

@@ -26,6 +26,7 @@ def target_is_cuda(target: object) -> bool:
 
 
 def _is(target: object, least: int, most: int) -> bool:
+    """Return whether a target is a GPU within these capabilities."""
     found = Target.of(target)
     return found.kind == "cuda" and least <= found.capability <= most
 

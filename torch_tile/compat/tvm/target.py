@@ -24,7 +24,7 @@ class Target(metaclass=_Made):
 
     @staticmethod
     def current(allow_none: bool = True) -> _Target | None:
-        """The target of the `with` around; without one None, or ValueError where `allow_none` is False."""
+        """Return the target of the enclosing `with`; without one None, or ValueError where `allow_none` is False."""
         found = _Target.current()
         if found is None and not allow_none:
             raise ValueError("there is no target around: write `with Target(...):`")

@@ -14,7 +14,7 @@ PrimExpr = expr.Expr
 
 
 def const(value: float | int | bool, dtype: object = None) -> expr.Expr:
-    """A constant, of the given dtype or that of the Python number."""
+    """Make a constant, of the given dtype or that of the Python number."""
     return expr.to_expr(value) if dtype is None else expr.const(value, to_dtype(dtype))
 
 

@@ -47,6 +47,7 @@ class KernelArtifact(CacheArtifact):
 
 
 def _write(path: Path, content: bytes) -> None:
+    """Write a file."""
     path.write_bytes(content)
 
 
@@ -57,5 +58,6 @@ def record_kernels() -> None:
 
 
 def _record(path: Path) -> None:
+    """Add a cache entry to the artifacts, unless it is a text to be read only."""
     if _NAME.fullmatch(path.name):  # without CUDA texts, which lie there only to be read
         CacheArtifactManager.record_artifact(TYPE, path.name, cache.sealed(path))

@@ -220,6 +220,8 @@ def headers() -> str:
 
 
 class _Text:
+    """Write recorded launches as the body of a C++ function."""
+
     def __init__(self, recorded: Recorded):
         self.plan, self.symbols = recorded
         used = {self.plan.root(x) for launch in self.plan.launches for x in tensors_in(launch.args)}
@@ -423,4 +425,5 @@ def _bytes(code: bytes) -> str:
 
 
 def _string(text: str) -> str:
+    """Write text as a C++ string literal."""
     return '"' + "".join(map(_TEXT.__getitem__, text.encode())) + '"'

@@ -20,4 +20,5 @@ def register() -> None:
 
 
 def _lowering(op: Any, name: str) -> Callable[..., Any]:
+    """Return Inductor's lowering of an operator."""
     return lambda *args, **kwargs: python_wrapper.lower(op, name, args, kwargs)

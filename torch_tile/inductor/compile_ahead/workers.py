@@ -58,11 +58,13 @@ def warm() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _warm(pool: Any, when: int) -> None:
+    """Let each worker import the compiler."""
     for _ in range(compat.worker_count()):  # each takes one, as importing takes longer than submitting
         pool.submit(_import_compiler)
 
 
 def _import_compiler() -> None:
+    """Import the compiler and NVRTC in a worker."""
     from torch_tile import lowering  # noqa: F401
     from torch_tile.codegen import cuda  # noqa: F401
 

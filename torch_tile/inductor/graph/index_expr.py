@@ -130,6 +130,7 @@ def _view(node: Node, index: Index) -> Any:
 
 
 def _repeated(node: Node, x: Any, tail: Index) -> Any:
+    """Pair each index with the sizes of a dimension before and after `repeat`."""
     return zip(tail, shape(x), shape(node)[len(shape(node)) - len(tail) :], strict=True)
 
 

@@ -141,6 +141,7 @@ def _has_aligned_rows(x: torch.Tensor) -> bool:
 
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have one storage."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 

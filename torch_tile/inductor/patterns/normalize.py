@@ -82,6 +82,7 @@ def _become(node: Node, target: Any, *args: Any) -> None:
 
 
 def _normalize_square(node: Node) -> None:
+    """Write `x * x` and `x ** 2` as `square(x)`."""
     x, y = (*node.args, None, None)[:2]
     is_product = is_call(node, aten.mul.Tensor) and x is not y and equivalent(x, y)
     is_power = is_call(node, aten.pow.Tensor_Scalar) and y == 2
@@ -90,6 +91,7 @@ def _normalize_square(node: Node) -> None:
 
 
 def _normalize_power(node: Node) -> None:
+    """Write powers of one half and minus one half as `sqrt` and `rsqrt`."""
     exponent: Any = node.args[1] if is_call(node, aten.pow.Tensor_Scalar) else None
     if exponent in _ROOTS:
         _become(node, _ROOTS[exponent], node.args[0])

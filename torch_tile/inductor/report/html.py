@@ -84,6 +84,7 @@ def _machines(rows: Iterable[Row]) -> str:
 
 
 def _cpu(device: torch.device) -> str:
+    """Name a device; for the CPU with its number of threads."""
     return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
 
 
@@ -112,10 +113,12 @@ def _contents(groups: list[list[Row]]) -> str:
 
 
 def _times_more(rows: list[Row]) -> str:
+    """Say how many further rows are equal."""
     return f" and {len(rows) - 1} more" if len(rows) > 1 else ""
 
 
 def _badge(status: str) -> str:
+    """Write a coloured status."""
     return f'<span class="badge {escape(status)}">{escape(status)}</span>'
 
 
@@ -137,6 +140,7 @@ def _entry(number: int, rows: list[Row]) -> str:
 
 
 def _modules(names: list[str]) -> str:
+    """Write the names of modules, the first in full."""
     if not names:
         return ""
     first, rest = names[0], names[1:]
@@ -159,6 +163,7 @@ def _source(row: Row) -> str:
 
 
 def _excerpt(frame: Frame, around: int = 2) -> str:
+    """Write the lines around a line of the model."""
     lines = "".join(
         f'<span class="{"here" if n == frame.line else "near"}"><i>{n:5}</i>  {escape(text)}\n</span>'
         for n, text in frame.excerpt(around)
@@ -221,6 +226,7 @@ def _share(row: Row) -> str:
 
 
 def _scaled(count: int, unit: str) -> str:
+    """Format a number with a unit prefix."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if count >= 10**power:
             return f"{count / 10**power:.3g} {prefix}{unit}"
@@ -233,6 +239,7 @@ def _schedules(kernels: list[JITKernel]) -> str:
 
 
 def _schedule(kernel: JITKernel) -> str:
+    """Write the schedule report of one kernel."""
     schedule = kernel.schedule
     if not schedule.remarks:
         return f'<p class="work">kernel <code>{escape(kernel.__name__)}</code> for {escape(str(kernel.target))}</p>'
@@ -245,6 +252,7 @@ def _schedule(kernel: JITKernel) -> str:
 
 
 def _note(note: Remark, count: int) -> str:
+    """Write one line of a schedule report."""
     place = f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else ""
     cells = place, note.op, times(count) + note.became, note.why_not
     return f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>"

@@ -105,6 +105,7 @@ def together(places: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
+    """Format numbers as ranges, as "0-2,5"."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:

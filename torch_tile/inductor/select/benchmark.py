@@ -54,6 +54,7 @@ def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tup
 
 
 def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
+    """List a graph's inputs."""
     return list(module.graph.find_nodes(op="placeholder"))
 
 
@@ -75,6 +76,7 @@ def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., An
 
 
 def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
+    """Run a callable without gradients."""
     with torch.no_grad():
         call(*inputs)
 

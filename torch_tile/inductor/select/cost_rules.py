@@ -207,6 +207,7 @@ def compete_attention(
 
 
 def _traced(call: Callable[..., Tensors], inputs: list[torch.Tensor]) -> GraphModule:
+    """Trace a call to decomposed ATen without dead code."""
     made = compat.decomposed(call, inputs)
     made.graph.eliminate_dead_code()
     return made

@@ -116,6 +116,7 @@ class _Name:
 
 
 def _facts(value: Any) -> str:
+    """Return dtype, device, sizes and strides of a value as text."""
     if isinstance(value, torch.Tensor):
         sizes, strides = map(_hints, (value.shape, value.stride()))
         return f"{value.dtype} {value.device} {sizes} {strides}"
@@ -123,6 +124,7 @@ def _facts(value: Any) -> str:
 
 
 def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Return typical values of sizes."""
     return tuple(compat.size_hint(s) for s in sizes)
 
 
@@ -156,6 +158,7 @@ def _file(key: str) -> pathlib.Path:
 
 
 def _load(key: str) -> Outcome | None:
+    """Read a stored outcome; None if there is none."""
     try:
         return _outcome(_file(key).read_text())
     except (OSError, ValueError, KeyError, TypeError):
@@ -163,6 +166,7 @@ def _load(key: str) -> Outcome | None:
 
 
 def _text(outcome: Outcome) -> str:
+    """Write an outcome as JSON."""
     return json.dumps(asdict(outcome))
 
 
@@ -174,6 +178,7 @@ def _outcome(text: str) -> Outcome:
 
 
 def _name(sizes: compat.Sizes) -> str:
+    """Name a choice of sizes for the report."""
     return "at " + ", ".join(
         f"{symbol}={size}" for symbol, size in sorted(sizes.items(), key=lambda each: str(each[0]))
     )
@@ -272,6 +277,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _bytes(values: Iterable[Any], sizes: compat.Sizes) -> int:
+    """Count the bytes of tensors at these sizes."""
     with compat.at_sizes(sizes):
         return sum(
             math.prod(map(compat.size_hint, v.shape)) * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor)

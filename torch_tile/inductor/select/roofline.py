@@ -51,6 +51,7 @@ class Peak:
 
 
 def _peak(board: Board) -> Peak:
+    """Return the peak rates of a board."""
     return Peak({getattr(torch, name): rate for name, rate in rates_of(board).items()}, board.bandwidth * 1e12)
 
 
@@ -92,6 +93,7 @@ def _bytes(value: Any) -> int:
 
 
 def _sizes(shape: Iterable[Any]) -> list[int]:
+    """Return typical values of a shape's sizes."""
     return [compat.size_hint(size) for size in shape]
 
 
@@ -101,6 +103,7 @@ def sizes_of(node: Any) -> list[int]:
 
 
 def _product(node: Node) -> int:
+    """Count the operations of a matrix product."""
     left: Any = node.args[-2]
     return 2 * math.prod(sizes_of(node)) * sizes_of(left)[-1]
 
@@ -112,11 +115,13 @@ def _grouped(node: Node) -> int:
 
 
 def _fused_attention(node: Node) -> int:
+    """Count the operations of ATen's fused attention."""
     q, k, v = (sizes_of(x) for x in node.args[:3])
     return 2 * math.prod(q[:2]) * q[2] * k[2] * (q[3] + v[3])
 
 
 def _none(node: Node) -> int:
+    """Count no operations."""
     return 0
 
 
@@ -150,6 +155,7 @@ def _shapes(args: Any) -> Any:
 
 
 def _shape(x: Any) -> Any:
+    """Return the shapes of an argument's tensors."""
     if isinstance(x, list | tuple):
         return [_shape(each) for each in x]
     value = val(x) if isinstance(x, Node) else x

@@ -149,6 +149,7 @@ class Held:
 
 
 def _at(spec: Operand, place: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the indices of an operand's element, without dimensions along which it repeats."""
     return tuple(index for d in spec.dims for index in place[d]) or (0,)
 
 

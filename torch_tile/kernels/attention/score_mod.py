@@ -58,7 +58,7 @@ def as_mask(args: AttentionArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
 
 @functools.lru_cache(maxsize=256)
 def split_gain(text: str) -> tuple[Epilogue, float]:
-    """Split a text into a program and a positive factor of its result: the end of a soft cap."""
+    """Split a score text into a program and a positive constant factor of its result, as the end of a soft cap has."""
     program = parse(canonical(text))
     *rest, last = program.statements or (None,)
     if last is not None and last.name == program.result and last.function == "mul":
@@ -70,12 +70,12 @@ def split_gain(text: str) -> tuple[Epilogue, float]:
 
 @functools.lru_cache(maxsize=256)
 def sloped(text: str, inputs: tuple[str, ...]) -> Sloped:
-    """Return the program of `split_gain`, with the slopes of the whole text in some of its inputs."""
+    """Return the program of `split_gain` with derivatives in some of its inputs."""
     return slopes(canonical(text), hides=True).only(split_gain(text)[0].result, *inputs)
 
 
 def may_have_finite_min_masks(text: str, aux: Sequence[Operand]) -> bool:
-    """Return whether scores may contain huge finite values, so that scaling them overflows or loses all digits.
+    """Return whether scores may contain huge finite mask values, so that scaling them overflows or loses all digits.
 
     It may if it adds or chooses large ones, or reads numbers that differ between keys or queries: masks.
     """

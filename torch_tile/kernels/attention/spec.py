@@ -70,7 +70,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel is compiled for, besides its `Config`.
+    """Compile-time facts of an attention kernel, besides its `Config`.
 
     Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is what
     is known of the mask, or None. `grouped`: several heads share a key head. `folded`: a positive factor of the scores
@@ -226,8 +226,8 @@ class Spec:
         return needs_mask
 
     def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Return whether a query may see a key, masks aside. The key is `key` of a block of keys that begins at
-        `first`.
+        """Return whether the causal and window rules let a query see a key. The key is `key` of a block of keys that
+        begins at `first`.
 
         What a row sees of a block is known before its keys, in numbers that fit in 32 bits.
         """

@@ -53,6 +53,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
 
 
 def _blocks(config: Config, problem: Problem) -> int:
+    """Count the blocks of a launch."""
     return problem.heads * -(-problem.rows // config.block_q)
 
 
@@ -120,6 +121,7 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
         fitting = [c for c in fitting if c.block_kv == 64]
 
     def duration(config: Config) -> float:
+        """Estimate the time of a tiling: waves of blocks by the rate of its tile."""
         rate: float = verdict("attention.rate", machine.target, 1.0, rows=config.block_q)
         return -(-_blocks(config, problem) // machine.num_sms) * config.block_q / rate
 
@@ -127,14 +129,14 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
 
 
 def _is_loose(config: Config, spec: Spec, problem: Problem) -> bool:
-    """Return whether operands are read from memory element by element, with other elements for each row."""
+    """Return whether mask operands are read from memory element by element, with other elements for each row."""
     if _packed(config, spec, problem):
         return any("k" in x.dims for x in spec.operands)
     return any(x.dims.endswith("qk") and not x.tiled for x in spec.operands)
 
 
 def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
-    """Choose a tiling of short-lived blocks, several of which share an SM; None where larger blocks are faster."""
+    """Choose a tiling of small blocks, several of which share an SM; None where larger blocks are faster."""
     tilings = SHARING_MASKED if spec.operands else SHARING
     width = max(spec.tile_d, spec.tile_dv)
     widest = next((n for n in tilings if width <= n), 0)

@@ -26,7 +26,7 @@ _UNBOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.singular)
 
 @dataclass(frozen=True)
 class Sloped:
-    """A program and the slopes of its inputs, which share its statements; an input without one has the slope 0."""
+    """A program together with the derivatives (slopes) of its result in its inputs; absent ones are 0."""
 
     program: Epilogue
     slopes: Mapping[str, Operand]
@@ -56,7 +56,7 @@ class Sloped:
 
 @functools.lru_cache(maxsize=1024)
 def slopes(text: str, hides: bool = False) -> Sloped:
-    """Derive an epilogue's result in all its inputs.
+    """Differentiate an epilogue's result in all its inputs.
 
     With `hides`, a result of -inf stands for one that nobody sees, of which the slope is any finite number.
 
@@ -117,6 +117,7 @@ class _Tape:
         self._functions = {s.name: s.function for s in self.statements}
 
     def value(self, operand: Operand) -> _Value:
+        """Wrap an operand as a value of the tape."""
         return _Value(self, operand) if isinstance(operand, float) else _Value(self, 1.0, operand)
 
     def is_truth(self, name: str | None) -> bool:
@@ -174,6 +175,7 @@ class _Value:
         return self.tape.call("where", self.mask, self.name, 0.0) * self.number
 
     def call(self, function: str, *others: float) -> _Value:
+        """Record a call of a table function on this value."""
         return self.tape.call(function, self.operand(), *others)
 
     def __neg__(self) -> _Value:
@@ -236,4 +238,5 @@ class _Value:
 
 
 def _same(g: _Value, *_: _Value) -> _Value:
+    """Return the gradient unchanged."""
     return g

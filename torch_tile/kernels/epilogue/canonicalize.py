@@ -46,6 +46,7 @@ def canonical(text: str) -> str:
     nodes: dict[Operand, int] = {}
 
     def node(operand: Operand) -> int:
+        """Return the node of an operand: a named value, or a leaf."""
         if isinstance(operand, str) and operand in nodes:
             return nodes[operand]
         return graph.leaf(operand)
@@ -97,6 +98,7 @@ class _Graph:
         return self._index[key]
 
     def _literal(self, index: int) -> float | None:
+        """Return the number of a leaf, None for other nodes."""
         value = self._leaves.get(index)
         return value if isinstance(value, float) else None
 
@@ -245,6 +247,7 @@ class _Graph:
         names: dict[int, Operand] = dict(self._leaves)
 
         def emit(index: int) -> Operand:
+            """Emit a node's statement after its operands; return its name."""
             if index not in names:
                 function, operands = self._nodes[index]
                 values = tuple(map(emit, operands))
@@ -268,6 +271,7 @@ def _written() -> dict[str, list[tuple[str, Epilogue]]]:
 
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Add two linear combinations of atoms."""
     return {atoms: a.get(atoms, 0.0) + b.get(atoms, 0.0) for atoms in {**a, **b}}
 
 

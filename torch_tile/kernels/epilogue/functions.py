@@ -88,6 +88,7 @@ class Function:
         return tuple(x if isinstance(x, Spelling) else Spelling(x, self._plain) for x in self.aten)
 
     def _plain(self, *operands: Any, **others: Any) -> Call | None:
+        """Return the call for operands of the function's arity, None for other arguments."""
         return Call(self.name, operands) if len(operands) == self.arity and not others else None
 
 
@@ -102,7 +103,7 @@ def bind(implementation: str | Callable[..., Any], module: Any) -> Callable[...,
 def _comparison(
     name: str, tile: Callable[[Any, Any], Any], commutative: bool = False, more: tuple[Spelling, ...] = ()
 ) -> Function:
-    """Build the row of a comparison."""
+    """Build the table row of a comparison."""
     return Function(
         name,
         2,
@@ -122,66 +123,76 @@ def _sum(name: str) -> Spelling:
 
 
 def _quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Call | None:
+    """Read `aten.div` without rounding."""
     return Call("div", (a, b)) if rounding_mode is None else None
 
 
 def _gelu_of(a: Any, approximate: str = "none") -> Call:
+    """Read `aten.gelu` in its exact or tanh form."""
     return Call("gelu_tanh" if approximate == "tanh" else "gelu", (a,))
 
 
 def _of_truths(name: str) -> Binder:
-    """Build the binder of a logical function, which asks whether each operand is not 0. Bitwise operators count as
+    """Build the reader of a logical operator, which asks whether each operand is not 0. Bitwise operators count as
     logical, as no kernel computes with integers.
     """
     return lambda a, b: Call(name, (Call("ne", (a, 0.0)), Call("ne", (b, 0.0))))
 
 
 def _is_zero(packet: str) -> Spelling:
+    """Read an operator that tests whether its operand is 0."""
     return Spelling(packet, lambda a: Call("eq", (a, 0.0)))
 
 
 def _clamp(a: Any, min: Any = None, max: Any = None) -> Call | None:
+    """Read `aten.clamp` as min and max."""
     below = None if min is None else Call("max", (a, min))
     return below if max is None else Call("min", (below or a, max))
 
 
 def _same(g: Any, *_: Any) -> Any:
+    """Return the gradient unchanged."""
     return g
 
 
 def _ties(g: Any, a: Any, b: Any) -> Any:
-    """Return the gradient of `maximum(a, b)` in `a`. As in torch, a tie shares it evenly."""
+    """Compute the gradient of `maximum(a, b)` in `a`. As in torch, a tie shares it evenly."""
     x, y = a.operand(), b.operand()
     return g * (g.tape.call("gt", x, y) + g.tape.call("eq", x, y) * 0.5)
 
 
 def _silu(g: Any, a: Any, y: Any) -> Any:
+    """Compute the gradient of silu."""
     s = a.call("sigmoid")
     return g * s * (a * (-s + 1.0) + 1.0)
 
 
 def _gelu(g: Any, a: Any, y: Any) -> Any:
+    """Compute the gradient of gelu."""
     below = (a * math.sqrt(0.5)).call("erf") * 0.5 + 0.5
     return g * (below + a * (a * a * -0.5).call("exp") * (1 / math.sqrt(2 * math.pi)))
 
 
 def _gelu_tanh(g: Any, a: Any, y: Any) -> Any:
+    """Compute the gradient of gelu's tanh form."""
     slope = math.sqrt(2 / math.pi)
     t = ((a + a * a * a * 0.044715) * slope).call("tanh")
     return g * (t * 0.5 + 0.5 + a * (-(t * t) + 1.0) * (a * a * (3 * 0.044715) + 1.0) * (0.5 * slope))
 
 
 def _exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
+    """Compute the gradient of a power in its exponent."""
     return (g * y * a.call("log")).chosen(a.call("gt", 0.0))
 
 
 def _power(g: Any, a: Any, b: Any, y: Any) -> Any:
-    """Return the gradient of `pow(a, b)` in `a`. As in torch, it is 0 where the exponent is 0."""
+    """Compute the gradient of `pow(a, b)` in `a`. As in torch, it is 0 where the exponent is 0."""
     slope = g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
     return slope if b.name is None else slope.chosen(b.is_true())
 
 
 def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
+    """Read `aten.softplus` with its beta and threshold."""
     if beta == 1 and threshold == 20:
         return Call("softplus", (a,))
     scaled = Call("mul", (a, beta))
@@ -199,6 +210,7 @@ def _tile_mish(T: Any, a: Any) -> Any:
 
 
 def _mish(g: Any, a: Any, y: Any) -> Any:
+    """Compute the gradient of mish."""
     t = a.call("softplus").call("tanh")
     return g * (t + a * a.call("sigmoid") * (-(t * t) + 1.0))
 
@@ -209,6 +221,7 @@ def _on_sides(a: Any, positive: Any, other: Any) -> Any:
 
 
 def _elu(a: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Call:
+    """Read `aten.elu` with its scales."""
     if scale == input_scale == 1:
         return Call("elu", (a, alpha))
     curve = Call("mul", (Call("expm1", (Call("mul", (a, input_scale)),)), alpha * scale))
@@ -222,6 +235,7 @@ def _clipped(T: Any, a: Any) -> Any:
 
 
 def _hardswish(g: Any, a: Any, y: Any) -> Any:
+    """Compute the gradient of hardswish."""
     slope = (a * (1 / 3) + 0.5).chosen(a.call("gt", -3.0))
     return g * a.tape.call("where", a.call("ge", 3.0).operand(), 1.0, slope.operand())
 

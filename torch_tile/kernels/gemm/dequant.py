@@ -242,8 +242,8 @@ def finish(
 
 @jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`, in which each block makes one tile. Each block makes one
-    tile; tiles of the same weights come in a row.
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights
+    come in a row.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     m, n, k, a_type, types = spec.types()

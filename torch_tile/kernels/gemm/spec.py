@@ -62,7 +62,7 @@ def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel is compiled for, besides its `Config`.
+    """Compile-time facts of a product kernel, besides its `Config`.
 
     `a_transposed` says that a is stored `[batch, K, M]`, `b_transposed` for each b that it is stored `[batch, N, K]`.
     Rows of a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is

@@ -64,7 +64,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cut:
-    """A tiling, its blocks on an SM at once, and the rate of a full SM relative to the best tiling's."""
+    """A candidate tiling: its resident blocks on an SM, and the rate of a full SM relative to the best tiling's."""
 
     config: Config
     resident: int
@@ -90,6 +90,7 @@ def with_stages(config: Config, problem: Problem, machine: Machine, bulk: bool =
     """Limit the stages of a tiling to those that fit in shared memory. Return None if not even one fits."""
 
     def of(stages: int) -> Footprint:
+        """Return the footprint with so many stages."""
         return footprint(replace(config, stages=stages), problem.dtype, problem.products, problem.dtype, bulk)
 
     stages = most_stages(of, range(config.stages, 0, -1), machine.target)
@@ -170,6 +171,7 @@ def _even(size: int, most: int) -> int:
 
 
 def _cpu_bytes(config: Config, problem: Problem) -> int:
+    """Count the bytes of a block's tiles on a CPU."""
     sums = problem.products * config.block_m * config.block_n * (8 if problem.dtype == torch.float64 else 4)
     return sums + (config.block_m + problem.products * config.block_n) * config.block_k * problem.dtype.itemsize
 
@@ -270,8 +272,8 @@ def panel_width(block_m: int, itemsize: int) -> int:
 
 
 def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]]:
-    """The width of a tile's panels, and of each its first column and which of two buffers is its. A tile that is made
-    as its transpose leaves as a whole.
+    """Split a tile into column panels for staged stores: width, first columns, and which of two buffers each uses. A
+    tile that is made as its transpose leaves as a whole.
     """
     width = config.block_n if config.transposed else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
     return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]

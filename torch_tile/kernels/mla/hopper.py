@@ -128,8 +128,8 @@ class SoftmaxState:
 
 @dataclass(frozen=True, eq=False)
 class PingPong:
-    """The turns of both warpgroups. A block has rows from `row` on, and positions below `limit` from tile `begin` on;
-    it has had `done` pairs of tiles before.
+    """The ping-pong schedule of both warpgroups over a block's rows and tiles of positions. A block has rows from
+    `row` on, and positions below `limit` from tile `begin` on; it has had `done` pairs of tiles before.
 
     Row r is one of query r // heads, which sees positions up to `reach` and its number; the block's first query those
     up to `first_own`. The maxima go from one warpgroup to the other in `shared_max`, weights in `shared_probs`.
@@ -149,7 +149,7 @@ class PingPong:
 
     @T.macro
     def update_row_max(self, state: SoftmaxState, pair: Any, tile: int) -> None:
-        """Hide the positions of a tile that are not visible, and find the maxima."""
+        """Mask the positions of a tile that are not visible, and update the row maxima."""
         keys = state.scores.shape[1]
         first = (self.begin + 2 * pair + tile) * keys
         if self.spec.needs_mask(first, keys, self.limit, self.first_own):
@@ -159,7 +159,7 @@ class PingPong:
 
     @T.macro
     def first_pair(self, state: SoftmaxState, pair: Any) -> None:
-        """The first warpgroup, once it has scores: their weights, and both tiles, of which one is left in flight."""
+        """Compute in the first warpgroup the weights of a pair of tiles; leave the second product in flight."""
         self.update_row_max(state, pair, 0)
         state.exponentiate(self.shared_probs[0])
         T.named_barrier_arrive(FIRST, BOTH)

@@ -32,7 +32,9 @@ FIRST, BEGIN, LAST, END = range(FIELDS)
 
 
 def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
-    """Compute the rows of a schedule, as the kernel of `plan_units` does."""
+    """Divide sequences among units (persistent blocks); return the rows of a schedule, as the kernel of `plan_units`
+    does.
+    """
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
     load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units) + BEGINNING, 2 * BEGINNING)
     rows, owners = [], [(0, 0)] * len(sizes)
@@ -55,13 +57,15 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
 
 
 def blocks_of(length: Any) -> Any:
-    """Return the number of blocks of a sequence of any length; its length plus BLOCK may not fit in 32 bits."""
+    """Return the number of KV blocks of a sequence of any length; its length plus BLOCK may not fit in 32 bits."""
     return (T.max(length, 0) - 1) // BLOCK + 1
 
 
 @jit
 def plan_units() -> Any:
-    """Build the kernel that plans units. One thread visits sequences and units in turn, some 200 ns for each."""
+    """Build the kernel that divides sequences among units (persistent blocks): one thread, about 200 ns for each.
+    One thread visits sequences and units in turn, some 200 ns for each.
+    """
     batch, entries = T.dynamic("batch, entries")
 
     @T.prim_func
@@ -105,7 +109,9 @@ def plan_units() -> Any:
 
 
 def units_of(seq_lens: torch.Tensor, rows: int, units: int) -> int:
-    """Return the number of units: as many as asked for, or for 0 as many as the machine runs at once."""
+    """Return the number of units (persistent blocks): as many as asked for, or for 0 as many as the machine runs at
+    once.
+    """
     return units or units_for(rows, machine_of(seq_lens))
 
 

@@ -88,6 +88,7 @@ class Instance(Rewriter):
         return self._element(store)
 
     def _element(self, node: E) -> E:
+        """Rewrite an access to a tile into one of its version."""
         new: E = self.children(node)
         found = self.versions.get(node.buffer)
         return new if found is None else replace(new, buffer=found[0], indices=(found[1], *new.indices))

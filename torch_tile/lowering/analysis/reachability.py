@@ -227,6 +227,7 @@ class _Search:
 
 
 def _expressions(step: Step) -> tuple[Expr, ...]:
+    """Return the expressions of a step of a path."""
     if isinstance(step, Turns):
         return (step.start,) if step.stop is None else (step.start, step.stop)
     return (step.value if isinstance(step, Named) else step.condition,)
@@ -249,4 +250,5 @@ def _ends(one: Node, iterations: bool) -> bool:
 
 
 def _is_abs(node: Load | Call) -> bool:
+    """Return whether a node is a call of `abs`."""
     return isinstance(node, Call) and node.name == "abs"

@@ -262,6 +262,7 @@ class _Check(Rewriter):
                 self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
 
     def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
+        """Check that an access is within a tile's bounds."""
         if buffer.scope != "global":
             for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
                 if not self.ranges.inside(index, size):
@@ -306,6 +307,7 @@ class _Check(Rewriter):
                 self._refuse(one, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
 
     def _refuse(self, node: Node, what: str, fix: str) -> None:
+        """Report an operation that no target supports there."""
         self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
 
 
@@ -330,6 +332,7 @@ def _is_affine(expr: Expr) -> bool:
 
 
 def _moves(expr: Expr) -> bool:
+    """Return whether an expression depends on a loop."""
     return any(n.role == "loop" for n in find(expr, Var))
 
 
@@ -345,6 +348,7 @@ def check_limits(program: Program, build: Build) -> Program:
 
 
 def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """Return all errors of a kernel's limits."""
     return [*_threads(kernel, build), *_grid(kernel, build), *_tiles(kernel, build)]
 
 
@@ -391,6 +395,7 @@ def _grid(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _refusal(kernel: Kernel, what: str, fix: str, build: Build) -> Diagnostic:
+    """Make the error for a kernel that exceeds a limit."""
     return diagnose("unsupported_on_target", kernel.span, what=what, target=str(build.target), fix=fix)
 
 
@@ -420,6 +425,7 @@ def _check(kernel: Kernel) -> list[Diagnostic]:
 
 
 def _memory(buffer: Buffer) -> Buffer:
+    """Return the buffer whose memory a view names."""
     return buffer.base or buffer
 
 

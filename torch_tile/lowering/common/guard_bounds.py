@@ -162,6 +162,7 @@ def _global(call: Call) -> Address | None:
 
 
 def _at(address: Expr, step: Var) -> Address:
+    """Return the address `step` elements further."""
     assert isinstance(address, Address)
     return replace(address, indices=(*address.indices[:-1], simplify(binary("+", address.indices[-1], step))))
 
@@ -174,6 +175,7 @@ def _cleared(call: Call, count: int) -> Stmt:
 
 
 def _each(step: Var, count: int, body: Stmt, call: Call) -> For:
+    """Build an unrolled loop over elements."""
     span = call.span
     bounds = (const(0, dt.int32),), (const(count, dt.int32),)
     return For(LoopKind.UNROLLED, (step,), *bounds, Block((replace(body, span=span),)), span=span)

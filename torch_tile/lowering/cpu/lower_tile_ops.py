@@ -192,10 +192,12 @@ class _InPlace(Rewriter):
 
 
 def _has_dense_rows(source: Buffer) -> bool:
+    """Return whether the last dimension of a tensor is contiguous."""
     return not source.strides or is_one(source.strides[-1])
 
 
 def _is_whole(region: Region) -> bool:
+    """Return whether a region is all of its buffer."""
     starts = all(isinstance(s, Const) and s.value == 0 for s in region.starts)
     return starts and all(map(equal, region.extents, region.buffer.shape))
 
@@ -226,6 +228,7 @@ def _read_source(stmts: list[Stmt], at: int, product_at: int, copy: Copy, produc
 
 
 def _bounds(region: Region) -> list[Expr]:
+    """Return the conditions that a region lies inside its buffer."""
     found = []
     for start, extent, size in zip(region.starts, region.extents, region.buffer.shape, strict=True):
         found += [binary("<=", 0, start), binary("<=", binary("+", start, extent), size)]

@@ -169,6 +169,7 @@ def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
 
 
 def _binds(node: object) -> tuple[Var, ...]:
+    """Return the variables that a node binds."""
     return node.vars if isinstance(node, For) else (node.var,) if isinstance(node, Let) else ()
 
 

@@ -341,6 +341,7 @@ def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
 
 
 def _barriers(stmt: Stmt) -> list[Buffer]:
+    """Return the barriers that a statement names."""
     return [n.buffer for n in find(stmt, Address) if n.buffer.scope == "barrier"]
 
 
@@ -427,6 +428,7 @@ def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:
+    """Clone several statements."""
     return [instance(s) for s in stmts]
 
 

@@ -93,6 +93,7 @@ class Sharers:
         return simplify(found)
 
     def _rank(self, axis: int) -> Expr:
+        """Return this block's index along an axis of its cluster."""
         return binary("%", self.kernel.blocks[axis], const(self.kernel.cluster[axis], int32))
 
 
@@ -150,6 +151,7 @@ def _largest(copy: Copy, free: Sequence[int], kernel: Kernel) -> tuple[Sharers |
 
 
 def _subsets(axes: Sequence[int], kernel: Kernel) -> list[tuple[int, ...]]:
+    """List the sets of axes, those with the most blocks first."""
     found = [some for count in range(1, len(axes) + 1) for some in combinations(axes, count)]
     return sorted(found, key=lambda some: -len(list(_around(kernel, some))))
 

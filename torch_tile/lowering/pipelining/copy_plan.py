@@ -221,6 +221,7 @@ class Facts:
 
 
 def _names(node: Node) -> IdSet[Var]:
+    """Return the variables in a node."""
     return IdSet(find(node, Var))
 
 

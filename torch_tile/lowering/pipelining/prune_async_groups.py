@@ -48,6 +48,7 @@ def _dropped(kernel: st.Kernel) -> st.Kernel:
 
 
 def _pending(wait: Call) -> int:
+    """Return the groups that a wait leaves in flight."""
     (pending,) = wait.options
     assert isinstance(pending, int)
     return pending
@@ -132,10 +133,12 @@ class _Groups:
 
 
 def _counts(node: Node) -> bool:
+    """Return whether a statement starts asynchronous copies."""
     return any(map(_is_copy, find(node, Call)))
 
 
 def _is_copy(call: Call) -> bool:
+    """Return whether a call starts an asynchronous copy."""
     return lookup(call.name).engine is Engine.COPY
 
 

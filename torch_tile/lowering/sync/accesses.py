@@ -195,6 +195,7 @@ class Hazards:
         return x.conflicts(y, shifts, a.collective or b.collective)
 
     def _table(self, access: Access) -> _Table | None:
+        """Return the places of an access, from the cache if known."""
         if access.key not in self.tables:
             self.tables[access.key] = _table(access, self.threads, self.first, self.simplify)
         return self.tables[access.key]

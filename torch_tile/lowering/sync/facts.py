@@ -156,7 +156,7 @@ class Facts(Divergence):
         return any(n.buffer in self.refilled for n in touched)
 
     def forgotten(self, loop: For | While) -> Mapping[Var, Expr]:
-        """Return stand-ins for the variables of a loop, whose values are unknown."""
+        """Replace the variables of a loop by unknown values, for accesses that outlive it."""
         if loop in self.stand_ins:
             return self.stand_ins[loop]
         inner = [v for n in find(loop, For) for v in n.vars]

@@ -469,6 +469,7 @@ def is_barrier(one: Node) -> bool:
 
 
 def _is_any_barrier(one: Stmt) -> bool:
+    """Return whether a statement is a barrier of any kind."""
     found = intrinsic_of(one)
     return found is not None and found.is_barrier
 

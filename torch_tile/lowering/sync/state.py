@@ -262,7 +262,7 @@ class _Mover:
         return self.conditions[key]
 
     def _swap(self, turning: tuple[Var, ...]) -> _Swap:
-        """Return the cached substitution without the variables `turning`."""
+        """Return the substitution of all variables but `turning`, from the cache if it is known."""
         if turning not in self.swaps:
             self.swaps[turning] = _Swap({v: e for v, e in self.values.items() if v not in set(turning)})
         return self.swaps[turning]

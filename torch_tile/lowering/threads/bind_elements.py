@@ -50,6 +50,7 @@ def bind_elements(node: Store | Do | Let, ctx: ThreadContext, bind: Callable[[St
 
 
 def _elements(node: Node) -> list[Element]:
+    """Return the accesses to fragments in a statement."""
     return [e for e in find(node, Load, Store, Address) if e.buffer.scope == "fragment"]
 
 
@@ -102,5 +103,6 @@ class _Registers(Rewriter):
         return Store(self.ctx.registers(store.buffer), (place,), new.value, span=store.span)
 
     def _register(self, fragment: Buffer, indices: tuple[Expr, ...]) -> Expr:
+        """Return the register index of a fragment's element."""
         assert fragment.layout is not None
         return fragment.layout.offset("r", indices)

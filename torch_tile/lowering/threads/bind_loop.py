@@ -200,6 +200,7 @@ class _Binder:
         return body
 
     def _loop(self, step: _Step, body: Stmt) -> Stmt:
+        """Build the loop of one step."""
         size = const(step.digit.size, dt.int32)
         return For(step.kind, (step.var,), (ZERO,), (size,), _block(body), span=self.nest.loop.span)
 
@@ -359,6 +360,7 @@ class _Body(Rewriter):
         return replace(new, kind=LoopKind.UNROLLED) if loop in self.unrolled else new
 
     def _owned(self, node: Stmt, everyone: bool) -> Stmt:
+        """Let only the owner thread run a statement."""
         if self.owner is None or everyone:
             return node
         return If(self.owner, Block((node,)), Block(()), span=node.span)
@@ -399,6 +401,7 @@ def _indexes_arrays(loop: For) -> bool:
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:
+    """Return whether an access is to a fragment."""
     return node.buffer.scope == "fragment"
 
 
@@ -409,6 +412,7 @@ def _indexes(loop: For, nest: Nest) -> bool:
 
 
 def _is_straight(body: Block) -> bool:
+    """Return whether a body has only stores and names, so that it can be vectorised."""
     return not contains(body, For, While, Break, Continue, Do, Print) and not _updates(body)
 
 
@@ -418,4 +422,5 @@ def _updates(node: Stmt | Expr) -> bool:
 
 
 def _block(body: Stmt) -> Block:
+    """Wrap a statement as a block."""
     return body if isinstance(body, Block) else Block((body,))

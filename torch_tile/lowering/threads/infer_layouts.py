@@ -212,6 +212,7 @@ class _Survey(Known):
         return self.children(node)
 
     def _add(self, tile: Buffer) -> None:
+        """Record a tile and the threads that share it."""
         self.buffers.append(tile)
         if self.role is not None:
             self.counts[tile] = self.role.count
@@ -225,6 +226,7 @@ class _Survey(Known):
         return self._scalar(node)  # type: ignore[return-value]
 
     def _scalar(self, node: Element) -> Element:
+        """Record a fragment that is accessed element by element."""
         if node.buffer.scope == "fragment":
             self.scalars.append(node.buffer)
         return self.children(node)
@@ -263,6 +265,7 @@ class _Apply(Rewriter):
 
 
 def _is_tile(buffer: Buffer) -> bool:
+    """Return whether a buffer is in shared memory or a fragment."""
     return buffer.scope in ("shared", "fragment")
 
 
@@ -297,13 +300,13 @@ class _Reads:
         return self.covered
 
     def _block(self, stmts: Iterable[Stmt], known: bool) -> bool:
-        """Return whether the value is known after the statements, given whether it is before."""
+        """Check the reads of the variable in statements; return whether its value is known afterwards."""
         for one in stmts:
             known = self._statement(one, known)
         return known
 
     def _statement(self, one: Stmt, known: bool) -> bool:
-        """Return whether the value is known after one statement, and check the reads in it."""
+        """Check the reads of the variable in one statement; return whether its value is known afterwards."""
         if isinstance(one, Alloc) and one.buffer is self.buffer:
             return one.init is not None
         if isinstance(one, Block):
@@ -322,6 +325,7 @@ class _Reads:
         return known or (isinstance(one, Store) and one.buffer is self.buffer)
 
     def _reads(self, nodes: Iterable[Node], known: bool) -> None:
+        """Note whether a read of the variable sees an unknown value."""
         if not known:
             self.covered &= not any(n.buffer is self.buffer for node in nodes for n in find(node, Load))
 

@@ -30,8 +30,8 @@ from torch_tile.ir.expr import (
     binary,
     const,
 )
-from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find, symbols
+from torch_tile.ir.idmap import IdMap, mentions
+from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance
@@ -276,16 +276,14 @@ class _WithoutRemainders(Rewriter):
 
 
 def _first(local: Buffer) -> Address:
+    """Return the address of a local array's first element."""
     return Address(local, (const(0, dt.int32),))
 
 
 def _moved(address: Address, by: Expr) -> Address:
+    """Return the address `by` elements further."""
     last = simplify(binary("+", address.indices[-1], by))
     return replace(address, indices=(*address.indices[:-1], last))
-
-
-def _mentions(node: Node, var: Var) -> bool:
-    return var in symbols(node)
 
 
 def _without_index_names(body: Block, var: Var) -> Block:
@@ -295,7 +293,7 @@ def _without_index_names(body: Block, var: Var) -> Block:
     stmts: list[Stmt] = []
     for s in body.stmts:
         new = inline(s)
-        if isinstance(new, Let) and new.var.dtype.is_integer and _mentions(new.value, var) and not _loads(new.value):
+        if isinstance(new, Let) and new.var.dtype.is_integer and mentions(new.value, var) and not _loads(new.value):
             known[new.var] = new.value
         else:
             stmts.append(new)
@@ -326,10 +324,12 @@ def _is_ordered(body: Block) -> bool:
 
 
 def _loads_of(s: Stmt) -> Sequence[Load]:
+    """Return the loads in a statement's values."""
     return [n for child in children(s) for n in find(child, Load)]
 
 
 def _same_place(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    """Return whether two index tuples are equal."""
     return all(equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -375,4 +375,5 @@ def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] |
 
 
 def _at(expr: Expr, var: Var, value: int, known: Known) -> Expr:
+    """Substitute a number for a variable, and simplify."""
     return simplify(Substitute({var: const(value, var.type)})(expr), known.ranges)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.kernels.epilogue.program import parse
@@ -75,7 +75,7 @@ def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.attention` and make its empty results."""
     _check(args)
     q = args.q
-    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse_dtype = compute_dtype(q.dtype)
     return empty_beside(q, args.v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
@@ -148,7 +148,7 @@ def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
         checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
         for dim, what in enumerate(("q's batch", "q's heads", "q's length", "v's head dimension")[:dims]):
             checks.check_size("attention_backward", name, x, dim, (*q.shape[:3], v.shape[3])[dim], what)
-    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    sums = compute_dtype(q.dtype)
     require_type(lse.dtype == sums, lambda: f"tile.attention_backward: lse has dtype {lse.dtype}; expected {sums}")
 
 

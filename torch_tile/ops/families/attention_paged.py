@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.hardware import GRID_LIMITS
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
@@ -28,7 +28,6 @@ from torch_tile.ops.families.attention_varlen import (
     counted,
     kv_head,
     none_of,
-    sums_of,
 )
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
@@ -107,7 +106,7 @@ def _fake_with_lse(args: PagedArgs[Tensor]) -> tuple[Tensor, Tensor]:
     _check(args)
     q = args.q
     shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    return empty_beside(q, args.v_pages.shape[3]), q.new_empty(shape, dtype=sums_of(q.dtype))
+    return empty_beside(q, args.v_pages.shape[3]), q.new_empty(shape, dtype=compute_dtype(q.dtype))
 
 
 def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import VarlenArgs, VarlenBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.kernels.epilogue.program import parse
@@ -24,11 +24,6 @@ from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
 SCORES = ("batch", "head", "query", "key")
-
-
-def sums_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of log-sum-exps."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes: tuple[Any, Any], q: Tensor) -> None:
@@ -111,7 +106,7 @@ def _fake_with_lse(args: VarlenArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.attention_varlen` and make its empty results."""
     _check(args)
     q = args.q
-    return empty_beside(q, args.v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=sums_of(q.dtype))
+    return empty_beside(q, args.v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
 
 
 def _in_training(args: VarlenArgs[Tensor]) -> Tensor:
@@ -176,7 +171,7 @@ def _fake_backward(args: VarlenBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
         checks.check_dims(op, name, x, len(sizes), meaning)
         for dim, (size, what) in enumerate(sizes):
             checks.check_size(op, name, x, dim, size, what)
-    sums = sums_of(q.dtype)
+    sums = compute_dtype(q.dtype)
     require_type(lse.dtype == sums, lambda: f"tile.{op}: lse has dtype {lse.dtype}; expected {sums}")
     return tuple(empty_beside(x, x.shape[2]) for x in (q, args.k, v))
 

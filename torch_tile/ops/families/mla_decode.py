@@ -134,7 +134,7 @@ def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.mla_decode` and make its empty results."""
     _check(args)
     q = args.q
-    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse_dtype = compute_dtype(q.dtype)
     return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 

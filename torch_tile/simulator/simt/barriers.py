@@ -134,6 +134,7 @@ class Barriers(Memory):
             order.acquire(ids[phases == phase], barrier.released[phase])
 
     def _lacks(self, barrier: Phases) -> str:
+        """Describe what a barrier still waits for."""
         lines = ", ".join(dict.fromkeys(str(s) for s in self.arrivals if s is not None))
         where = f"arrivals at {lines}" if lines else "some arrival of the compiler" if self.arrivals else "no arrival"
         found = f"phase {barrier.phase} of {barrier.name} lacks {barrier.pending} arrivals"
@@ -274,6 +275,8 @@ def _expect(p: Place) -> Run:
 
 
 def _arrive_relaxed(p: Place) -> Run:
+    """Compile a cluster arrival without release."""
+
     def run() -> None:
         p.calls.together(p.call, p.span)
         ids = p.threads.active()

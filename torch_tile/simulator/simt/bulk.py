@@ -82,6 +82,7 @@ class Box:
         return swizzled(first + np.arange(0, self.bytes, CHUNK), self.map.swizzle)
 
     def _misaligned(self, text: str) -> None:
+        """Report a misaligned box."""
         self.p.threads.findings.add("misaligned", self.p.span, text)
 
 
@@ -208,6 +209,8 @@ def _put(
 
 
 def _commit(p: Place) -> Run:
+    """Compile bulk_commit: each running thread closes its group of stores."""
+
     def run() -> None:
         for thread in p.threads.active().tolist():
             p.calls.state(Stores).of(thread).append([])

@@ -185,14 +185,17 @@ class Place:
 
 
 def _no_value(node: Expr) -> Run:
+    """Return the value 0 for an operand that has none."""
     return lambda: 0
 
 
 def _barrier(p: Place) -> Run:
+    """Compile a block barrier."""
     return lambda: p.calls.barrier(p.call, p.span)
 
 
 def _warp_barrier(p: Place) -> Run:
+    """Compile a warp barrier."""
     return lambda: p.calls.clock.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
 
 
@@ -235,10 +238,12 @@ def _cp_async(p: Place) -> Run:
 
 
 def _commit(p: Place) -> Run:
+    """Compile cp_async_commit."""
     return p.calls.commit
 
 
 def _wait(p: Place) -> Run:
+    """Compile cp_async_wait."""
     pending = cast(int, p.call.options[0])
     return lambda: p.calls.wait(pending)
 
@@ -309,6 +314,7 @@ def _exchange(p: Place) -> Run:
 
 
 def _dp4a(p: Place) -> Run:
+    """Compile a dot product of four bytes."""
     return lambda: p.meaning(*(p.threads.each(o(), p.threads.ids) for o in p.operands))
 
 
@@ -372,6 +378,7 @@ def _arrive_last(p: Place) -> Run:
 
 
 def _nothing(p: Place) -> Run:
+    """Compile an intrinsic without effect in the simulator."""
     return lambda: None
 
 

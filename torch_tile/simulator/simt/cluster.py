@@ -142,6 +142,8 @@ def bits(blocks: int, p: Place) -> Iterator[int]:
 
 
 def _arrive(p: Place) -> Run:
+    """Compile cluster_arrive."""
+
     def run() -> None:
         p.calls.together(p.call, p.span)
         ids = p.threads.active()
@@ -151,6 +153,8 @@ def _arrive(p: Place) -> Run:
 
 
 def _wait(p: Place) -> Run:
+    """Compile cluster_wait."""
+
     def run() -> None:
         p.calls.together(p.call, p.span)
         p.calls.state(Cluster).wait(p.threads.active(), p.span)

@@ -192,6 +192,7 @@ class Expressions(Visitor):
 
 
 def _in_64_bits(value: Value) -> Value:
+    """Widen an array to int64; leave a number unchanged."""
     return value.astype(np.int64) if isinstance(value, np.ndarray) else value
 
 

@@ -318,6 +318,7 @@ class _Machine(Visitor):
         self.threads.mask = np.zeros(self.threads.lanes, bool)
 
     def _added(self, to: Any) -> Any:
+        """Add the running threads to a mask of threads."""
         here = np.ones(self.threads.lanes, bool) if self.threads.mask is None else self.threads.mask
         return here if to is None else to | here
 

@@ -88,6 +88,7 @@ class Products:
         uses.hidden[places, groups] = False
 
     def _flying(self, uses: Uses, places: Array, groups: Array) -> Array:
+        """Return which places products in flight use."""
         return np.maximum(uses.results[places, groups], uses.factors[places, groups]) > self.done[groups]
 
     def wait(self, group: int, pending: int) -> None:
@@ -147,5 +148,6 @@ class Accumulators(Local):
         self.calls.state(Products).touch(self, place, self.last[1], span)
 
     def _touch_rows(self, index: Array, count: int, ids: Array, span: Span | None) -> None:
+        """Report accesses to runs of registers that products in flight use."""
         places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
         self.calls.state(Products).touch(self, places, (ids // WARPGROUP)[:, None], span)

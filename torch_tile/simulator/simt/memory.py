@@ -392,6 +392,7 @@ class Shared:
 
     @property
     def _ordered(self) -> OrderedTrace:
+        """Return the trace of a kernel with roles or engines."""
         assert isinstance(self.trace, OrderedTrace)
         return self.trace
 
@@ -400,12 +401,15 @@ class Shared:
         return self.data[first[:, None] + np.arange(size)]
 
     def _store(self, first: Array, data: Array) -> None:
+        """Write rows of data at these elements."""
         self.data[first[:, None] + np.arange(data.shape[1])] = data
 
     def _places(self, first: Array, size: int) -> Array:
+        """Return the places of shared memory, in units of this one's granularity, that runs of accesses cover."""
         return (first // self.place)[:, None] + np.arange(size // self.place)
 
     def _check_written(self, written: Array, places: Array, owner: Owner, span: Span | None) -> None:
+        """Report reads of places that this buffer has not written: never written, or left by another buffer."""
         strange = self.owners[places] != owner.number
         if strange.any():
             never = bool((written < 0).any())
@@ -413,6 +417,7 @@ class Shared:
             self.findings.add("unwritten", span, text, int(strange.any(axis=1).sum()))
 
     def _check_flying(self, places: Array, what: str, span: Span | None) -> None:
+        """Report accesses to places that copies in flight use."""
         if self.flights and (flying := self.flying[places]).any():
             count = int((flying > 0).any(axis=1).sum())
             self.findings.add("missing_wait", span, f"{what} while a copy to it is in flight", count)
@@ -512,6 +517,7 @@ class Local(Memory):
             self.written[index, mask] = True
 
     def _checked(self, index: Array, span: Span | None) -> Array:
+        """Check an index against the array's size; return it."""
         self.inside(index, 1, span)
         return index
 

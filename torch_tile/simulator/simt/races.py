@@ -185,6 +185,7 @@ def _warp(who: Array) -> Array:
 
 
 def _name(who: int) -> str:
+    """Return the text of a thread or warp."""
     if who == ANYONE:
         return "threads of several warps"
     return f"thread {who}" if who < WHOLE_WARP else f"warp {who - WHOLE_WARP}"
@@ -325,6 +326,7 @@ class VectorClock(Clock):
         self.learn(ids, column, self.time(0))
 
     def _has(self, ids: Array, column: int) -> bool:
+        """Return whether these threads know a clock column as it was when the block began."""
         return bool((self.known[ids, column] >= self.first).all())
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:
@@ -536,18 +538,21 @@ class OrderedTrace(Trace):
                 self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
 
     def _of_others(self, others: Array, what: str, span: Span | None) -> None:
+        """Report races with other blocks."""
         if others.any():
             self.findings.add(
                 "race", span, f"{what} by another block", int(others.any(axis=1).sum()), between_blocks=True
             )
 
     def _race(self, what: str, earlier: str, who: Array, row: int, span: Span | None, bad: Array) -> None:
+        """Report races between two accesses."""
         now = who[row] if len(who) == len(bad) else who[0]
         column = now if now < WHOLE_WARP else self.order.lanes + 32 * (now - WHOLE_WARP)
         text = f"{what} before by {earlier}, now by {self._name(int(column))}"
         self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
 
     def _name(self, column: int) -> str:
+        """Return the text of a clock column."""
         return self.order.name(column)
 
     def _note(self, view: View, places: Array, who: Array) -> None:

@@ -72,6 +72,7 @@ def encode(value: Value, dtype: DType) -> Any:
 
 
 def _bfloat16(x: Any) -> Any:
+    """Round float32 values to bfloat16."""
     bits = x.view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint32(0x7FC0), nearest).astype(np.uint16)
@@ -118,10 +119,12 @@ def _floor(f: Callable[[Any, Any], Any]) -> Function:
 
 
 def _lesser(a: Value, b: Value) -> Value:
+    """Return the smaller values, as CUDA's `a < b ? a : b`."""
     return np.where(a < b, a, b)
 
 
 def _greater(a: Value, b: Value) -> Value:
+    """Return the greater values, as CUDA's `a > b ? a : b`."""
     return np.where(a > b, a, b)
 
 

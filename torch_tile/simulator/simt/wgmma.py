@@ -73,7 +73,7 @@ class _Product:
 
     @property
     def products(self) -> Products:
-        """The products in flight in the running block."""
+        """Return the products in flight in the running block."""
         return self.p.calls.state(Products)
 
     def run(self) -> None:
@@ -152,10 +152,13 @@ def whole_groups(p: Place) -> Array:
 
 
 def _wgmma(p: Place) -> Run:
+    """Compile a wgmma."""
     return _Product(p).run
 
 
 def _fence(p: Place) -> Run:
+    """Compile wgmma_fence."""
+
     def run() -> None:
         p.calls.state(Products).fences[whole_groups(p)] += 1
 
@@ -163,6 +166,8 @@ def _fence(p: Place) -> Run:
 
 
 def _commit(p: Place) -> Run:
+    """Compile wgmma_commit."""
+
     def run() -> None:
         p.calls.state(Products).closed[whole_groups(p)] += 1
 
@@ -181,6 +186,8 @@ def _wait(p: Place) -> Run:
 
 
 def _results(p: Place) -> Run:
+    """Compile the marker after which the program may use a product's results."""
+
     def run() -> None:
         memory, start, count = p.registers(0)
         groups = np.unique(p.threads.active() // WARPGROUP)

@@ -130,6 +130,7 @@ class Expressions(Visitor):
         return a | b if ends else a & b
 
     def _under(self, mask: torch.Tensor, node: Expr) -> Value:
+        """Evaluate an expression under a mask of lanes."""
         outer, self.mask = self.mask, mask
         try:
             return self.expr(node)
@@ -187,6 +188,7 @@ class Expressions(Visitor):
 
 
 def _clamp(index: Value, size: int) -> Value:
+    """Clamp an index into `[0, size)`."""
     return index.clamp(0, size - 1) if isinstance(index, torch.Tensor) else min(max(index, 0), size - 1)
 
 
@@ -283,6 +285,7 @@ def foreign_value(call: Call, block: Tiles) -> Value:
 
 
 def _load(call: Call) -> Load:
+    """Build the load of the element that an atomic updates."""
     address = call.args[0]
     assert isinstance(address, Address)
     return Load(address.buffer, address.indices, span=call.span)

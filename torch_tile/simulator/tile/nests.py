@@ -123,6 +123,7 @@ def _are_independent(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts)
 
 
 def _is_single(nest: For, dim: int) -> bool:
+    """Return whether a nest's dimension has one iteration."""
     start, stop = nest.starts[dim], nest.stops[dim]
     return isinstance(start, Const) and isinstance(stop, Const) and stop.value - start.value <= 1
 

@@ -28,6 +28,7 @@ from torch_tile.tileop.base import (
     Tile,
     aligned_run,
     is_one,
+    number_of,
     spread,
     squeezed,
     strides_of,
@@ -107,7 +108,7 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
     if not src.may_start_at(width):
         return f"`{src.name}` may not start at a multiple of {width} bytes"
     if not divides(run, extents[-1]):
-        return f"rows of {_number(extents[-1])} are not whole runs of {run}"
+        return f"rows of {number_of(extents[-1])} are not whole runs of {run}"
     if aligned_run(dst) % run or not divides(run, op.dst.starts[-1], ranges):
         return f"`{dst.name}` does not keep runs of {run} together"
     strides = strides_of(src)
@@ -125,10 +126,11 @@ def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
     """Emit this thread's cp.async calls of `width` bytes for a copy."""
 
     def move(point: tuple[Expr, ...]) -> Stmt:
+        """Emit the cp.async at one point."""
         source, target = spread(op.src, point), spread(op.dst, point)
         return cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
 
-    extents = [_number(e) for e in squeezed(op.dst)]
+    extents = [number_of(e) for e in squeezed(op.dst)]
     return deal_runs(extents, width // op.src.buffer.dtype.itemsize, move, ctx)
 
 
@@ -171,11 +173,6 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
     return (row, *reversed(found)) if sizes else ()
 
 
-def _number(extent: Expr) -> int:
-    assert isinstance(extent, Const)
-    return int(extent.value)
-
-
 # A T.Parallel loop that fills a tile from global memory, started now and waited for later: rows gathered by a table.
 # Pipelined loops make it, or an author by `T.Parallel(..., asynchronous=True)`. If neighbours along the last variable
 # are neighbours in memory, a thread moves runs of 16, 8 or 4 bytes by cp.async. Elements that a condition excludes
@@ -199,7 +196,9 @@ def gather_of(loop: For) -> Gather | None:
     if loop.kind is not LoopKind.PARALLEL or not loop.body.stmts:
         return None
     *names, last = loop.body.stmts
-    sizes = all(isinstance(e, Const) for e in (*loop.starts, *loop.stops)) and not any(_value(s) for s in loop.starts)
+    sizes = all(isinstance(e, Const) for e in (*loop.starts, *loop.stops)) and not any(
+        number_of(s) for s in loop.starts
+    )
     if not sizes or not isinstance(last, Store) or not all(isinstance(s, Let) for s in names):
         return None
     inline = Expand({s.var: s.value for s in names if isinstance(s, Let)})
@@ -214,11 +213,6 @@ def gather_of(loop: For) -> Gather | None:
     if region is None or value.buffer.dtype != last.buffer.dtype:
         return None
     return Gather((last.buffer, indices), (value.buffer, value.indices), condition, region)
-
-
-def _value(e: Expr) -> int:
-    assert isinstance(e, Const)
-    return int(e.value)
 
 
 def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
@@ -238,6 +232,7 @@ def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
 
 
 def _mentions(e: Expr, wanted: set[Var]) -> bool:
+    """Return whether an expression uses one of the symbols."""
     return not wanted.isdisjoint(symbols(e))
 
 
@@ -299,7 +294,7 @@ class AsyncLoop(RegisteredOp):
         along, extent = self.loop.vars[-1], self.loop.stops[-1]
         run, uneven = divmod(width, src.dtype.itemsize)
         if uneven or not run or not divides(run, extent):
-            return f"rows of {_value(extent)} are not whole runs of {width} bytes"
+            return f"rows of {number_of(extent)} are not whole runs of {width} bytes"
         if not src.may_start_at(width):
             return f"`{src.name}` may not start at a multiple of {width} bytes"
         for buffer, indices in (found.dst, found.src):
@@ -322,6 +317,7 @@ class AsyncLoop(RegisteredOp):
         (dst, dst_indices), (src, src_indices) = found.dst, found.src
 
         def move(point: tuple[Expr, ...]) -> Stmt:
+            """Emit the cp.async at one point, with zeros where the condition fails."""
             at = Substitute(dict(zip(self.loop.vars, point, strict=True)))
             valid: Expr = const(width, dt.int32)
             if found.condition is not None:
@@ -329,5 +325,5 @@ class AsyncLoop(RegisteredOp):
             target, source = (tuple(at(i) for i in x) for x in (dst_indices, src_indices))
             return cp_async(Address(dst, target), Address(src, source), valid, width)
 
-        extents = [_value(e) for e in self.loop.stops]
+        extents = [number_of(e) for e in self.loop.stops]
         return deal_runs(extents, width // src.dtype.itemsize, move, ctx)

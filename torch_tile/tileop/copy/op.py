@@ -144,6 +144,7 @@ class Copy(RegisteredOp):
         """Build the nest that moves the elements, or one store for a single element."""
 
         def move(point: tuple[Any, ...]) -> Stmt:
+            """Build the move of one element."""
             value = Load(self.src.buffer, spread(self.src, point))
             return Store(self.dst.buffer, spread(self.dst, point), cast(value, self.dst.buffer.dtype))
 

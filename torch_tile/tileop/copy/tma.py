@@ -29,6 +29,7 @@ from torch_tile.tileop.base import (
     Scalar,
     Tile,
     is_one,
+    number_of,
     region_of,
     same_extents,
     spread,
@@ -265,6 +266,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
 
 
 def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
+    """Report a bulk copy and its box to the author."""
     shape = " x ".join(str(n) for n in box if n != 1)
     swizzled = f", swizzled over {span} bytes" if span else ""
     ctx.build.remark(op.span, "T.copy", f"{count} bulk {'copies' if count > 1 else 'copy'} of {shape}{swizzled}")
@@ -335,12 +337,6 @@ def corners(extents: list[int], box: tuple[int, ...]) -> Iterator[tuple[int, ...
         yield tuple(reversed(point))
 
 
-def number_of(extent: Expr) -> int:
-    """Return the value of a literal."""
-    assert isinstance(extent, Const)
-    return int(extent.value)
-
-
 def refuses_shares(op: Copy, count: int) -> str | None:
     """Return why `count` blocks cannot each do a part of a bulk copy; None if they can."""
     sides = Sides.of(op)
@@ -372,6 +368,7 @@ def part_of(sides: Sides, count: int, number: Expr) -> Sides | None:
 
 
 def _cut(region: Region, dim: int, count: int, number: Expr) -> Region:
+    """Return part `number` of a region that is cut along a dimension."""
     whole = region.ranges[dim]
     extent = number_of(whole.extent) // count
     part = replace(whole, start=simplify(whole.start + number * extent), extent=const(extent, dt.int32))

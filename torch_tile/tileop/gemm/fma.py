@@ -63,19 +63,23 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     k = Var("k", dt.int32, "loop")
 
     def product(i: Expr, j: Expr) -> Expr:
+        """Build the product of one pair of elements."""
         a = Load(op.A.buffer, _place(op.A, k, i) if op.transpose_A else _place(op.A, i, k))
         b = Load(op.B.buffer, _place(op.B, j, k) if op.transpose_B else _place(op.B, k, j))
         return cast(a, wide) * cast(b, wide)
 
     def along_k(body: Stmt) -> Stmt:
+        """Wrap a statement in the loop along K."""
         loop = LoopKind.UNROLLED if fragments else LoopKind.SERIAL
         return For(loop, (k,), (zero,), (extent,), Block((body,)))
 
     def add(point: tuple[Var, ...], value: Expr) -> Stmt:
+        """Build the addition of a value to an element of C."""
         place = _place(op.C, *point)
         return Store(op.C.buffer, place, cast(cast(Load(op.C.buffer, place), wide) + value, kind))
 
     def narrow(point: tuple[Var, ...]) -> Stmt:
+        """Build the sum along K in a variable of the wide type."""
         total = Buffer("total", (), wide, "var")
         step = Store(total, (), Load(total, ()) + product(*point))
         return Block((Alloc(total, const(0, wide)), along_k(step), add(point, Load(total, ()))))

@@ -105,6 +105,7 @@ class Gemm(RegisteredOp):
         return found
 
     def _fits(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr], c: tuple[Expr, Expr]) -> bool:
+        """Return whether the shapes of A, B and C agree."""
         m, k = a[::-1] if self.transpose_A else a
         k2, n = b[::-1] if self.transpose_B else b
         return same_extents((m, n, k), (*c, k2))

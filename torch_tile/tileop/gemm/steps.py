@@ -17,9 +17,9 @@ from torch_tile.intrinsics.matrix import Digits, ldmatrix, mma, round_tf32
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, const
+from torch_tile.ir.expr import Address, Expr, Load, Var, const
 from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
-from torch_tile.tileop.base import aligned_run
+from torch_tile.tileop.base import aligned_run, number_of
 from torch_tile.tileop.gemm.partition import Partition
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Source:
 
 def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     """Emit the whole product: `C += A B`, after a clear if asked."""
-    m, n, k = (_number(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
+    m, n, k = (number_of(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
     shape, (m_tiles, n_tiles) = p.shape, p.tiles(m, n)
     tf32 = ctx.build.options.tf32 and op.A.buffer.dtype == dt.float32
     warp = ctx.thread // 32
@@ -106,10 +106,11 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     why_not = "; ".join(filter(None, (left.why_not, right.why_not)))
     ctx.build.remark(op.span, "T.gemm", f"{became}; A: {left.how}; B: {right.how}", why_not)
     total = ctx.registers(op.C.buffer)
-    each, all_columns = shape.registers("d"), _number(op.C.buffer.shape[-1]) // (p.columns * shape.n)
-    first = _number(op.C.starts[-1]) // shape.n
+    each, all_columns = shape.registers("d"), number_of(op.C.buffer.shape[-1]) // (p.columns * shape.n)
+    first = number_of(op.C.starts[-1]) // shape.n
 
     def one(i: Expr, j: Expr, step: Expr) -> Stmt:
+        """Emit one mma."""
         d = Address(total, ((i * all_columns + (j + first)) * each,))
         x, y = (Address(o.registers, (o.index(tile, step),)) for o, tile in ((left, i), (right, j)))
         return mma(d, x, y, name, (*types, op.C.buffer.dtype.name))
@@ -120,6 +121,7 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
         return Block((*right.bring(j, step), products))
 
     def along_n(step: Expr) -> Stmt:
+        """Emit all products of one step of K, batch by batch of B's tiles."""
         batches = unrolled("j", n_tiles // right.batch, lambda j: batch(j * right.batch, step))
         return Block((*left.bring(ZERO, step), batches))
 
@@ -133,10 +135,11 @@ def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int,
     if not op.clear_accum:
         return []
     total, each = ctx.registers(op.C.buffer), p.shape.registers("d")
-    m_tiles = p.tiles(_number(op.C.extents[-2]), 0)[0]
+    m_tiles = p.tiles(number_of(op.C.extents[-2]), 0)[0]
     zero = const(0, op.C.buffer.dtype)
 
     def row(i: Expr) -> Stmt:
+        """Emit the clearing of one row of tiles."""
         return unrolled("v", n_tiles * each, lambda v: Store(total, ((i * all_columns + first) * each + v,), zero))
 
     return [unrolled("mi", m_tiles, row)]
@@ -151,9 +154,11 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
     registers = ctx.local(s.name, s.batch * s.each, buffer.dtype)
 
     def index(tile: Expr, step: Expr) -> Expr:
+        """Return the first register of a tile's operand in the batch."""
         return tile % s.batch * s.each
 
     def element(tile: Expr, step: Expr, v: Expr) -> Expr:
+        """Load element `v` of a tile's operand, from a fragment or by its layout."""
         if kept is not None:
             return Load(kept.registers, (kept.index(tile, step) + v,))
         i, k = (_coordinate(digits, ctx.thread, v) for digits in s.digits)
@@ -171,11 +176,12 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
 
 def _in_place(s: Source, ctx: ThreadContext) -> Operand:
     """Use a fragment where it is."""
-    rows, columns = (_number(size) for size in s.region.buffer.shape[-2:])
+    rows, columns = (number_of(size) for size in s.region.buffer.shape[-2:])
     along, start = (rows, s.region.starts[-2]) if s.across else (columns, s.region.starts[-1])
-    steps, first = along // s.step, _number(start) // s.step
+    steps, first = along // s.step, number_of(start) // s.step
 
     def index(tile: Expr, step: Expr) -> Expr:
+        """Return the first register of a tile's operand in the fragment."""
         return (tile * steps + (step + first)) * s.each
 
     return Operand(ctx.registers(s.region.buffer), index, None, s.batch, "registers in place")
@@ -205,6 +211,7 @@ def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> Load
     at_once = 1 if s.unit == 16 else s.batch
 
     def matrices(tile: Expr, step: Expr) -> Stmt:
+        """Emit the ldmatrix of one tile."""
         along_i, along_k = (low, high) if s.unit == 16 else (high if count == 4 else ZERO, low)
         i, k = s.offset + tile * s.unit + along_i * 8, step * s.step + along_k * chunk
         i, k = (i, k + lane) if s.across else (i + lane, k)
@@ -218,7 +225,10 @@ def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[E
     """Load or move one element at a time."""
 
     def load(first: Expr, step: Expr) -> Stmt:
+        """Emit the loads of a batch, element by element."""
+
         def move(tile: Expr, v: Expr) -> Stmt:
+            """Emit the load of one element."""
             return Store(registers, (index(tile, step) + v,), element(tile, step, v))
 
         return unrolled("i", s.batch, lambda n: unrolled("v", s.each, lambda v: move(first + n, v)))
@@ -230,7 +240,10 @@ def _rounded(s: Source, registers: Buffer, index: Index, load: LoadBatch) -> Loa
     """Wrap the loads of an operand so that each value is then rounded to tf32."""
 
     def rounding(first: Expr, step: Expr) -> Stmt:
+        """Emit the loads of a batch, and the rounding of its registers."""
+
         def one(v: Expr) -> Stmt:
+            """Emit the rounding of one register."""
             place = index(first, step) + v
             return Store(registers, (place,), round_tf32(Load(registers, (place,))))
 
@@ -247,9 +260,3 @@ def _coordinate(digits: Digits, thread: Expr, register: Expr) -> Expr:
         place //= d.size
         total = total + (thread if d.axis == "t" else register) // d.stride % d.size * place
     return total
-
-
-def _number(extent: Expr) -> int:
-    """Return the value of a literal."""
-    assert isinstance(extent, Const)
-    return int(extent.value)

@@ -109,6 +109,7 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
         return wgmma.wgmma(d, a, right.start, width, types, *walks, a_step, b_step, keep)
 
     def products(ks: Expr) -> Stmt:
+        """Emit all wgmmas of one step of K."""
         return unrolled(
             "mi", m_tiles, lambda mi: unrolled("nj", columns // width, lambda nj: one(ks, mi, nj))
         )  # fmt: skip
@@ -207,6 +208,7 @@ def _choices(op: Gemm, ctx: ThreadContext) -> list[WarpgroupPartition]:
     panel = 1 if op.transpose_B else span // op.B.buffer.dtype.itemsize
 
     def fits(p: WarpgroupPartition) -> bool:
+        """Return whether a partition's columns are whole panels."""
         columns = n // p.columns
         width = instruction_columns(columns, types[0])
         return width % panel == 0 if columns > width or p.columns > 1 else True
@@ -223,10 +225,12 @@ def _partition_of(op: Gemm, ctx: ThreadContext) -> WarpgroupPartition:
 
 
 def _accumulator(op: Gemm, p: WarpgroupPartition) -> Layout:
+    """Return the accumulator layout of a product's partition."""
     return _leading(op.C.buffer, p.accumulator(*matrix_sizes(op.C)))
 
 
 def _operand_a(op: Gemm, p: WarpgroupPartition) -> Layout:
+    """Return the register layout of operand A in a product's partition."""
     return _leading(op.A.buffer, p.operand_a(*matrix_sizes(op.A), op.A.buffer.dtype.bits))
 
 

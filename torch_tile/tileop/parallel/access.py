@@ -91,6 +91,7 @@ class Places:
         return self.varying[atom]
 
     def _is_fixed(self, expr: Expr) -> bool:
+        """Return whether an expression is the same in all iterations."""
         return self.bound.isdisjoint(symbols(expr)) and self.changed.isdisjoint(symbols(expr))
 
     def _told(self, indices: Sequence[Polynomial]) -> set[int]:

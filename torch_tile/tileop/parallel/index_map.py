@@ -234,6 +234,7 @@ def _alike(a: Dim, b: Dim) -> bool:
 
 
 def _bounds(dim: Dim) -> set[int]:
+    """Return the places at which a dimension's digits can be cut."""
     found, place = {1}, 1
     for d in reversed(dim):
         place *= d.size

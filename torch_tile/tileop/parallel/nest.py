@@ -166,6 +166,7 @@ class Uses:
         return any(n is var or (isinstance(n, Load) and self.is_private(n.buffer)) for n in self._reach(expr))
 
     def _reach(self, expr: Node) -> Iterator[Node]:
+        """Yield the nodes of an expression, with names replaced by their values."""
         for node in walk(expr):
             yield node
             if isinstance(node, Var) and node in self.lets:

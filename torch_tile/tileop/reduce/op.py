@@ -65,7 +65,7 @@ class Reduce(RegisteredOp):
 
     @classmethod
     def operands(cls, buffer: Tile, out: Tile, dim: int) -> tuple[Region, Region, int]:
-        """Source, result and the folded dimension, counted from 0."""
+        """Return source, result and the folded dimension, counted from 0."""
         a, b = need_region(buffer, cls.op_name, "buffer"), need_region(out, cls.op_name, "out")
         rank = len(a.tile_shape)
         if not (isinstance(dim, int) and -rank <= dim < rank):
@@ -93,12 +93,12 @@ class Reduce(RegisteredOp):
 
     @property
     def fold(self) -> str:
-        """The kind of fold for each source value, as `combine` takes it."""
+        """Return the kind of fold for each source value, as `combine` takes it."""
         return self.kind
 
     @property
     def merging(self) -> str:
-        """The kind of fold that joins two partial results.
+        """Return the kind of fold that joins two partial results.
 
         It takes them as they are, since an integer's sum may have wrapped.
         """
@@ -119,12 +119,14 @@ class Reduce(RegisteredOp):
         last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
 
         def row(point: tuple[Any, ...]) -> Stmt:
+            """Build the fold of one row by the vector helper."""
             source, result = self._points(point, const(0, dt.int32))
             folded = Call("cpu_reduce", (Address(self.src.buffer, source), shape[self.dim]), target.dtype, (self.fold,))
             value = folded if self.clear else combine(self.merging, Load(target, result), folded)
             return Store(target, result, value)
 
         def element(point: tuple[Any, ...], k: Expr) -> Stmt:
+            """Build the fold of one element into its result."""
             source, result = self._points(point, k)
             value = cast(Load(self.src.buffer, source), target.dtype)
             return Store(target, result, combine(self.fold, Load(target, result), value))
@@ -173,6 +175,7 @@ def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
     """Build serial loops over the rows: each row is vectorised by itself."""
 
     def nest(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
+        """Build the loops over the remaining dimensions."""
         if not rest:
             return row(point)  # type: ignore[no-any-return]
         if is_one(rest[0]):
@@ -268,6 +271,7 @@ def fold_tensor(kind: str, tile: Any, dim: int, unsigned: bool = False) -> Any:
 
 
 def _declare(kind: str) -> type[Reduce]:
+    """Declare the tile op of one kind of reduction."""
     base = Extremum if kind in WITHOUT_NAN else Reduce
     cls = type(f"Reduce{kind.capitalize()}", (base,), {"kind": kind, "__doc__": base.__doc__})
     return tile_op(f"reduce_{kind}")(dataclass(frozen=True, eq=False, repr=False)(cls))

@@ -227,6 +227,7 @@ def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Cal
 
 
 def _place(region: Region) -> Place:
+    """Return the map from a point to an element of a region."""
     return Place(region.buffer, lambda point: indices_at(region, point))
 
 

@@ -360,6 +360,7 @@ def _register(result: Layout, op: Reduce, point: list[int]) -> int:
 
 
 def _power(n: int) -> bool:
+    """Return whether a number is a power of two."""
     return n & (n - 1) == 0
 
 

@@ -52,7 +52,7 @@ LISTS = (
 
 @family("attention", "post_grad", 320)
 def match(context: Context) -> None:
-    """Replace each call whose modifications have words in the kernel's language."""
+    """Replace each `flex_attention` call whose score_mod and mask_mod can be written in the kernel's language."""
     for node in context.graph.find_nodes(op="call_function", target=OP):
         rewrite = Rewrite(node)
         try:
@@ -100,6 +100,7 @@ def _attend(rewrite: Rewrite, node: Node) -> Node:
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:
+    """Return the arguments of a `flex_attention` call. Raises NoMatch for an unknown form."""
     if len(node.args) != 9 or node.kwargs:
         raise NoMatch("another form of flex_attention than this version knows", "please report the graph")
     return node.args
@@ -127,6 +128,7 @@ def _with_examples(node: Node) -> list[Node]:
         rows, columns = map(compat.size_hint, block_mask[-3:-1])
 
         def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            """Evaluate the mask_mod at one score."""
             found: Any = body(b, h, i, j, *mask_buffers)  # type: ignore[misc]
             seen: torch.Tensor = found[0] if isinstance(found, list | tuple) else found
             return seen
@@ -134,7 +136,7 @@ def _with_examples(node: Node) -> list[Node]:
         return create_block_mask(visible, batch, heads, queries, keys, device, BLOCK_SIZE=(rows, columns))
 
     def example(name: str, x: Node) -> torch.Tensor:
-        """Make the example of one block list."""
+        """Make the example value of one tensor of the BlockMask's lists."""
         like: torch.Tensor = compat.empty_for(val(x))
         blocks = made()
         if blocks is None:  # the one is seen in part
@@ -153,7 +155,7 @@ def _is_one_block(block_mask: Sequence[Any], queries: Any, keys: Any) -> bool:
 
 
 def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
-    """Return the result of a modification as an expression of its scalars and of tensors of the outer graph."""
+    """Return the result of a score_mod or mask_mod as an expression of its indices, the score and captured tensors."""
     body = body_of(module)
     if body is None:
         raise NoMatch("a modification of flex_attention that is no graph", "write it as a Python function")
@@ -176,7 +178,7 @@ def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
 
 
 def _computed(node: Node, values: dict[Node, Any]) -> Any:
-    """Return the expression of a call in a modification, or None if it has none."""
+    """Return the expression of a call inside a score_mod or mask_mod, or None if it has none."""
     if is_call(node, aten.index.Tensor):
         table, places = values.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
         if not isinstance(table, Node) or any(p is None for p in places):  # type: ignore[union-attr]
@@ -191,6 +193,7 @@ def _computed(node: Node, values: dict[Node, Any]) -> Any:
 
 
 def _operand(values: dict[Node, Any], x: Any) -> Any:
+    """Return the expression of an operand of a call."""
     value = values[x] if isinstance(x, Node) else index_expr.at(x, ())
     return _load(value, []) if isinstance(value, Node) else value
 

@@ -271,6 +271,7 @@ class Text:
         return self._names[e]
 
     def _call(self, function: str, *operands: str) -> str:
+        """Write a statement that calls a function of the table; return its name."""
         self.statements.append(f"v{len(self.statements)}={function}({','.join(operands)})")
         return f"v{len(self.statements) - 1}"
 
@@ -306,12 +307,14 @@ class Text:
         raise Unwritable(f"{name} in a modification of the scores")
 
     def _symbol(self, e: Any) -> str:
+        """Return the name of the score or of an index. Raises Unwritable for other symbols."""
         known = {SCORE: "acc0", index_expr.B: "i0", index_expr.H: "i1", POSITION: "i2", index_expr.K: "i3"}
         if e not in known:
             raise Unwritable(f"the size {e} in a modification of the scores", "fix this size")
         return known[e]
 
     def _fold(self, function: str, parts: Sequence[Any]) -> str:
+        """Write nested calls of a function of two operands over several parts."""
         first, *rest = map(self.say, parts)
         for part in rest:
             first = self._call(function, first, part)
@@ -327,6 +330,7 @@ class Text:
         return total
 
     def _power(self, base: Any, exponent: Any) -> str:
+        """Write a power, as a square or reciprocal where possible."""
         if exponent == 2:
             return self._call("square", self.say(base))
         if exponent == -1:
@@ -366,6 +370,7 @@ class Text:
         return self._call("floor", self._call("div", self._call("add", self.say(top), "0.5"), repr(float(bottom))))
 
     def _node(self, load: Any) -> Node:
+        """Return the graph node that a load reads."""
         node = node_named(self.rewrite, load.args[0].name)
         assert node is not None, f"{load} is of no node"
         return node

@@ -140,6 +140,7 @@ def _uncast(node: Node, dims: list[Group]) -> Factor:
 
 
 def _floats(node: Node) -> bool:
+    """Return whether a node holds a floating tensor."""
     return dtype(node).is_floating_point
 
 

@@ -134,6 +134,7 @@ def covers(sizes: Sequence[Any], rows: Any, cols: Any) -> bool:
 
 
 def _unpadded(sizes: Sequence[Any]) -> list[Any]:
+    """Drop leading sizes of one."""
     sizes = list(sizes)
     while sizes and known(sizes[0] == 1):
         sizes.pop(0)
@@ -304,11 +305,13 @@ class Writer:
         return ";".join([*self.statements, f"ret {self.names[out]}"]) if self.statements else ""
 
     def _say(self, function: str, *operands: str) -> str:
+        """Write a statement that calls a function of the table; return its name."""
         name = f"v{len(self.statements)}"
         self.statements.append(f"{name}={function}({','.join(operands)})")
         return name
 
     def _scaled(self, value: str, factor: Any) -> str:
+        """Multiply a value by a number; write nothing for the number 1."""
         return value if factor == 1 else self._say("mul", value, repr(float(factor)))
 
     def _product(self, node: Node, value: str) -> str:
@@ -324,6 +327,7 @@ class Writer:
         return self._say("add", value, self._scaled(bias, beta))
 
     def _bias_of_part(self, bias: Any, part: Node) -> str:
+        """Add the columns of a bias that belong to one part of a product."""
         self.cut[len(self.aux)] = part
         self.aux.append(bias)
         self.kinds.append("r")
@@ -344,6 +348,7 @@ class Writer:
         return self.names[operand]
 
     def _op(self, node: Node) -> str:
+        """Write a pointwise op; a view or cast is its operand."""
         if is_call(node, *VIEWS, CAST):
             return self._name(node.args[0], node)
         call = call_of(node)

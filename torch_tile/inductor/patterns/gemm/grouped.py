@@ -46,11 +46,12 @@ def match(context: Context) -> None:
 
 
 def _gradient(rewrite: Rewrite, a: Node, b: Node, offsets: Node, result: torch.dtype) -> Node:
+    """Insert the call of `tile.k_grouped_gemm`."""
     return rewrite.call(torch.ops.tile.k_grouped_gemm.default, a, b, int32_ends(rewrite, offsets, b), result)
 
 
 def _replace_loop_backward(context: Context, node: Node) -> None:
-    """Both gradients that transformers' loop computes."""
+    """Replace both gradients that transformers' loop over experts computes."""
     operands: Any = node.args
     a, b, offsets, grad = operands
     rewrite, pairs = Rewrite(node), []
@@ -75,6 +76,7 @@ def int32_ends(rewrite: Rewrite, offsets: Node, rows: Node) -> Node:
 
 
 def _even(rows: Any, count: Any, like: torch.Tensor) -> torch.Tensor:
+    """Return offsets of equally large groups, as example values for a contest."""
     rows, count = compat.size_hint(rows), compat.size_hint(count)
     ends = torch.arange(1, count + 1, device=like.device) * rows // count
     return torch.as_tensor(ends, dtype=like.dtype)

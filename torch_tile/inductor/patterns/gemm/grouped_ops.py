@@ -46,6 +46,7 @@ def operator_of(node: Any) -> str:
 
 
 def _of_torch(node: Node, dims: tuple[int, int]) -> Grouped | None:
+    """Read torch's `_grouped_mm` with operands of these ranks; None for other forms."""
     a, b, offsets, bias = node.args[0], node.args[1], arg(node, "offs"), arg(node, "bias")
     if (val(a).dim(), val(b).dim()) != dims or not isinstance(offsets, Node) or bias is not None:
         return None

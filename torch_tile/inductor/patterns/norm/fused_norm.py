@@ -119,6 +119,7 @@ class RowsWriter(Writer):
         return value if self.norm.bias is None else self._say("add", value, self._name(self.norm.bias, node))
 
     def _name(self, operand: Any, node: Node) -> str:
+        """Return the name of an operand; compute a broadcast one inside if nothing else reads it."""
         if isinstance(operand, Node) and operand not in self.names and _inlines(operand, self.region):
             self.names[operand] = self._op(operand)
         return super()._name(operand, node)
@@ -143,6 +144,7 @@ def match(context: Context) -> None:
 
 
 def _norm_of(node: Node) -> Norm | None:
+    """Return the norm that a captured op stands for, or None."""
     if is_call(node, torch.ops.tile.layer_norm.default):
         plain = bind(node, LayerNormArgs[Any])
         return Norm(node, plain.x, plain.weight, plain.bias, 0.0, plain.eps, True)
@@ -220,6 +222,7 @@ Front = tuple[Region, bool]
 
 
 def _text_in_front(norm: Norm, front: Front) -> str:
+    """Return the prologue text of the region in front of a norm."""
     return canonical(RowsWriter(front[0]).text(norm.x))
 
 

@@ -197,6 +197,7 @@ def _normalised(root: Node, x: Node, accept: Callable[[Any], bool], backward: Co
 
 
 def _used_elsewhere(root: Node) -> Miss:
+    """Make the Miss for a statistic with other readers."""
     return Miss(
         "the statistic is used elsewhere (returned, or saved for the backward?)",
         "use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm",
@@ -296,6 +297,7 @@ def _call(rewrite: Rewrite, norm: Norm) -> Node:
 
 
 def _describe(name: str, node: Node) -> str:
+    """Name a norm for the report."""
     return f"{name}([..., {shape(node)[-1]}])"
 
 

@@ -75,6 +75,7 @@ def check(given: dict[str, Any]) -> None:
 
 
 def _capture_one(context: Context, node: Node) -> None:
+    """Replace one call of `F.cross_entropy` if its kernels are faster."""
     given = arguments(node)
     check(given)
     logits, target, weight = given["input"], given["target"], given["weight"]
@@ -124,4 +125,5 @@ def _narrow(x: Any) -> Any:
 
 
 def _is_call(x: Node, *names: str) -> bool:
+    """Return whether a node calls one of these methods on a tensor."""
     return x.op == "call_method" and x.target in names and len(x.all_input_nodes) >= 1

@@ -98,6 +98,7 @@ def attention(
 
 
 def _plain(args: Any, kwargs: Any) -> bool:
+    """Accept every call."""
     return True
 
 
@@ -171,6 +172,7 @@ def _trace(node: Node, meaning: Callable[..., Any]) -> GraphModule:
 
 
 def _inline(node: Node, traced: GraphModule) -> None:
+    """Insert traced operations in the place of a call."""
     graph = node.graph
     holes = list(traced.graph.find_nodes(op="placeholder"))
     results: Any = traced.graph.output_node().args[0]

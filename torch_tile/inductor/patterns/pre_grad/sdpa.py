@@ -40,6 +40,7 @@ def _sdpa(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> Captured:
+    """Return the tile op for a `scaled_dot_product_attention` call, or raise NotCaptured."""
     q, k, v = val(query), val(key), val(value)
     if not (isinstance(dropout_p, int | float) and dropout_p == 0.0):
         raise NotCaptured("dropout", "call model.eval(), or pass dropout_p=0.0")
@@ -54,6 +55,7 @@ def _sdpa(
 
 
 def _last_dim_only(x: Any, normalized_shape: Any) -> None:
+    """Raise NotCaptured for a norm over several dimensions."""
     normalized_shape = val(normalized_shape) if isinstance(normalized_shape, Node) else normalized_shape
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) != 1:
@@ -74,6 +76,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Captured:
+    """Return the tile op for an `F.rms_norm` call, or raise NotCaptured."""
     _last_dim_only(input, normalized_shape)
     if eps is None:
         low = val(input).dtype in (torch.float16, torch.bfloat16)
@@ -86,6 +89,7 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = 
 def _layer_norm(
     input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, cudnn_enable: bool = True
 ) -> Captured:
+    """Return the tile op for an `F.layer_norm` call, or raise NotCaptured."""
     _last_dim_only(input, normalized_shape)
     if any(p is not None and val(p).dtype != val(input).dtype for p in (weight, bias)):
         raise NotCaptured("weight or bias and input have different dtypes", "cast them or the input before the call")
@@ -93,14 +97,17 @@ def _layer_norm(
 
 
 def _group_norm(*args: Any, **kwargs: Any) -> Captured:
+    """Raise NotCaptured, as there is no kernel for GroupNorm."""
     raise NotCaptured("no kernel for GroupNorm", "nothing needs to change: Inductor compiles it")
 
 
 def _functional_softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Captured:
+    """Return the tile op for an `F.softmax` call, or raise NotCaptured."""
     return _softmax(input, dim, dtype)
 
 
 def _softmax(input: Any, dim: Any = None, dtype: Any = None) -> Captured:
+    """Return the tile op for a softmax, or raise NotCaptured."""
     if not isinstance(dim, int) or val(input).dim() == 0:
         raise NotCaptured("no dimension given, or none there", "write softmax(x, dim=-1)")
     if not val(input).is_floating_point() or not (dtype is None or dtype.is_floating_point):
@@ -154,6 +161,7 @@ def _transforms_begun(node: Node) -> int:
 
 
 def _wanted(context: Context, family: str) -> bool:
+    """Return whether the user wants calls of a family captured."""
     families = context.settings.families
     if family == "softmax" and context.settings.select == "fastest":
         return False  # Inductor fuses attention around a plain softmax; softmax.py finds it again afterwards
@@ -161,6 +169,7 @@ def _wanted(context: Context, family: str) -> bool:
 
 
 def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> None:
+    """Replace one call by its tile op if its kernels are faster; raises NotCaptured."""
     tensors = [n for n in node.all_input_nodes if is_tensor(n)]
     if not tensors or any(not isinstance(t.meta.get("example_value", val(t)), torch.Tensor) for t in tensors):
         raise NotCaptured("no example value of the inputs", "nothing in the model is wrong: please report the graph")

@@ -56,10 +56,12 @@ def _alike(softmax: Node, neighbours: Any) -> list[Node] | None:
 
 
 def _is_product(node: Node) -> bool:
+    """Return whether a node is a matrix product."""
     return getattr(node.target, "__name__", node.target) in PRODUCTS
 
 
 def _make_numbers(node: Node) -> None:
+    """Replace a node's symbolic numbers by their values."""
     if any(map(_is_kept, node.all_input_nodes)):
         node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda x: float(val(x)) if _is_kept(x) else x)
 

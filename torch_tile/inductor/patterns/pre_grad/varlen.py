@@ -42,6 +42,7 @@ def _name_of(target: Any) -> str:
 
 
 def _capture(context: Context, node: Node) -> None:
+    """Replace one call of torch's variable-length attention; raises Miss."""
     given: dict[str, Any] = DEFAULTS | dict(zip(FIELDS, node.args, strict=False)) | node.kwargs
     if context.settings.select == "fastest" and val(given["query"]).is_cuda:
         raise Miss("not timed against torch's kernel", 'give options={"select": "tile"}, which takes the tile kernel')
@@ -93,6 +94,7 @@ def _seen(causal: Any, window_size: Any) -> dict[str, Any]:
 
 
 def _scale(scale: Any) -> float | None:
+    """Check that a scale is a Python number or None."""
     if scale is not None and not isinstance(scale, int | float):
         raise Miss("scale is not a Python number", "pass scale as a float")
     return None if scale is None else float(scale)
