@@ -30,6 +30,11 @@ class JITKernel:
     that require gradients are refused: `torch_tile.custom_op` gives a kernel a gradient.
     """
 
+    program: Program
+    source: str
+    launcher: BaseLauncher
+    build: Build
+    cubin: Cubin | None
     run: Callable[..., Any]  # a call outside of torch.compile
 
     def __init__(
@@ -42,7 +47,7 @@ class JITKernel:
         self.config: Mapping[str, Any] | None = None  # what the autotuner chose, and its milliseconds
         self.latency: float | None = None
         self.ref_latency: float | None = None
-        self.__name__ = program.name
+        self.__name__: str = program.name
         self.run = self._first_call
 
     def __copy__(self) -> JITKernel:

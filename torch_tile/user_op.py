@@ -31,7 +31,7 @@ class Kept:
     """The objects that graphs refer to by name: kernels and operators made while a graph was traced."""
 
 
-kept = Kept()
+kept: Kept = Kept()
 _lock = threading.Lock()
 
 

@@ -41,11 +41,17 @@ from torch_tile.ir.stmt import (
 class CudaStatements(Visitor, Lines):
     """Collect the lines of one function; `shared` is the name of the block's shared memory."""
 
+    names: Names
+    shared: str
+    thread: Var | None
+    threads: int
+    min_blocks: int
+
     def __init__(self, names: Names, shared: str, kernel: Kernel):
         super().__init__()
         self.names, self.shared = names, shared
         self.thread, self.threads, self.min_blocks = kernel.thread, math.prod(kernel.threads), kernel.min_blocks
-        self.text = CudaText(names)
+        self.text: CudaText = CudaText(names)
         self.products: list[Product] = []  # of warpgroups
 
     def body(self, block: Block) -> None:

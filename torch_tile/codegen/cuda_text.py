@@ -61,7 +61,7 @@ class CudaText(Text):
         self.intervals: IdMap[Expr, Interval] = IdMap()
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
-        self.is_from_indices = IndexValues(self.index_names)
+        self.is_from_indices: IndexValues = IndexValues(self.index_names)
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names

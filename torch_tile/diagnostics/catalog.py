@@ -144,14 +144,17 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "T.copy: source extents {src} and destination extents {dst} do not match",
         "extents must agree after dropping dimensions of size 1",
     ),
-    "copy_values": ("T.copy: {what} is not a buffer, region or element", "pass A, A[a:b, :] or A[i, j]"),
+    "copy_values": (
+        "T.copy: {what} is not a buffer, region or element",
+        "pass A, A[a:b, :] or A[i, j]; T.fill(tile, x) sets all elements to a number",
+    ),
     "reduce_shape": (
         "T.{op}: {src} reduced over dim {dim} does not give {dst}",
         "the result drops the reduced dimension (or keeps it with size 1)",
     ),
     "reduce_dim": ("T.{op}: dim {dim} is outside a buffer of {rank} dimensions", "give a dim in [-{rank}, {rank})"),
     "scan_shape": ("T.{op}: {src} and {dst} differ in shape", "source and destination have one shape"),
-    "fill_value": ("T.fill: {got} is not a scalar", "give a number or a scalar expression"),
+    "fill_value": ("T.fill: {got} is not a scalar", "give a number or a scalar expression; T.copy copies a tile"),
     "atomic_target": (
         "T.{op}: the destination must be an element or region of a buffer, got {got}",
         "pass A[i, j] or A[a:b, :]",

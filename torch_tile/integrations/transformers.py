@@ -20,7 +20,7 @@ import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.functional import attend
 
 Tensor = torch.Tensor
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
 
 

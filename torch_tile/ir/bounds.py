@@ -504,6 +504,11 @@ Bounds = Mapping[int, tuple[tuple[int, Polynomial], ...]]
 class Counterexample:
     """A choice of a number for each atom. `lower` and `upper` are as in `Ranges`, `interval` bounds an expression."""
 
+    table: list[Atom]
+    lower: Bounds
+    upper: Bounds
+    interval: Callable[[Expr], Interval]
+
     def __init__(self, atoms: Atoms, lower: Bounds, upper: Bounds, interval: Callable[[Expr], Interval]):
         self.table, self.lower, self.upper, self.interval = atoms.table, lower, upper, interval
         self.values: dict[int, int] = {}

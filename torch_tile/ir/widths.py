@@ -26,8 +26,8 @@ class IndexValues:
     """
 
     def __init__(self, names: IdSet[Var] | None = None, elements: IdSet[Var] | None = None):
-        self.names = IdSet[Var]() if names is None else names
-        self.elements = elements
+        self.names: IdSet[Var] = IdSet[Var]() if names is None else names
+        self.elements: IdSet[Var] | None = elements
         self.known: IdMap[Expr, bool] = IdMap()
 
     def __call__(self, expr: Expr) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch_tile.kernels.epilogue.program import soft_cap
 
 Tensor = torch.Tensor
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
 
 

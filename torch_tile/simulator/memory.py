@@ -41,14 +41,14 @@ class Storage:
         self, buffer: Buffer, tensor: torch.Tensor, lanes: tuple[int, ...] = (), written: torch.Tensor | None = None
     ):
         """`written` marks the elements of a fresh tensor that hold a value; None if all do."""
-        self.dtype = buffer.dtype
+        self.dtype: DType = buffer.dtype
         self.tensor = tensor
         bits = _BITS.get(buffer.dtype.name)
         raw = tensor if bits is None else tensor.view(bits)
-        self.raw = raw if raw.ndim else raw.view(1)
-        self.shape = tuple(tensor.shape[len(lanes) :])
+        self.raw: torch.Tensor = raw if raw.ndim else raw.view(1)
+        self.shape: tuple[int, ...] = tuple(tensor.shape[len(lanes) :])
         self.prefix: Index = lane_ids(lanes) if lanes else () if tensor.ndim else (0,)
-        self.written = written if written is None or written.ndim else written.view(1)
+        self.written: torch.Tensor | None = written if written is None or written.ndim else written.view(1)
 
     def lacks(self, index: Index, active: Value) -> bool:
         """Return whether an active lane would read an element that was never written; None stands for all lanes."""

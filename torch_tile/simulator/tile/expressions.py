@@ -46,8 +46,8 @@ class Expressions(Visitor):
         self.mask: torch.Tensor | None = None
         self.watches: list[Watch] = []
         self.span: Span | None = None
-        self.is_from_indices = IndexValues()
-        self.is_wide = False  # whether int32 does not wrap, as where it makes an index
+        self.is_from_indices: IndexValues = IndexValues()
+        self.is_wide: bool = False  # whether int32 does not wrap, as where it makes an index
 
     def in_width(self, wide: bool, *nodes: Expr) -> list[Value]:
         """Compute expressions; with `wide` int32 does not wrap."""
