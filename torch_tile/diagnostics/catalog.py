@@ -88,7 +88,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "not_compiled": ("the kernel `{name}` is called before it is compiled", "torch_tile.compile({name})(...)"),
     "return_in_region": (
         "`return` inside a device loop or branch",
-        "compute the value in a T.alloc_var and return after the region",
+        "compute the value in a T.alloc_var and return after the region; T.thread_return() ends a thread",
     ),
     "bad_break": (
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",

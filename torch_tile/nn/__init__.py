@@ -8,7 +8,7 @@ import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
 from torch_tile.nn.experts import Float8Experts, QuantizedExperts
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
-from torch_tile.nn.loss import CrossEntropyLoss, cross_entropy
+from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
 from torch_tile.nn.quantized import Float8Linear, QuantizedLinear
@@ -27,6 +27,7 @@ __all__ = [
     "GatedMLP",
     "LayerNorm",
     "Linear",
+    "LinearCrossEntropyLoss",
     "MLAAttention",
     "PagedLatents",
     "QuantizedExperts",
@@ -36,6 +37,7 @@ __all__ = [
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "cross_entropy",
+    "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "selective_state_update",
 ]
