@@ -8,6 +8,7 @@ model other kernels run in between. The host stays ahead of the GPU, so launch o
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,7 @@ def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
         call(*inputs)
 
 
-RIGHT = {aten.mm.default: 1, aten.addmm.default: 2, aten.bmm.default: 1, aten.baddbmm.default: 2}
+RIGHT: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2, aten.bmm.default: 1, aten.baddbmm.default: 2}
 """Products, and the position of their right operand."""
 
 
@@ -96,9 +97,9 @@ def deviation(node: torch.fx.Node) -> float:
     seen = [node]
     for each in seen:  # grows meanwhile
         for reader in each.users:
-            position = RIGHT.get(reader.target, 1 if is_grouped(reader) else None)  # type: ignore[arg-type]
+            position = 1 if is_grouped(reader) else RIGHT.get(reader.target)
             if position is not None and len(reader.args) > position and reader.args[position] is each:
-                return float(max(1, compat.size_hint(val(each).shape[-2]))) ** -0.5
+                return 1 / math.sqrt(max(1, compat.size_hint(val(each).shape[-2])))
             if is_call(reader, CAST, *LAYOUT, *PARTS) and reader not in seen:
                 seen.append(reader)
     return 1.0
