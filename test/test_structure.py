@@ -54,6 +54,7 @@ NOT_MIRRORED = {
     "cubins": "compiles every kernel of the library for every chip",
     "examples": "runs examples/",
     "docs": "tests docs/build_pages.py",
+    "inductor/test_metamorphic.py": "compares compiled models with each other, through all stages",
     "fuzz": "random programs through the interpreter and the CPU target",
     "device": "runs on a GPU, through all layers",
     "errors": "one kernel that must fail for each entry of catalog.py",

@@ -123,3 +123,41 @@ def test_another_process_finds_the_same(tmp_path):
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_folders_of_files_do_not_count_but_are_named_again(tmp_path, monkeypatch):
+    """The text of a kernel is found again where its file lies elsewhere; errors and reports name the file as it is."""
+    import torch_tile
+    from torch_tile.compiler import source_cache
+
+    text = (
+        "import torch_tile.language as T\n"
+        "@T.prim_func\n"
+        "def f(X: T.Tensor((64,), 'float32')):\n"
+        "    with T.Kernel(1, threads=64):\n"
+        "        a = T.alloc_fragment((64,), 'float32')\n"
+        "        T.copy(X, a)\n"
+        "        assert X[0] == 1\n"
+        "        T.copy(a, X)\n"
+    )
+    made = []
+    for folder in ("here", "there"):
+        path = tmp_path / folder / "kernel.py"
+        path.parent.mkdir()
+        path.write_text(text)
+        space = {}
+        exec(compile(text, str(path), "exec"), space)
+        made.append((path, space["f"]))
+    assert len({fingerprint(f.program) for _, f in made}) == 1
+    built = []
+    monkeypatch.setattr(source_cache, "is_watched", lambda: False)
+    get = source_cache.get_or_build
+    monkeypatch.setattr(
+        source_cache, "get_or_build", lambda key, end, make: get(key, end, lambda out: built.append(key) or make(out))
+    )
+    for path, f in made:
+        for target in ("cuda:sm_80", "cpu"):
+            kernel = torch_tile.compile(f, target=target)
+            assert "kernel.py:6" in kernel.source and str(path.parent) not in kernel.source
+        assert str(path) in str(kernel.launcher.asserts[0][1])
+    assert len(built) <= 2

@@ -221,3 +221,15 @@ def test_a_failure_of_the_machine(script, remedy, monkeypatch, tmp_path, folder)
     with pytest.raises(CacheError, match=remedy) as caught:
         compile_shared(source(3))
     assert ".so" in str(caught.value)
+
+
+def test_folders_are_no_part_of_the_key(monkeypatch):
+    """Another machine's compiler and torch lie elsewhere; the library is the same."""
+    from dataclasses import replace
+
+    first, found = compile_shared(source(1)), find_compiler()
+    link = tuple(part.replace("/lib", "/elsewhere/lib") for part in found.link)
+    moved = replace(found, command=("/elsewhere/g++",), link=link)
+    assert not link or link != found.link
+    monkeypatch.setattr(host_compiler, "find_compiler", lambda: moved)
+    assert compile_shared(source(1)) == first

@@ -79,17 +79,32 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
 
 
 def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
-    """Return the cached text of the program; call `text()` if the cache has none."""
+    """Return the cached text of the program; call `text()` if the cache has none.
+
+    What is cached names the author's files by their numbers, so that it serves machines on which they lie elsewhere.
+    """
+    files: dict[str, int] = {}
 
     def make(output: Path) -> None:
-        output.write_text(text())
+        made = text()
+        for file, number in files.items():
+            made = made.replace(json.dumps(file), _file(number))
+        output.write_text(made)
 
     if is_watched():
         return text()
-    key = key_of(fingerprint(program), str(build.target), repr(build.options), source_digest(*PARTS))
+    key = key_of(fingerprint(program, files), str(build.target), repr(build.options), source_digest(*PARTS))
     if not is_kept(key, ".json"):
         remote_compile.get()(program, build)
-    return get_or_build(key, ".json", make).read_text()
+    found = get_or_build(key, ".json", make).read_text()
+    for file, number in files.items():
+        found = found.replace(_file(number), json.dumps(file))
+    return found
+
+
+def _file(number: int) -> str:
+    """Return what stands for the path of a file, a text of JSON, in the cache."""
+    return json.dumps(f"\0file {number}")
 
 
 def packed(source: CudaSource, build: Build, program: Program) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digest a program; the digest is equal in every process that traces the same source.
+"""Digest a program; the digest is equal in every process that traces the same source, wherever its files lie.
 
 Symbols are numbered by first appearance. All other nodes count by their fields, with spans, since reports and generated
 text name the author's lines. Sharing of nodes in memory does not matter.
@@ -8,15 +8,19 @@ text name the author's lines. Sharing of nodes in memory does not matter.
 from __future__ import annotations
 
 import hashlib
+import os
 
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, field_names
 
 
-def fingerprint(node: Node) -> str:
-    """SHA-256 of `node` and everything below it, as hexadecimal digits."""
-    writer = _Writer()
+def fingerprint(node: Node, files: dict[str, int] | None = None) -> str:
+    """SHA-256 of `node` and everything below it, as hexadecimal digits.
+
+    `files` is filled with the author's files, numbered by first appearance: their folders are no part of the digest.
+    """
+    writer = _Writer({} if files is None else files)
     writer.visit(node)
     return hashlib.sha256("\n".join(writer.lines).encode()).hexdigest()
 
@@ -24,7 +28,8 @@ def fingerprint(node: Node) -> str:
 class _Writer:
     """Number each different node, and describe it by a line in terms of earlier numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: dict[str, int]) -> None:
+        self.files = files
         self.lines: dict[str, int] = {}
         self.numbers: dict[Node, str] = {}
         self.spans: IdMap[Span, str] = IdMap()  # which is faster than a comparison of their content
@@ -61,6 +66,9 @@ class _Writer:
         """Return the text of a place in the author's source."""
         found = self.spans.get(span)
         if found is None:
-            found = f"{span.file}:{span.line}:{span.column}:{span.end_line}:{span.end_column}"
+            number = self.files.setdefault(span.file, len(self.files))
+            found = (
+                f"{number} {os.path.basename(span.file)}:{span.line}:{span.column}:{span.end_line}:{span.end_column}"
+            )
             self.spans[span] = found
         return found

@@ -51,12 +51,21 @@ class NoCompilerError(RuntimeError):
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler with the flags for this machine. `identity` differs whenever its output could."""
+    """A C++ compiler with the flags for this machine. `identity` differs whenever its output could.
+
+    It names no folder: a library of the cache serves machines on which compiler and torch lie elsewhere.
+    """
 
     command: tuple[str, ...]
     flags: tuple[str, ...]
     link: tuple[str, ...]
     identity: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What of the compiler and its flags is part of a library's key: the OpenMP library by its name."""
+        link = [part for part in self.link if not part.startswith("-Wl,-rpath,")]
+        return (self.identity, *self.flags, *(os.path.basename(part) for part in link))
 
     def arguments(self, source: Path, output: Path) -> list[str]:
         """Return the command line that builds `output` from `source`."""
@@ -71,7 +80,7 @@ def compile_shared(source: str) -> Path:
     code generator is at fault.
     """
     compiler = find_compiler()
-    key = key_of(source, headers_digest(), compiler.identity, *compiler.flags, *compiler.link)
+    key = key_of(source, headers_digest(), *compiler.key)
 
     def build(output: Path) -> None:
         text = get_or_build(key, ".cpp", lambda path: _write(path, source))
@@ -130,7 +139,8 @@ def find_compiler() -> HostCompiler:
             result = _run([*command, *flags, "-dM", "-E", "-x", "c++", os.devnull])
             if result.returncode == 0:
                 link = _openmp_link(clang="__clang__" in result.stdout)
-                return HostCompiler(command, flags, link, key_of(shlex.join(command), result.stdout))
+                names = shlex.join(os.path.basename(word) for word in command)
+                return HostCompiler(command, flags, link, key_of(names, result.stdout))
     names = ", ".join(shlex.join(command) for command in tried)
     raise NoCompilerError(
         f"torch_tile needs a C++17 compiler with OpenMP to build CPU kernels; none of these works: {names}. "

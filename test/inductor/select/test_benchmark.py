@@ -11,8 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.compile_ahead import kernels
+from torch_tile.inductor.graph.extract import extract
 from torch_tile.inductor.graph.nodes import aten, is_call
-from torch_tile.inductor.select import benchmark
+from torch_tile.inductor.select import benchmark, decide
 from torch_tile.inductor.select.benchmark import CONSTANTS, compute_constants, is_called
 
 
@@ -134,3 +135,43 @@ def test_constants_are_computed_once():
     assert not any(is_call(n, *CONSTANTS) for n in part.graph.nodes)
     assert any(is_call(n, aten.where.self) for n in part.graph.nodes)
     torch.testing.assert_close(part(x, x, x, mask), want, rtol=0, atol=0)
+
+
+def _linear_graph():
+    """x @ weight.T as Inductor has it, with a bias, and a mask that no product reads."""
+    graph = torch.fx.Graph()
+    x, w, b, m = (graph.placeholder(name) for name in "xwbm")
+    for node, shape in ((x, (8, 256)), (w, (64, 256)), (b, (64,)), (m, (8, 64))):
+        node.meta["val"] = torch.empty(shape, device="meta")
+    turned = graph.call_function(torch.ops.aten.permute.default, (w, [1, 0]))
+    turned.meta["val"] = torch.empty(256, 64, device="meta")
+    made = graph.call_function(torch.ops.aten.addmm.default, (b, x, turned))
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (made, m)),))
+    return torch.fx.GraphModule({}, graph)
+
+
+def test_weights_of_a_contest_are_as_large_as_trained_ones():
+    x, w, b, m = _linear_graph().graph.find_nodes(op="placeholder")
+    assert [benchmark.deviation(n) for n in (x, w, b, m)] == [1.0, 256**-0.5, 1.0, 1.0]
+    for node in (x, w):
+        node.meta["val"] = torch.empty(node.meta["val"].shape)
+        torch.testing.assert_close(
+            benchmark.example(node, 0.25).std(), torch.tensor(0.25), rtol=0.15, atol=0.0
+        )  # fmt: skip
+
+
+def test_a_frozen_tensor_is_its_own_example():
+    frozen = torch.randn(64, 256)
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.get_attr("frozen")
+    x.meta["val"], w.meta["val"] = torch.empty(8, 256), torch.empty(64, 256)
+    made = graph.call_function(torch.ops.aten.mm.default, (x, w))
+    graph.output(made)
+    module = torch.fx.GraphModule({"frozen": frozen}, graph)
+    (made,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    part = extract([made], list(made.all_input_nodes))
+    names = [benchmark.example(n) for n in part.graph.find_nodes(op="placeholder")]
+    assert any(each is module.frozen for each in names)
+    text = decide._describe(part)
+    module.frozen.data.mul_(64)
+    assert decide._describe(part) != text  # outcomes for other numbers are others

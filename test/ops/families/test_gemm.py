@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 
 import torch_tile.ops as ops
+from torch_tile.ops.families import gemm as gemm_family
+from torch_tile.ops.families.gemm import LinearArgs
 
 ACTIVATIONS = {
     "none": lambda t: t,
@@ -168,3 +170,26 @@ def test_swiglu_refuses():
     ):
         with pytest.raises(error, match=f"tile.swiglu: {message}"):
             ops.swiglu(*args)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="torch's oneDNN has no bf16 here")
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("shape", [(64,), (7, 64), (2, 5, 64), (0, 64)])
+def test_products_left_to_torch_are_rounded_once(activation, shape, monkeypatch):
+    """On a CPU with AMX torch's own bf16 product runs; its results have one rounding, as ours."""
+    monkeypatch.setattr(gemm_family, "torch_has_matrix_units", lambda: True)
+    x, weight, bias = torch.randn(shape).bfloat16(), torch.randn(33, 64).bfloat16(), torch.randn(33).bfloat16()
+    for rest in ((None, None, activation), (bias, None, activation), (bias, torch.randn(*shape[:-1], 33).bfloat16())):
+        with torch.no_grad():
+            got = torch.ops.tile.linear(x, weight, *rest)
+        inside = LinearArgs(x, weight, *rest)
+        assert gemm_family._is_left_to_torch(inside)
+        exact = LinearArgs(*(v.double() if isinstance(v, torch.Tensor) else v for v in inside))
+        want = torch.nn.functional.linear(exact.x, exact.weight, exact.bias)
+        function = {"none": lambda v: v, "relu": torch.relu, "gelu": torch.nn.functional.gelu,
+                    "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+                    "silu": torch.nn.functional.silu}[inside.activation]  # fmt: skip
+        want = function(want) + (0 if exact.residual is None else exact.residual)
+        assert got.shape == want.shape and got.dtype == torch.bfloat16
+        torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-3)
+    assert not gemm_family._is_left_to_torch(LinearArgs(x.float(), weight.float()))

@@ -109,6 +109,7 @@ def test_on_chip_region_outside_is_an_error_at_the_line():
     def kernel(n: T.int32, out: T.Tensor((8,), "float32")):
         with T.Kernel(1) as _:
             tile = T.alloc_shared((6,), "float32")
+            T.clear(tile)
             T.copy(tile[n : n + 4], out[0:4])
 
     evaluate(kernel, 2, torch.zeros(8))
@@ -169,31 +170,39 @@ def test_print(capsys):
     assert text.count("tensor([[1., 2.]])") == 2 and text.count("4.0") == 2
 
 
-def test_fresh_memory_is_poison():
+def test_fresh_memory_is_not_read():
     @T.prim_func
-    def kernel(out: T.Tensor((2,), "float32"), number: T.Tensor((1,), "int32")):
+    def kernel(out: T.Tensor((2,), "float32"), which: T.int32):
         with T.Kernel(1) as _:
             tile = T.alloc_fragment((2,), "float32")
-            count = T.alloc_local((1,), "int32")
+            count = T.alloc_local((2,), "float32")
+            count[which] = 1.0
+            if which == 0:
+                T.fill(tile, 2.0)
             T.copy(tile, out)
-            number[0] = count[0]
+            out[0] = count[0]
 
-    out, number = torch.zeros(2), torch.zeros(1, dtype=torch.int32)
-    evaluate(kernel, out, number)
-    assert out.isnan().all() and number.item() == 0x55555555
+    out = torch.zeros(2)
+    evaluate(kernel, out, 0)
+    assert out.tolist() == [1.0, 2.0]
+    with pytest.raises(TileError, match="an element of `tile` is read here") as caught:
+        evaluate(kernel, out, 1)
+    assert place(caught.value)[1] == "T.copy(tile, out)"
 
 
 def test_buffers_of_a_loop_are_fresh_in_each_iteration():
     @T.prim_func
-    def kernel(out: T.Tensor((3,), "float32")):
+    def kernel(out: T.Tensor((3,), "float32"), first: T.int32):
         with T.Kernel(1) as _:
             for i in T.serial(3):
                 tile = T.alloc_fragment((1,), "float32")
-                if i == 0:
+                if i <= first:
                     tile[0] = 1.0
                 out[i] = tile[0]
 
-    assert run(kernel, torch.zeros(3)).isnan().tolist() == [False, True, True]
+    evaluate(kernel, torch.zeros(3), 2)
+    with pytest.raises(TileError, match="an element of `tile` is read here"):
+        evaluate(kernel, torch.zeros(3), 0)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])

@@ -23,6 +23,9 @@ from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
 MOST_AROUND = 24  # most surrounding operations added on either side
 EXAMPLE = "tile_example"
 """Key of a node's meta: a function that makes an example tensor, where random numbers would distort the timing."""
+FROZEN = "tile_frozen"
+"""Key of a node's meta: the tensor that the node stands for, where the graph holds it, as after freezing."""
+KEPT = ("val", EXAMPLE, FROZEN)
 REDUCTIONS = (
     aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,
     aten.var.correction,
@@ -164,7 +167,9 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
 
     def take(node: Node, target: str) -> None:
         env[node] = graph.placeholder(target)
-        env[node].meta = {key: node.meta[key] for key in ("val", EXAMPLE) if key in node.meta}
+        env[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
+        if (tensor := _held(node)) is not None:
+            env[node].meta[FROZEN] = tensor
 
     for index, node in enumerate(inputs):
         take(node, f"in{index}")
@@ -181,13 +186,19 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     return graph_module(graph, parts)
 
 
+def _held(node: Node) -> torch.Tensor | None:
+    """Return the tensor that a `get_attr` node reads from its graph's module, if it is a real one."""
+    found = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return found if type(found) in (torch.Tensor, torch.nn.Parameter) else None
+
+
 def copied(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> GraphModule:
     """Copy `nodes` into a graph of their own. They must be in order and read only `inputs` and each other."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for index, node in enumerate(inputs):
         env[node] = graph.placeholder(f"in{index}")
-        env[node].meta = {key: node.meta[key] for key in ("val", EXAMPLE) if key in node.meta}
+        env[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
     for node in nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[o] for o in outputs))
@@ -305,7 +316,7 @@ def _begin_later(inputs: tuple[Node, ...]) -> None:
     """Replace an input, the same in both graphs, by the view that is its only user."""
     users = [list(node.users) for node in inputs]
     views = [each[0] for each in users if len(each) == 1 and _is_plain(each[0])]
-    if len(views) < len(inputs) or EXAMPLE in inputs[0].meta or not _alike(views):
+    if len(views) < len(inputs) or {EXAMPLE, FROZEN} & inputs[0].meta.keys() or not _alike(views):
         return
     for node, view in zip(inputs, views, strict=True):
         node.meta["val"] = val(view)

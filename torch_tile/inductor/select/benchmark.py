@@ -8,6 +8,7 @@ model other kernels run in between. The host stays ahead of the GPU, so launch o
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
-from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, is_extern
+from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, is_extern
 from torch_tile.inductor.graph.nodes import (
     CAST,
     LAYOUT,
@@ -46,7 +47,11 @@ def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tup
     with compat.isolated_compile():
         # Our kernels' compiler works beside Inductor's where it is not called by it.
         with compiling_kernels(new.graph) if is_called(new) else contextlib.nullcontext():
-            rivals = [(_runner(m, options), [example(n) for n in _placeholders(m)]) for m in (new, old)]
+            spread = {n.target: deviation(n) for n in _placeholders(old)}  # the old graph shows what is a weight
+            rivals = [
+                (_runner(m, options), [example(n, spread.get(n.target, 1.0)) for n in _placeholders(m)])
+                for m in (new, old)
+            ]
             _run(*rivals[1])
         _run(*rivals[0])
         ours, theirs = (_gpu_times if device == "cuda" else _cpu_times)(rivals)
@@ -81,15 +86,38 @@ def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
         call(*inputs)
 
 
-def example(node: torch.fx.Node) -> Any:
-    """Make a real value with the form of the fake value of a node."""
+RIGHT: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2, aten.bmm.default: 1, aten.baddbmm.default: 2}
+"""Products, and the position of their right operand."""
+
+
+def deviation(node: torch.fx.Node) -> float:
+    """Return the standard deviation of an example for an input.
+
+    A right operand of a product has that of trained weights: results of unit variance from inputs of unit variance.
+    Larger ones drive exponentials and error functions into denormal numbers, which models never meet.
+    """
+    seen = [node]
+    for each in seen:  # grows meanwhile
+        for reader in each.users:
+            position = 1 if is_grouped(reader) else RIGHT.get(reader.target)
+            if position is not None and len(reader.args) > position and reader.args[position] is each:
+                return 1 / math.sqrt(max(1, compat.size_hint(val(each).shape[-2])))
+            if is_call(reader, CAST, *LAYOUT, *PARTS) and reader not in seen:
+                seen.append(reader)
+    return 1.0
+
+
+def example(node: torch.fx.Node, deviation: float = 1.0) -> Any:
+    """Make a real value with the form of the fake value of a node; a tensor that the graph holds is its own example."""
+    if FROZEN in node.meta:
+        return node.meta[FROZEN]
     if EXAMPLE in node.meta:
         return node.meta[EXAMPLE]()
     out = compat.empty_for(val(node))
     if not isinstance(out, torch.Tensor):
         return out
     if out.dtype.is_floating_point:
-        return out.normal_() if out.dtype.itemsize > 1 else out.fill_(1)
+        return out.normal_(0, deviation) if out.dtype.itemsize > 1 else out.fill_(1)
     return out.fill_(1) if out.dtype == torch.bool else out
 
 

@@ -7,6 +7,7 @@ derivative reads them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple
@@ -23,6 +24,7 @@ from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swigl
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
+from torch_tile.runtime.launch_plan import current_plan
 
 AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element", "g": "[G, N]"}
 
@@ -304,8 +306,38 @@ def _linear_flops(args: LinearArgs[Shape]) -> int:
     return 2 * math.prod(args.x) * args.weight[0]
 
 
+ONEDNN: Final = {
+    "none": ("none", None), "relu": ("relu", None), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", None),
+}  # fmt: skip
+"""An activation by oneDNN's name and algorithm, which computes it in float32 and rounds once, as our kernels do."""
+
+
+@functools.cache
+def torch_has_matrix_units() -> bool:
+    """Return whether torch multiplies bf16 on this CPU by AMX, for which our CPU kernels have no instructions."""
+    return bool(torch.cpu._is_amx_tile_supported()) and torch.backends.mkldnn.is_available()
+
+
+def _is_left_to_torch(args: LinearArgs[Tensor]) -> bool:
+    """Return whether torch's own product is the faster one: of bf16 on a CPU with AMX, outside of plans."""
+    x, _, _, residual, activation = args
+    if x.device.type != "cpu" or x.dtype != torch.bfloat16 or not torch_has_matrix_units():
+        return False
+    return current_plan() is None and (residual is None or (residual.dtype == x.dtype and activation == "none"))
+
+
 def _run_linear(args: LinearArgs[Tensor], out: Tensor) -> None:
-    """Launch `tile.linear` into `out`."""
+    """Launch `tile.linear` into `out`, or let torch compute it."""
+    if _is_left_to_torch(args):
+        x, weight, bias, residual, activation = args
+        product = torch.ops.mkldnn._linear_pointwise
+        if residual is None:
+            name, algorithm = ONEDNN[activation]
+            out.copy_(product(x, weight, bias, name, [], algorithm))
+        else:
+            out.copy_(product.binary(x, residual, weight, bias, "add"))
+        return
     kernels("gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
 
 

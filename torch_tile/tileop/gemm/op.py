@@ -159,11 +159,11 @@ class Gemm(RegisteredOp):
     def evaluate(self, env: Env) -> None:
         """Multiply in float64 (int64 for integers) and add in the accumulator's type."""
         wide = env.wide(self.C.buffer.dtype)
-        a, b, c = (env.read(r).reshape([env.size(x) for x in _matrix(r) or ()]) for r in (self.A, self.B, self.C))
+        a, b, *c = (env.read(r).reshape([env.size(x) for x in _matrix(r) or ()]) for r in self.accesses()[0])
         a = a.to(wide).T if self.transpose_A else a.to(wide)
         b = b.to(wide).T if self.transpose_B else b.to(wide)
-        total = a @ b if self.clear_accum else a @ b + c.to(wide)
-        env.write(self.C, total.to(c.dtype).reshape(env.extents(self.C)))
+        total = a @ b + c[0].to(wide) if c else a @ b
+        env.write(self.C, total.to(self.C.buffer.dtype.as_torch()).reshape(env.extents(self.C)))
 
 
 def _matrix(region: Region) -> tuple[Expr, Expr] | None:
