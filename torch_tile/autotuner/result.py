@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch_tile.autotuner.cost_model import Estimate
 from torch_tile.diagnostics.errors import TileError, error
@@ -160,6 +160,26 @@ WITHOUT_EFFECT = {
     "enable_grouped_compile", "group_compile_size", "use_pipeline", "benchmark_devices", "benchmark_multi_gpu",
     "backend",
 }  # fmt: skip
+
+
+class SearchSettings(TypedDict, total=False):
+    """The fields of `Settings` as keyword arguments; a test compares the names."""
+
+    warmup: float
+    rep: float
+    timeout: float | None
+    supply_type: TensorSupplyType
+    supply_prog: Callable[[list[Any]], Sequence[Any]] | None
+    ref_prog: Callable[..., Any] | None
+    rtol: float
+    atol: float
+    max_mismatched_ratio: float
+    skip_check: bool
+    manual_check_prog: Callable[[Any, Any], object] | None
+    cache_input_tensors: bool
+    early_stop: bool
+    early_stop_factor: float
+    prune: float | None
 
 
 def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None) -> Settings:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch_tile.autotuner.cost_model import estimate
 from torch_tile.autotuner.machine import can_measure, device_name, num_sms_of, on_device, surroundings
@@ -20,6 +20,7 @@ from torch_tile.autotuner.result import (
     AutotuneResult,
     Candidate,
     Config,
+    SearchSettings,
     Settings,
     from_json,
     reason,
@@ -48,18 +49,22 @@ class Session:
     `inputs`, if given.
     """
 
+    function: JITFunction
+    settings: Settings
+    tensors: Sequence[Any]
+
     def __init__(
         self, function: JITFunction, configs: Sequence[Config], settings: Settings, args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None, inputs: Sequence[Any] | None = None,
     ):  # fmt: skip
         self.function, self.settings, self.given = function, settings, inputs
-        self.name = function.__name__
-        self.candidates = [self.traced(config, args, kwargs or {}) for config in configs]
+        self.name: Any = function.__name__
+        self.candidates: list[Candidate] = [self.traced(config, args, kwargs or {}) for config in configs]
         first = next(((c.program, c.tensors) for c in self.candidates if c.program is not None), None)
         if first is None:
             raise self.nothing_works()
         self.program, self.tensors = first
-        self.target = Target.of(function.target_for(self.tensors))
+        self.target: Target = Target.of(function.target_for(self.tensors))
         self.ref_latency: float | None = None
 
     def traced(self, config: Config, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Candidate:
@@ -203,6 +208,8 @@ class AutoTuner:
     `AutoTuner.from_kernel(kernel, configs).set_compile_args(...).set_profile_args(...).run()`.
     """
 
+    configs: list[Config]
+
     def __init__(self, function: JITFunction, configs: Sequence[Config], settings: Settings | None = None):
         if not configs:
             why, fix = "is empty", "give at least one dict of keyword arguments"
@@ -221,7 +228,7 @@ class AutoTuner:
         self.function = JITFunction(self.function.function, out_idx, target, pass_options("AutoTuner", **options))
         return self
 
-    def set_profile_args(self, **settings: Any) -> AutoTuner:
+    def set_profile_args(self, **settings: Unpack[SearchSettings]) -> AutoTuner:
         """Fields of Settings."""
         self.settings = settings_of("AutoTuner", settings, self.settings)
         return self

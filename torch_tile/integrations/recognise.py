@@ -21,7 +21,7 @@ from torch import nn
 import torch_tile.nn as tnn
 from torch_tile.kernels.norm.norm import rms_norm_reference
 
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 Tensor = torch.Tensor
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -19,7 +19,7 @@ from torch import nn
 from torch_tile.nn import scans
 from torch_tile.ops.reference import reference
 
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 Call = Callable[..., Any]
 PACKED = ("seq_idx", "cu_seqlens")
 """Arguments of packed sequences, which the functions in plain torch refuse."""

@@ -6,6 +6,7 @@ They work in eager mode, under `torch.compile` with any backend, in training and
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
+from torch_tile.nn.experts import Float8Experts, QuantizedExperts
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
 from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy
 from torch_tile.nn.mla import MLAAttention
@@ -21,6 +22,7 @@ from torch_tile.nn.scans import (
 __all__ = [
     "Attention",
     "CrossEntropyLoss",
+    "Float8Experts",
     "Float8Linear",
     "GatedMLP",
     "LayerNorm",
@@ -28,6 +30,7 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "MLAAttention",
     "PagedLatents",
+    "QuantizedExperts",
     "QuantizedLinear",
     "RMSNorm",
     "SwiGLU",

@@ -37,8 +37,18 @@ class MLAAttention(nn.Module):
         rope_interleave: whether the rotated pairs lie beside each other.
         scale: of the scores; default `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`. Models with YaRN have their own.
         layer_idx: this layer's number in a cache.
-        **kwargs: `device` and `dtype`.
+        device: of all parameters.
+        dtype: of all parameters.
     """
+
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
+    layer_idx: int
 
     def __init__(
         self,
@@ -55,24 +65,28 @@ class MLAAttention(nn.Module):
         rope_interleave: bool = True,
         scale: float | None = None,
         layer_idx: int = 0,
-        **kwargs: Any,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.q_lora_rank, self.kv_lora_rank = num_heads, q_lora_rank, kv_lora_rank
         self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.rope_interleave, self.layer_idx = rope_interleave, layer_idx
         qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
-        self.scaling = qk_head_dim**-0.5 if scale is None else scale
+        self.scaling: Any | float = qk_head_dim**-0.5 if scale is None else scale
         if q_lora_rank is None:
-            self.q_proj = Linear(hidden_size, num_heads * qk_head_dim, bias=False, **kwargs)
+            self.q_proj: Linear = Linear(hidden_size, num_heads * qk_head_dim, bias=False, **factory)
         else:
-            self.q_a_proj = Linear(hidden_size, q_lora_rank, bias, **kwargs)
-            self.q_a_layernorm = RMSNorm(q_lora_rank, eps, cast_first=True, **kwargs)
-            self.q_b_proj = Linear(q_lora_rank, num_heads * qk_head_dim, bias=False, **kwargs)
-        self.kv_a_proj_with_mqa = Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias, **kwargs)
-        self.kv_a_layernorm = RMSNorm(kv_lora_rank, eps, cast_first=True, **kwargs)
-        self.kv_b_proj = Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **kwargs)
-        self.o_proj = Linear(num_heads * v_head_dim, hidden_size, bias, **kwargs)
+            self.q_a_proj: Linear = Linear(hidden_size, q_lora_rank, bias, **factory)
+            self.q_a_layernorm: RMSNorm = RMSNorm(q_lora_rank, eps, cast_first=True, **factory)
+            self.q_b_proj: Linear = Linear(q_lora_rank, num_heads * qk_head_dim, bias=False, **factory)
+        self.kv_a_proj_with_mqa: Linear = Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias, **factory)
+        self.kv_a_layernorm: RMSNorm = RMSNorm(kv_lora_rank, eps, cast_first=True, **factory)
+        self.kv_b_proj: Linear = Linear(
+            kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **factory
+        )
+        self.o_proj: Linear = Linear(num_heads * v_head_dim, hidden_size, bias, **factory)
 
     def forward(
         self,

@@ -34,6 +34,11 @@ class RMSNorm(nn.Module):
         dtype: of the weight.
     """
 
+    eps: float | None
+    activation: str
+    weight_offset: float
+    cast_first: bool
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -46,7 +51,7 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape = (last_dimension(normalized_shape),)
+        self.normalized_shape: tuple[int] = (last_dimension(normalized_shape),)
         self.eps, self.activation = eps, activation
         self.weight_offset, self.cast_first = weight_offset, cast_first
         size = self.normalized_shape[0]

@@ -41,6 +41,9 @@ class Eager:
     make_results: of the op's arguments, checks them and returns empty results. check_values: refuses what tensors hold.
     """
 
+    name: str
+    make_results: Callable[..., Any]
+
     def __init__(self, name: str, make_results: Callable[..., Any], check_values: Callable[..., None] | None = None):
         self.name, self.make_results, self.check_values = name, make_results, check_values
         self.known: dict[Any, Known | None] = {}  # None: met once; there may be no second time

@@ -67,6 +67,8 @@ class LaunchPlan:
     steps: kernels' launches and calls of torch. roots: the arguments, then what was made; `given` counts the arguments.
     """
 
+    given: int
+
     def __init__(self, arguments: Iterable[torch.Tensor] = (), machine: Machine | None = None):
         self.machine = machine
         self.steps: list[Launch | TorchCall] = []

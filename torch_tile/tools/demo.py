@@ -111,7 +111,7 @@ class FixedCache:
     """A cache that gives the same positions to every step, and forgets the step."""
 
     def __init__(self, kv: Tensor, k_pe: Tensor) -> None:
-        self.kept = (kv, k_pe)
+        self.kept: tuple[Tensor, Tensor] = (kv, k_pe)
 
     def update(self, kv: Tensor, k_pe: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """The cached positions and the new ones, `[B, 1, S + 1, C]` and `[B, 1, S + 1, R]`."""

@@ -102,6 +102,11 @@ def emulate(kernel: JITKernel, *args: Any, seed: int = 0, pauses: int = PAUSES) 
 class EmulatedLauncher(BaseLauncher):
     """Calls the entries of a CUDA text that was built for the host."""
 
+    source: CudaSource
+    seed: int
+    pauses: int
+    library: Path | None
+
     def __init__(
         self, program: Program, source: CudaSource, out_idx: Sequence[int] = (), seed: int = 0, pauses: int = PAUSES,
         library: Path | None = None,

@@ -20,7 +20,15 @@ from torch_tile.kernels import common
 from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad, scaled
+from torch_tile.kernels.gemm import (
+    dequant as dequant_gemm,
+    gemm,
+    grouped,
+    grouped_dequant,
+    grouped_scaled,
+    grouped_wgrad,
+    scaled,
+)
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
@@ -43,7 +51,7 @@ class Case:
 
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
-    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms()
+    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
     return [*products, *attentions, *_decodings(), *_rows(), *_scans()]
 
@@ -151,10 +159,13 @@ def _dequant_gemms() -> Iterator[Case]:
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
     tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
+    nvfp4 = 16, torch.float8_e4m3fn
     for name, dtype in HALVES.items():
         for table, scales in tables.items():
             for m in (1, 64, 1024):
                 yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
+        for m in (1, 64, 1024):
+            yield Case(f"dequant_gemm {name} nvfp4 {m}", _table_gemm(dtype, m, "e2m1", *nvfp4))
 
 
 def _scaled_gemms() -> Iterator[Case]:
@@ -178,6 +189,58 @@ def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callab
         )
         a, b = make((m, k), float8), make((n, k), float8)
         return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16)
+
+    return call
+
+
+def _experts() -> Iterator[Case]:
+    """Make grouped products of 32 matrices of few bits or of float8, with rows for each as in decoding and in prompts.
+
+    Schemes of few bits are (columns of a run, scale, format).
+    """
+    gated = "a=add(acc0,x0);b=add(acc1,x1);g=min(a,7.0);s=sigmoid(g);v=mul(g,s);y=mul(v,b);ret y"
+    schemes = {"e2m1": (32, torch.float8_e8m0fnu, "e2m1"), "int4": (128, torch.bfloat16, "")}
+    for rows in (4, 512):
+        for name, scheme in schemes.items():
+            yield Case(f"grouped_dequant_gemm {name} {rows}", _few_bit_experts(rows, *scheme))
+            yield Case(f"grouped_dequant_gemm {name} gated {rows}", _few_bit_experts(rows, *scheme, gated, 2))
+        for name, form in {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128))}.items():
+            yield Case(f"grouped_scaled_gemm {name} {rows}", _float8_experts(rows, *form))
+
+
+def _few_bit_experts(
+    rows: int, group: int, scale: torch.dtype, format: str, epilogue: str = "", products: int = 1
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        groups, n, k, dtype = 32, 2048, 2048, torch.bfloat16
+        words = make((groups, products * n, k // 2), torch.uint8)
+        factors = make((groups, products * n, k // group), scale)
+        bs, scales = ([x[:, i::products] for i in range(products)] for x in (words, factors))
+        aux = [make((groups, n), torch.float32) for _ in range(products)] if epilogue else []
+        a, offsets, fields = (
+            make((groups * rows, k), dtype),
+            make((groups,), torch.int32),
+            (4, False, 0 if format else 8),
+        )
+        return grouped_dequant.grouped_dequant_gemm(
+            a, bs, scales, [], offsets, *fields, aux, "g" * len(aux), epilogue, dtype, format
+        )
+
+    return call
+
+
+def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
+    """Scales as (rows that share one, columns that share one or 0)."""
+    float8, groups, n, k = torch.float8_e4m3fn, 32, 2048, 2048
+
+    def call(make: Make) -> object:
+        runs = [k // columns if columns else 1 for _, columns in (of_a, of_b)]
+        scale_a = make((groups * rows, runs[0]), torch.float32)
+        scale_b = make((groups, n // of_b[0], runs[1]), torch.float32)
+        a, b, offsets = make((groups * rows, k), float8), make((groups, n, k), float8), make((groups,), torch.int32)
+        return grouped_scaled.grouped_scaled_gemm(
+            a, b.mT, scale_a, scale_b.mT, offsets, [], "", "", torch.bfloat16
+        )  # fmt: skip
 
     return call
 

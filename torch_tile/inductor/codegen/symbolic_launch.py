@@ -34,7 +34,7 @@ class Symbols:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.real = real  # the environment that they come from
-        self.env = ShapeEnv()
+        self.env: ShapeEnv = ShapeEnv()
         self.here: dict[sympy.Symbol, sympy.Symbol] = {}  # Inductor's symbols to ours
         self.hints: dict[sympy.Symbol, int] = {}  # typical values of our symbols
 

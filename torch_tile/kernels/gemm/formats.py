@@ -14,7 +14,7 @@ import torch
 import torch_tile.language as T
 
 BITS = 4  # of a code
-E8M0 = torch.float8_e8m0fnu
+E8M0, E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn  # scales of MXFP4, and of NVFP4
 
 
 @dataclass(frozen=True)

@@ -156,11 +156,19 @@ def sum_decays(config: Config, spec: Spec) -> Any:
 class Sizes:
     """The run-time sizes of a scan."""
 
+    b: Any
+    length: Any
+    h: Any
+    g: Any
+    states_of: Any
+    p: Any
+    n: Any
+
     def __init__(self, config: Config, spec: Spec) -> None:
         self.b, self.length, self.h, self.g, self.states_of = T.dynamic("b, length, h, g, states_of")
         self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
-        self.padded = dynamic("padded", config.chunk)
-        self.count = self.padded // config.chunk
+        self.padded: Any = dynamic("padded", config.chunk)
+        self.count: Any = self.padded // config.chunk
 
     def values(self, name: str, spec: Spec) -> Any:
         """Return the type of a tensor `[B, L, H, P]`."""
@@ -688,27 +696,37 @@ def step_gradients(config: Config, spec: Spec) -> Any:
 class Scan:
     """The tensors of one call that all its kernels share."""
 
+    x: torch.Tensor
+    batch: Any
+    length: Any
+    heads: Any
+    head_dim: Any
+    groups: Any
+    states: Any
+    steps: torch.Tensor
+    decays: torch.Tensor
+
     def __init__(self, args: Any, config: Config | None, *dense: torch.Tensor) -> None:
-        self.machine = machine_of(args.x)
+        self.machine: Machine = machine_of(args.x)
         self.x, self.B, self.C = (dense_last(t) for t in (args.x, args.B, args.C))
         self.batch, self.length, self.heads, self.head_dim = args.x.shape
         self.groups, self.states = args.B.shape[2:]
-        self.config = config or config_for(args.x.dtype, self.length, self.machine)
-        self.chunks = -(-self.length // self.config.chunk)
-        self.padded = self.chunks * self.config.chunk
+        self.config: Config = config or config_for(args.x.dtype, self.length, self.machine)
+        self.chunks: Any = -(-self.length // self.config.chunk)
+        self.padded: Any = self.chunks * self.config.chunk
         self.compute = compute_dtype(args.x.dtype)
-        self.limits = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
+        self.limits: tuple[float, float] = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
         sizes = self.head_dim, self.states
         vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
-        self.plain = Spec(args.x.dtype, vector=vector)
-        self.times = replace(
+        self.plain: Spec = Spec(args.x.dtype, vector=vector)
+        self.times: Spec = replace(
             self.plain,
             dt=args.dt.dtype,
             A=args.A.dtype,
             dt_bias=None if args.dt_bias is None else args.dt_bias.dtype,
             softplus=bool(args.dt_softplus),
         )
-        self.bias = [] if args.dt_bias is None else [args.dt_bias]
+        self.bias: list[Any] = [] if args.dt_bias is None else [args.dt_bias]
         self.args = args
         self.steps, self.decays = (self.empty(self.batch, self.heads, self.padded) for _ in range(2))
         self.run(sum_decays, self.times, args.dt, args.A, *self.bias, self.steps, self.decays, *self.limits)

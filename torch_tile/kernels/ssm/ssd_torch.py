@@ -40,30 +40,35 @@ class Pieces:
     ends of chunks. states: before each chunk, and the last one.
     """
 
+    batch: Any
+    length: Any
+    b: torch.Tensor
+    c: torch.Tensor
+
     def __init__(self, args: Any) -> None:
         compute, size = compute_dtype(args.x.dtype), REFERENCE_CHUNK
         self.batch, self.length, heads, head_dim = args.x.shape
         groups, states = args.B.shape[2:]
-        self.chunks = (self.length + size - 1) // size
-        self.dt = steps_of(args, compute)
+        self.chunks: Any = (self.length + size - 1) // size
+        self.dt: torch.Tensor = steps_of(args, compute)
         shares = heads // groups if groups else 1
         keys = (self.chunked(t.to(compute)).repeat_interleave(shares, 3, output_size=heads) for t in (args.B, args.C))
         self.b, self.c = keys
-        self.logs = self.chunked(self.dt * args.A.to(compute)).cumsum(2)
-        self.inputs = self.chunked(args.x.to(compute) * self.dt[..., None])
+        self.logs: torch.Tensor = self.chunked(self.dt * args.A.to(compute)).cumsum(2)
+        self.inputs: torch.Tensor = self.chunked(args.x.to(compute) * self.dt[..., None])
         device = args.x.device
         lower = torch.ones(size, size, dtype=torch.bool, device=device).tril()[..., None]
         between = self.logs[:, :, :, None] - self.logs[:, :, None]
-        self.decay = torch.exp(between.masked_fill(~lower, -torch.inf))
-        self.to_end = torch.exp(self.logs[:, :, -1:] - self.logs)
+        self.decay: torch.Tensor = torch.exp(between.masked_fill(~lower, -torch.inf))
+        self.to_end: torch.Tensor = torch.exp(self.logs[:, :, -1:] - self.logs)
         own = torch.einsum("zcshn,zcsh,zcshp->zchpn", self.b, self.to_end, self.inputs)
         first = args.initial_states
         first = own.new_zeros(self.batch, heads, head_dim, states) if first is None else first.to(compute)
-        self.own = torch.cat([first[:, None], own], 1)
+        self.own: torch.Tensor = torch.cat([first[:, None], own], 1)
         ends = F.pad(self.logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
         before = torch.ones(self.chunks + 1, self.chunks + 1, dtype=torch.bool, device=device).tril()[..., None]
-        self.passed = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
-        self.states = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
+        self.passed: torch.Tensor = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
+        self.states: torch.Tensor = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
 
     def chunked(self, t: torch.Tensor) -> torch.Tensor:
         """Return `[B, L, ...]` as `[B, chunks, REFERENCE_CHUNK, ...]`, with zeros at the end."""

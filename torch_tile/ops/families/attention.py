@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -292,7 +292,7 @@ def _with_scores(args: AttentionArgs[Tensor]) -> Tensor:
     return torch.matmul(torch.softmax(s, -1).masked_fill(empty, 0.0).to(v.dtype), v)
 
 
-attention = form(
+attention: Final = form(
     "attention",
     AttentionArgs[Tensor],
     Tensor,
@@ -321,7 +321,7 @@ Returns:
     sees no key gives 0.
 """,
 )
-attention_lse = form(
+attention_lse: Final = form(
     "attention_lse",
     AttentionArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -335,7 +335,19 @@ Returns:
 
 
 def attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any, **named: Any
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int | torch.SymInt = 0,
+    aux: Sequence[Tensor] | None = None,
+    score: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
 
@@ -346,13 +358,18 @@ def attention_backward(
         v: `[B, Hkv, Skv, Dv]`.
         out: what `attention_lse` returned first.
         lse: what it returned second.
-        options: the mask and all that follows it in `attention`; mask and aux get no gradients here.
-        named: the same, by name.
+        mask: as for `attention`; it gets no gradient here.
+        causal: as for `attention`, like all that follow.
+        scale: see there.
+        window: see there.
+        q_offset: see there.
+        aux: see there; no gradient here.
+        score: see there.
 
     Returns:
         dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
     """
-    given = AttentionArgs(q, k, v, *options, **named).backward(grad, out, lse)
+    given = AttentionArgs(q, k, v, mask, causal, scale, window, q_offset, aux, score).backward(grad, out, lse)
     dq, dk, dv, _ = torch.ops.tile.attention_backward.default(*map(as_listed, given))
     return dq, dk, dv
 

@@ -7,7 +7,7 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -156,7 +156,7 @@ def _flops(args: PagedArgs[Shape]) -> int:
     return 2 * queries * heads * args.block_tables[1] * args.k_pages[1] * (width + args.v_pages[3])
 
 
-attention_paged = form(
+attention_paged: Final = form(
     "attention_paged",
     PagedArgs[Tensor],
     Tensor,
@@ -188,7 +188,7 @@ Returns:
 Values of block_tables, lengths and cu_seqlens_q are checked on the CPU only.
 """,
 )
-attention_paged_lse = form(
+attention_paged_lse: Final = form(
     "attention_paged_lse",
     PagedArgs[Tensor],
     tuple[Tensor, Tensor],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -258,7 +258,7 @@ def _products(args: VarlenArgs[Shape], over_d: int, over_v: int) -> int:
     return 2 * rows * heads * int(args.max_seqlen_k) * (over_d * width + over_v * args.v[2])
 
 
-attention_varlen = form(
+attention_varlen: Final = form(
     "attention_varlen",
     VarlenArgs[Tensor],
     Tensor,
@@ -290,7 +290,7 @@ Returns:
 Values of cu_seqlens are checked on the CPU only. Gradients are the same from run to run.
 """,
 )
-attention_varlen_lse = form(
+attention_varlen_lse: Final = form(
     "attention_varlen_lse",
     VarlenArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -304,7 +304,21 @@ Returns:
 
 
 def attention_varlen_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any, **named: Any
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | torch.SymInt,
+    max_seqlen_k: int | torch.SymInt,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    aux: Sequence[Tensor] | None = None,
+    score: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attention_varlen` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
 
@@ -315,14 +329,22 @@ def attention_varlen_backward(
         v: `[Tk, Hkv, Dv]`.
         out: what `attention_varlen_lse` returned first.
         lse: what it returned second.
-        options: cu_seqlens_q and all that follows it in `attention_varlen`.
-        named: the same, by name.
+        cu_seqlens_q: as for `attention_varlen`, like all that follow.
+        cu_seqlens_k: see there.
+        max_seqlen_q: see there.
+        max_seqlen_k: see there.
+        causal: see there.
+        scale: see there.
+        window: see there.
+        aux: see there; no gradient here.
+        score: see there.
 
     Returns:
         dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
         sequence have 0.
     """
-    given = VarlenArgs(q, k, v, *options, **named).backward(grad, out, lse)
+    options = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale, window, aux, score
+    given = VarlenArgs(q, k, v, *options).backward(grad, out, lse)
     dq, dk, dv = torch.ops.tile.attention_varlen_backward.default(*map(as_listed, given))
     return dq, dk, dv
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ def _flops(args: CausalConv1dArgs[Shape]) -> int:
     return 2 * batch * length * channels * args.weight[1]
 
 
-causal_conv1d = form(
+causal_conv1d: Final = form(
     "causal_conv1d",
     CausalConv1dArgs[Tensor],
     Tensor,
@@ -169,7 +169,7 @@ Returns:
     `[B, L, D]` in x's dtype. The state behind it is the last W - 1 times of initial_state and x.
 """,
 )
-causal_conv1d_backward = form(
+causal_conv1d_backward: Final = form(
     "causal_conv1d_backward",
     CausalConv1dBackwardArgs[Tensor],
     tuple[Tensor, Tensor, Tensor, Tensor],
@@ -187,7 +187,7 @@ Returns:
     the gradients by x, weight, bias and initial_state, in their dtypes; `[0]` for what is not given.
 """,
 )
-causal_conv1d_update = form(
+causal_conv1d_update: Final = form(
     "causal_conv1d_update",
     CausalConv1dUpdateArgs[Tensor],
     tuple[Tensor, Tensor],

@@ -6,7 +6,7 @@ The kernels read the logits once each: for the loss and the log-sum-exp, and for
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ def _sharding_of_backward(args: CrossEntropyBackwardArgs[Spec]) -> Rule:
     return Rule(outputs=[dims], inputs=inputs, free=rows)
 
 
-cross_entropy = form(
+cross_entropy: Final = form(
     "cross_entropy",
     CrossEntropyArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -167,7 +167,7 @@ Returns:
     loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
 """,
 )
-cross_entropy_backward = form(
+cross_entropy_backward: Final = form(
     "cross_entropy_backward",
     CrossEntropyBackwardArgs[Tensor],
     Tensor,

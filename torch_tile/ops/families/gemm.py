@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 
-AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element"}
+AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element", "g": "[G, N]"}
 
 
 class GemmArgs(NamedTuple, Generic[V]):
@@ -76,16 +76,19 @@ def _check_gemm(args: GemmArgs[Tensor]) -> None:
 
 def check_epilogue(
     op: str, a: Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
-    aux: Sequence[Tensor], kinds: str, epilogue: str,
+    aux: Sequence[Tensor], kinds: str, epilogue: str, groups: checks.Size | None = None,
 ) -> None:  # fmt: skip
-    """Check the epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind."""
+    """Check the epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind: `g` for groups."""
+    allowed, named = ("trcs", "'t', 'r', 'c' or 's'") if groups is None else ("trcsg", "'t', 'r', 'c', 's' or 'g'")
     require_value(
-        len(kinds) == len(aux) and set(kinds) <= set(AUX_KINDS),
-        lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected 't', 'r', 'c' or 's' for each",
+        len(kinds) == len(aux) and set(kinds) <= set(allowed),
+        lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected {named} for each",
     )
     for i, (x, kind) in enumerate(zip(aux, kinds, strict=True)):
         checks.check_auxiliary(op, f"aux[{i}]", x, "a", a)
-        wanted: tuple[Any, ...] = {"t": (*rows, cols), "r": (cols,), "c": (*rows, 1), "s": x.shape}[kind]
+        wanted: tuple[Any, ...] = {
+            "t": (*rows, cols), "r": (cols,), "c": (*rows, 1), "s": x.shape, "g": (groups, cols)
+        }[kind]  # fmt: skip
         ok = x.numel() == 1 if kind == "s" else x.dim() == len(wanted)
         require(
             ok,
@@ -183,7 +186,7 @@ def _gemm_sharding(args: GemmArgs[Spec]) -> Rule:
 
 def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
     """Names of the dimensions of a product's auxiliary operands, for sharding."""
-    dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", "")}
+    dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", ""), "g": ("group", "n")}
     return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
 
 
@@ -301,7 +304,7 @@ def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
     return product.view(*args.x.shape[:-1], args.weight.shape[0])
 
 
-linear = form(
+linear: Final = form(
     "linear",
     LinearArgs[Tensor],
     Tensor,
@@ -392,7 +395,7 @@ def _swiglu_reference(args: SwigluArgs[Tensor]) -> Tensor:
     return product.view(*args.x.shape[:-1], args.gate_weight.shape[0])
 
 
-swiglu = form(
+swiglu: Final = form(
     "swiglu",
     SwigluArgs[Tensor],
     Tensor,

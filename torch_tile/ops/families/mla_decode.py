@@ -6,7 +6,7 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -196,7 +196,7 @@ def _flops(args: MlaDecodeArgs[Shape]) -> int:
     return 2 * batch * q_len * heads * kv_len * (2 * latent + args.q_pe[3])
 
 
-mla_decode = form(
+mla_decode: Final = form(
     "mla_decode",
     MlaDecodeArgs[Tensor],
     Tensor,
@@ -228,7 +228,7 @@ Returns:
 Values of seq_lens, block_table and schedule are checked on the CPU only, where reading them is free.
 """,
 )
-mla_decode_lse = form(
+mla_decode_lse: Final = form(
     "mla_decode_lse",
     MlaDecodeArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -310,7 +310,7 @@ def _sharding_mla_schedule(args: MlaScheduleArgs[Spec]) -> Rule:
     return Rule(outputs=[("unit", "field")], inputs=[("batch",)], free=())
 
 
-mla_schedule = form(
+mla_schedule: Final = form(
     "mla_schedule",
     MlaScheduleArgs[Tensor],
     Tensor,

@@ -7,7 +7,7 @@ The forward runs the kernel; the backward is plain torch and recomputes the stat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -174,7 +174,7 @@ def _rms_norm_as_aten(args: RmsNormArgs[Tensor]) -> Tensor:
     return (y * (scale + offset if offset else scale)).to(x.dtype)
 
 
-rms_norm = form(
+rms_norm: Final = form(
     "rms_norm",
     RmsNormArgs[Tensor],
     Tensor,
@@ -193,7 +193,7 @@ Returns:
     `[..., N]` in x's dtype; with `cast_first`, promoted with the weight's.
 """,
 )
-add_rms_norm = form(
+add_rms_norm: Final = form(
     "add_rms_norm",
     AddRmsNormArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -287,7 +287,7 @@ def _layer_norm_as_aten(args: LayerNormArgs[Tensor]) -> Tensor:
     return F.layer_norm(args.x, (args.x.shape[-1],), args.weight, args.bias, args.eps)
 
 
-layer_norm = form(
+layer_norm: Final = form(
     "layer_norm",
     LayerNormArgs[Tensor],
     Tensor,
@@ -495,7 +495,7 @@ def _as_aten(args: SoftmaxArgs[Tensor]) -> Tensor:
     return F.softmax(args.x, args.dim, dtype=args.dtype)
 
 
-softmax = form(
+softmax: Final = form(
     "softmax",
     SoftmaxArgs[Tensor],
     Tensor,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -194,7 +194,7 @@ _OPTIONS = """    dt_bias: `[H]`, added to dt.
     dt_max: the greatest step size, None for no limit.
 """
 
-ssd_chunk_scan = form(
+ssd_chunk_scan: Final = form(
     "ssd_chunk_scan",
     SsdChunkScanArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -211,7 +211,7 @@ Returns:
     the output `[B, L, H, P]` in x's dtype, and the last states `[B, H, P, N]` in float32 (float64 for float64).
 """,
 )
-ssd_chunk_scan_backward = form(
+ssd_chunk_scan_backward: Final = form(
     "ssd_chunk_scan_backward",
     SsdChunkScanBackwardArgs[Tensor],
     tuple[Tensor, ...],
@@ -226,7 +226,7 @@ Returns:
     the gradients by x, dt, A, B, C, D, dt_bias and initial_states, in their dtypes; `[0]` for what is not given.
 """,
 )
-selective_state_update = form(
+selective_state_update: Final = form(
     "selective_state_update",
     SelectiveStateUpdateArgs[Tensor],
     tuple[Tensor, Tensor],
