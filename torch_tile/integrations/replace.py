@@ -23,7 +23,7 @@ log: logging.Logger = logging.getLogger("torch_tile")
 
 @dataclass(frozen=True)
 class Replacement:
-    """One change: the layer's name in the model, what it was and what it is."""
+    """One replaced layer: its name in the model, its old class and its new class."""
 
     name: str
     old: str

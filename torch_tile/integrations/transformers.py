@@ -53,7 +53,7 @@ def attention_forward(
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' models call it.
+    """Compute attention as transformers' models call it.
 
     Args:
         module: the attention layer, whose `is_causal` counts if the argument is None.
@@ -138,7 +138,7 @@ def attention_mask(
     allow_is_causal_skip: bool = True,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask of a forward pass, or None where plain causal attention that ends with the keys says the same.
+    """Build the mask of a forward pass, or return None where plain causal attention says the same.
 
     Args:
         batch_size: B.

@@ -34,9 +34,6 @@ from torch_tile.ops.families.quantize_fp8 import quantize_fp8
 from torch_tile.ops.families.route import group_tokens, route
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
-from torch_tile.ops.sharding import register_when_imported
-
-register_when_imported()
 
 __all__ = [
     "add_rms_norm",

@@ -19,7 +19,7 @@ def cross_entropy_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> torch.Tensor:
-    """`F.cross_entropy` of class indices, and a penalty on the log-sum-exp: see `torch_tile.ops.cross_entropy`.
+    """Compute `F.cross_entropy` of class indices, and a penalty on the log-sum-exp: see `torch_tile.ops.cross_entropy`.
 
     The logits are read twice if a gradient is wanted, else once. Nothing of their size is stored but the gradient.
 
@@ -106,7 +106,7 @@ def _check(name: str, target: torch.Tensor, reduction: str) -> None:
 
 
 def reduced(loss: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
-    """The losses of rows, reduced as `F.cross_entropy` does. All but the last two may be tensors or `fx.Proxy`s."""
+    """Reduce the losses of rows as `F.cross_entropy` does. All but the last two may be tensors or `fx.Proxy`s."""
     if reduction == "none":
         return loss
     if reduction == "sum":

@@ -51,14 +51,14 @@ class Case:
 
 
 def catalogue() -> list[Case]:
-    """Representative calls of every family, for each dtype that it has kernels for."""
+    """List representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
     return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
-    """The kernels that a case launches on a machine of `target`, in their order; none is run.
+    """Compile the kernels that a case launches on a machine of `target`, in their order; none is run.
 
     Empty where the family leaves the case to plain torch.
     """
@@ -77,11 +77,12 @@ def launches(case: Case, target: Target) -> list[Launch]:
 
 
 def machine_for(target: Target) -> common.Machine:
-    """A machine of a target that is not at hand."""
+    """Make the description of a machine of a target that is not at hand."""
     return common.Machine(target, target.sms if target.kind == "cuda" else 128)
 
 
 def _gemms() -> Iterator[Case]:
+    """Yield cases of `gemm`: square, odd, few rows, long K, and with epilogues."""
     bias_gelu, swiglu = "v=add(acc0,x0);w=gelu(v);ret w", "g=silu(acc0);y=mul(g,acc1);ret y"
     for name, dtype in ALL.items():
         for shape in ((2048, 2048, 2048), (512, 512, 512), (777, 555, 999), (64, 4096, 4096), (16, 64, 65536)):
@@ -106,6 +107,8 @@ def _gemm(
     dtype: torch.dtype, m: int, n: int, k: int, epilogue: str = "", kinds: str = "", products: int = 1,
     transposed: bool = False,
 ) -> Callable[[Make], object]:  # fmt: skip
+    """Return a call of `gemm` with tensors of these sizes."""
+
     def call(make: Make) -> object:
         bs = [make((n, k), dtype).T if transposed else make((k, n), dtype) for _ in range(products)]
         return gemm.gemm(make((m, k), dtype), bs, [make((n,), dtype) for _ in kinds], kinds, epilogue, dtype)
@@ -128,6 +131,8 @@ def _grouped_gemms() -> Iterator[Case]:
 def _grouped_gemm(
     dtype: torch.dtype, rows: int, epilogue: str = "", kinds: str = "", products: int = 1, transposed: bool = True
 ) -> Callable[[Make], object]:
+    """Return a call of `grouped_gemm` with 64 groups of so many rows."""
+
     def call(make: Make) -> object:
         groups, n, k = 64, 1536, 2048
         bs = [make((groups, n, k), dtype).mT if transposed else make((groups, k, n), dtype) for _ in range(products)]
@@ -138,6 +143,8 @@ def _grouped_gemm(
 
 
 def _k_grouped_gemm(dtype: torch.dtype, m: int, n: int) -> Callable[[Make], object]:
+    """Return a call of `k_grouped_gemm` with results of `m x n`."""
+
     def call(make: Make) -> object:
         rows, offsets = 64 * 512, make((64,), torch.int32)
         return grouped_wgrad.k_grouped_gemm(make((rows, m), dtype), make((rows, n), dtype), offsets, dtype)
@@ -146,7 +153,7 @@ def _k_grouped_gemm(dtype: torch.dtype, m: int, n: int) -> Callable[[Make], obje
 
 
 def _dequant_gemms() -> Iterator[Case]:
-    """Schemes as (words, bits, columns of a group or 0, whether there are zeros)."""
+    """Yield cases of `dequant_gemm`: integer, float8 and table formats, for few and many rows."""
     schemes = {
         "int8": (torch.int8, 8, 0, False), "int8 groups": (torch.int8, 8, 32, True),
         "int4": (torch.uint8, 4, 32, True), "int4 g128": (torch.uint8, 4, 128, False),
@@ -170,7 +177,7 @@ def _dequant_gemms() -> Iterator[Case]:
 
 
 def _scaled_gemms() -> Iterator[Case]:
-    """Products of float8, by how operands are scaled, and the rounding of activations to it."""
+    """Yield cases of float8 products by how operands are scaled, and of the rounding of activations to float8."""
     forms = {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128)), "runs": ((1, 128), (1, 128))}
     for name, form in forms.items():
         for m in (16, 4096):
@@ -180,7 +187,7 @@ def _scaled_gemms() -> Iterator[Case]:
 
 
 def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
-    """Scales as (rows that share one, columns that share one or 0)."""
+    """Return a call of `scaled_gemm`; scales as (rows that share one, columns that share one or 0)."""
     float8, n, k = torch.float8_e4m3fn, 4096, 4096
 
     def call(make: Make) -> object:
@@ -247,10 +254,13 @@ def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> 
 
 
 def _quantization(group: int) -> Callable[[Make], object]:
+    """Return a call of `quantize_fp8` in runs of `group` columns."""
     return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, torch.float8_e4m3fn)
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
+    """Return a call of `dequant_gemm` on weights of a 4-bit number format."""
+
     def call(make: Make) -> object:
         n = k = 4096
         a, words, scales = make((m, k), dtype), make((n, k // 2), torch.uint8), make((n, k // group), scale)
@@ -262,6 +272,8 @@ def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch
 def _dequant_gemm(
     dtype: torch.dtype, m: int, n: int, words: torch.dtype, bits: int, group: int, zero: bool, products: int = 1
 ) -> Callable[[Make], object]:
+    """Return a call of `dequant_gemm` on weights of integers or float8."""
+
     def call(make: Make) -> object:
         k = 4096
         groups = k // group if group else 1
@@ -280,6 +292,7 @@ SLOPES = "v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"
 
 
 def _attentions() -> Iterator[Case]:
+    """Yield cases of `attention`: causal, windows, masks, biases, score functions, decoding."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
             yield Case(f"attention {name} d{size}", _attention(dtype, size))
@@ -317,6 +330,8 @@ def _attention(
     dtype: torch.dtype, size: int, lengths: tuple[int, int] = (1024, 1024), groups: int = 1, causal: bool = False,
     window: int = 0, mask: torch.dtype | None = None, score: str = "", aux: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Make], object]:  # fmt: skip
+    """Return a call of `attention` with 8 heads of `size` in a batch of 2."""
+
     def call(make: Make) -> object:
         queries, keys = lengths
         q, k, v = (make((2, h, s, size), dtype) for h, s in ((8 * groups, queries), (8, keys), (8, keys)))
@@ -328,6 +343,7 @@ def _attention(
 
 
 def _attention_backwards() -> Iterator[Case]:
+    """Yield cases of `attention_backward`, as for `attention`."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
             yield Case(f"attention_backward {name} d{size}", _attention_backward(dtype, (size, size)))
@@ -363,6 +379,8 @@ def _attention_backward(
     causal: bool = False, window: int = 0, mask: torch.dtype | None = None, keep: str = "",
     score: str = "", aux: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Make], object]:  # fmt: skip
+    """Return a call of `attention_backward` with 8 heads in a batch of 2."""
+
     def call(make: Make) -> object:
         queries, keys = lengths
         rows = (2, 8 * groups, queries)
@@ -378,7 +396,7 @@ def _attention_backward(
 
 
 def _attentions_of_sequences() -> Iterator[Case]:
-    """Attention over ragged sequences and over keys in pages."""
+    """Yield cases of attention over ragged sequences and over keys in pages."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
             yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
@@ -394,6 +412,8 @@ def _attentions_of_sequences() -> Iterator[Case]:
 def _varlen(
     dtype: torch.dtype, size: int, groups: int = 1, causal: bool = False, window: int = 0, score: str = ""
 ) -> Callable[[Make], object]:
+    """Return calls of `attention_varlen` and its backward."""
+
     def call(make: Make) -> object:
         q, k, v = (make((4096, heads, size), dtype) for heads in (8 * groups, 8, 8))
         starts = make((9,), torch.int32)
@@ -405,6 +425,8 @@ def _varlen(
 
 
 def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
+    """Return a call of `attention_paged` with pages of `page` positions."""
+
     def call(make: Make) -> object:
         shape = (8 * queries,) if ragged else (8, queries)
         q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), dtype) for _ in range(2))
@@ -416,12 +438,14 @@ def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) ->
 
 
 def _append(dtype: torch.dtype, make: Make) -> None:
+    """Call `append_to_pages`."""
     k, v = (make((8, 4, 8, 128), dtype) for _ in range(2))
     k_pages, v_pages = (make((64, 16, 8, 128), dtype) for _ in range(2))
     paged.append_to_pages(k, v, k_pages, v_pages, make((8, 8), torch.int32), make((8,), torch.int32))
 
 
 def _decodings() -> Iterator[Case]:
+    """Yield cases of `mla_decode`: contiguous, in pages, split, and with a schedule."""
     for name, dtype in FLOATS.items():
         yield Case(f"mla {name}", _decoding(dtype, 128, 64, 0))
         yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
@@ -434,6 +458,8 @@ def _decodings() -> Iterator[Case]:
 def _decoding(
     dtype: torch.dtype, heads: int, batch: int, page: int, scheduled: bool = False
 ) -> Callable[[Make], object]:
+    """Return a call of `mla_decode` with these heads and batch size."""
+
     def call(make: Make) -> object:
         q, q_pe = make((batch, 1, heads, 512), dtype), make((batch, 1, heads, 64), dtype)
         cache = (batch * 64, page) if page else (batch, 4096)
@@ -447,7 +473,7 @@ def _decoding(
 
 
 def _rows() -> Iterator[Case]:
-    """Norms, softmax and losses."""
+    """Yield cases of norms, softmax and losses."""
     for name, dtype in ALL.items():
         for n in (128, 4096, 16384, 1000):
             yield Case(f"rms_norm {name} {n}", partial(_rms_norm, dtype, n))
@@ -464,18 +490,22 @@ def _rows() -> Iterator[Case]:
 
 
 def _rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `rms_norm` on 512 rows of n."""
     return norm.rms_norm(make((512, n), dtype), make((n,), dtype))
 
 
 def _add_rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `rms_norm` with a residual and an activation on 512 rows of n."""
     return norm.rms_norm(make((512, n), dtype), make((n,), dtype), make((512, n), dtype), activation="silu")
 
 
 def _layer_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `layer_norm` on 512 rows of n."""
     return norm.layer_norm(make((512, n), dtype), make((n,), dtype), make((n,), dtype))
 
 
 def _modulated_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `fused_norm` with a gated sum in front and a modulation behind."""
     x, y = (make((2, 256, n), dtype) for _ in range(2))
     aux = [make((2, 1, n), dtype) for _ in range(3)]
     gate, modulate = "v0=mul(x2,x3);v1=add(acc0,v0);ret v1", "v0=add(x0,1.0);v1=mul(acc0,v0);v2=add(v1,x1);ret v2"
@@ -483,6 +513,7 @@ def _modulated_norm(dtype: torch.dtype, n: int, make: Make) -> object:
 
 
 def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Make) -> object:
+    """Call `cross_entropy` and its backward on 64 rows of n logits."""
     logits, target = make((64, n), dtype), make((64,), torch.int64)
     weight = make((n,), torch.float32) if label_smoothing else None
     loss, lse = cross_entropy.cross_entropy(logits, target, weight, label_smoothing=label_smoothing)
@@ -517,11 +548,12 @@ def _linear_cross_entropy(dtype: torch.dtype, n: int, softcap: float | None, mak
 
 
 def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
+    """Call `softmax` on 512 rows of n."""
     return softmax.softmax(make((512, n), dtype), dim)
 
 
 def _scans() -> Iterator[Case]:
-    """Layers of Mamba-2: 8 heads of 64 channels and 128 states in 2 groups; and one of odd sizes."""
+    """Yield cases of Mamba-2 layers: 8 heads of 64 channels and 128 states in 2 groups; and one of odd sizes."""
     usual, odd = (2, 1024, 8, 64, 2, 128), (1, 77, 3, 23, 1, 41)
     cases = {"bf16": (torch.bfloat16, usual), "bf16 odd": (torch.bfloat16, odd), "fp32": (torch.float32, usual)}
     for name, (dtype, sizes) in (cases | {"fp64": (torch.float64, usual)}).items():
@@ -531,6 +563,8 @@ def _scans() -> Iterator[Case]:
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
+    """Return calls of `causal_conv1d`, its update and its backward."""
+
     def call(make: Make) -> object:
         x, weight, bias = make((batch, length, channels), dtype), make((channels, 4), dtype), make((channels,), dtype)
         given = weight, bias, make((batch, 3, channels), dtype), "silu"
@@ -543,6 +577,8 @@ def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> 
 def _scan(
     dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
 ) -> Callable[[Make], object]:
+    """Return calls of `ssd_chunk_scan` and its backward."""
+
     def call(make: Make) -> object:
         x, wide = make((batch, length, heads, head_dim), dtype), torch.promote_types(dtype, torch.float32)
         keys = make((batch, length, groups, states), dtype)
@@ -557,6 +593,8 @@ def _scan(
 def _scan_update(
     dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
 ) -> Callable[[Make], object]:
+    """Return a call of `selective_state_update`."""
+
     def call(make: Make) -> object:
         x, channel = make((batch, heads, head_dim), dtype), make((heads, head_dim), dtype)
         state, A = make((batch, heads, head_dim, states), dtype), make((heads, head_dim, states), torch.float32)

@@ -32,7 +32,7 @@ from torch_tile.kernels.common import (
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel of the family is compiled for.
+    """Compile-time facts of a cross-entropy kernel: dtypes, and whether labels are smoothed.
 
     weight: the dtype of the classes' weights, None without. smoothed: label smoothing is not 0. capped: logits are
     `cap * tanh(x / cap)` of the numbers x whose gradient is wanted.
@@ -83,7 +83,7 @@ class Config:
 
 
 def config_for(n: int, vector: int, machine: Machine) -> Config:
-    """The tiling of rows of `n` logits that start at multiples of `vector`."""
+    """Choose the tiling of rows of `n` logits that start at multiples of `vector`."""
     if not machine.is_gpu:
         return Config(1, 1, 1, min(4096, max(64, power_of_two(n))))
     threads, pieces = 256, 32 // max(vector, 4)
@@ -100,7 +100,7 @@ def loss_reference(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.cross_entropy` in plain torch."""
+    """Compute `tile.cross_entropy` in plain torch."""
     x = logits.to(compute_dtype(logits.dtype))
     n = x.shape[-1]
     lse = x.logsumexp(-1)
@@ -126,7 +126,7 @@ def gradient_reference(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> torch.Tensor:
-    """`tile.cross_entropy_backward` in plain torch."""
+    """Compute `tile.cross_entropy_backward` in plain torch."""
     if isinstance(logits.shape[-1], int) and logits.shape[-1] == 0:
         return logits.new_empty(logits.shape)
     slope, _ = logit_slopes(logits, target, lse, weight, ignore_index, label_smoothing, z_loss)
@@ -142,7 +142,7 @@ def logit_slopes(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The derivative of each row's loss by its logits, `[..., N]` in the dtype of sums; and its factor of softmax."""
+    """Compute the derivative of each row's loss by its logits, `[..., N]`, and its softmax factor."""
     x = logits.to(compute_dtype(logits.dtype))
     at, counted, valid = _classes(target, ignore_index, x.shape[-1])
     own_weight, smoothing, total = _weights(x, at, weight, label_smoothing)
@@ -156,14 +156,14 @@ def logit_slopes(
 
 
 def _classes(target: torch.Tensor, ignore_index: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return targets as indices inside the row, the rows that count, and the targets that name a class."""
+    """Clamp targets to valid class indices; return them with masks of counted rows and of valid targets."""
     return target.clamp(0, n - 1).long(), target != ignore_index, (target >= 0) & (target < n)
 
 
 def _weights(
     x: torch.Tensor, at: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float
 ) -> tuple[torch.Tensor, float, torch.Tensor | float]:
-    """The weight of each row's own class, the share of every class by smoothing, and the sum of all weights."""
+    """Return each row's own class weight, the label-smoothing share of a class, and the sum of all class weights."""
     n = x.shape[-1]
     kept = 1.0 - label_smoothing
     if weight is None:
@@ -174,14 +174,14 @@ def _weights(
 
 @T.macro
 def weight_of(spec: Spec, operands: Any, column: Any) -> Any:
-    """The weight of a class, in the dtype of sums."""
+    """Load the weight of a class in the dtype of sums."""
     compute = compute_dtype(spec.dtype)
     return T.cast(1.0, compute) if spec.weight is None else T.cast(operands[0][column], compute)
 
 
 @T.macro
 def finite(value: Any) -> Any:
-    """`value`, or 0 for an infinite one: what can be subtracted from exponents."""
+    """Replace an infinite row max by 0, so that it can be subtracted in exponents."""
     return T.if_then_else(T.isinf(value), 0.0, value)
 
 
@@ -207,6 +207,7 @@ def sum_exponentials(config: Config, spec: Spec, logits: Any, operands: Any, fir
     unit, power = (LOG2_E, T.exp2) if fused else (1.0, T.exp)
 
     def weight(logit: Any, base: Any) -> Any:
+        """Compute `exp(logit - base)`; if fused, as one multiply-add and an exp2 of a scaled base."""
         return T.exp2(T.fma(logit, unit, -base)) if fused else T.exp(logit - base)
 
     tile = T.alloc_fragment((rows, lanes, per_lane), compute)
@@ -289,7 +290,7 @@ def loss_of(spec: Spec, operands: Any, found: Any, i: Any, own: Any, picked: Any
 
 @jit
 def loss_rows(config: Config, spec: Spec) -> Any:
-    """`loss[r]` and `lse[r]` of row r."""
+    """Build the kernel for `loss[r]` and `lse[r]` of row r."""
     compute, rows = compute_dtype(spec.dtype), config.rows
     m, n = T.dynamic("m"), dynamic("n", config.alignment)
     logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
@@ -323,7 +324,7 @@ def loss_rows(config: Config, spec: Spec) -> Any:
 
 @jit
 def gradient_rows(config: Config, spec: Spec) -> Any:
-    """The gradient of `loss_rows` by the logits, from the log-sum-exp of each row: one pass over the row."""
+    """Build the kernel for the gradient of `loss_rows` by the logits: one pass over each row."""
     compute = compute_dtype(spec.dtype)
     rows, width = config.rows, config.width
     m, n = T.dynamic("m"), dynamic("n", config.alignment)
@@ -472,7 +473,9 @@ def cross_entropy(
     loss: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `loss_reference`. `loss` and `lse` may be given, contiguous; `config` replaces that of `config_for`."""
+    """Compute `loss_reference` with the kernel. `loss` and `lse` may be given, contiguous; `config` replaces that of
+    `config_for`.
+    """
     if not has_kernels(logits) or not logits.numel():
         found = loss_reference(logits, target, weight, ignore_index, label_smoothing, z_loss)
         return into(loss, found[0]), into(lse, found[1])
@@ -500,7 +503,9 @@ def cross_entropy_backward(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `gradient_reference`. `out`, contiguous, may be given; `config` overrides the choice of `config_for`."""
+    """Compute `gradient_reference` with the kernel. `out`, contiguous, may be given; `config` overrides the choice of
+    `config_for`.
+    """
     if not has_kernels(logits) or not logits.numel():
         given = weight, ignore_index, label_smoothing, z_loss
         return into(out, gradient_reference(grad, logits, target, lse, *given))
@@ -540,4 +545,5 @@ def loss_and_gradient(
 
 
 def _spec(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float) -> Spec:
+    """Collect the compile-time facts of a call."""
     return Spec(logits.dtype, target.dtype, None if weight is None else weight.dtype, label_smoothing != 0.0)
