@@ -160,13 +160,12 @@ class Reduce(RegisteredOp):
         tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(wide)
         unsigned = self.src.buffer.dtype == dt.uint64
         folded = fold_tensor(self.fold, tile, self.dim, unsigned)
-        old = env.read(self.dst)
         if not self.clear:
             import torch
 
-            both = torch.stack([old.to(wide).reshape(folded.shape), folded])
+            both = torch.stack([env.read(self.dst).to(wide).reshape(folded.shape), folded])
             folded = fold_tensor(self.merging, both, 0, self.dst.buffer.dtype == dt.uint64)
-        env.write(self.dst, folded.to(old.dtype).reshape(old.shape))
+        env.write(self.dst, folded.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
 
 
 def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:

@@ -114,7 +114,6 @@ class Scan(RegisteredOp):
         """Scan by torch in float64 (int64 for integers)."""
         import torch
 
-        old = env.read(self.dst)
         tile = (
             env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(env.wide(self.dst.buffer.dtype))
         )
@@ -126,7 +125,7 @@ class Scan(RegisteredOp):
             tile = torch.cummax(ordered(tile) if unsigned else tile, self.dim).values
             tile = ordered(tile) if unsigned else tile
         tile = tile.flip(self.dim) if self.reverse else tile
-        env.write(self.dst, tile.to(old.dtype).reshape(old.shape))
+        env.write(self.dst, tile.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
 
 
 @tile_op("cumsum")
