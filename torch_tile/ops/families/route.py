@@ -39,7 +39,7 @@ class GroupTokensArgs(NamedTuple, Generic[V]):
     """Arguments of `tile.group_tokens`."""
 
     experts: V
-    count: int
+    num_experts: int
 
 
 def _fake(args: RouteArgs[Tensor]) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ def _sharding(args: RouteArgs[Spec]) -> Rule:
 
 
 def _fake_groups(args: GroupTokensArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    op, experts, count = "group_tokens", args.experts, args.count
+    op, experts, count = "group_tokens", args.experts, args.num_experts
     require_type(
         experts.dtype in INDICES, lambda: f"tile.{op}: experts has dtype {experts.dtype}; expected int64 or int32"
     )
@@ -98,7 +98,7 @@ def _fake_groups(args: GroupTokensArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]
         experts.layout == torch.strided, lambda: f"tile.{op}: experts has layout {experts.layout}; expected strided"
     )
     require_value(
-        0 <= count <= MOST_EXPERTS, lambda: f"tile.{op}: count is {count}; expected 0 to {MOST_EXPERTS} experts"
+        0 <= count <= MOST_EXPERTS, lambda: f"tile.{op}: num_experts is {count}; expected 0 to {MOST_EXPERTS} experts"
     )
     return (
         experts.new_empty((experts.numel(),), dtype=torch.int32),
@@ -146,13 +146,13 @@ group_tokens = form(
     """Sort pairs of token and expert by their expert: rows for `grouped_gemm`. Pairs of one expert keep their order.
 
 Args:
-    experts: `[...]` int64 or int32, the expert of each pair, as `route` returns. Pairs of experts below 0 or from
-        `count` on come last.
-    count: how many experts there are, at most 1024.
+    experts: `[...]` int64 or int32, the expert of each pair, as `route` returns. Pairs of experts below 0 or
+        from `num_experts` on come last.
+    num_experts: how many experts there are, at most 1024.
 
 Returns:
     all int32: for each sorted row its pair, `[pairs]`; for each pair its row, `[...]`; where each expert's rows end,
-    `[count]`.
+    `[num_experts]`.
 """,
 )
 
