@@ -348,6 +348,22 @@ def linear_cross_entropy_gradients_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def route_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(5, 7), None, 3),
+        (t.strided(2, 3, 12), t(12).detach(), 4, "sigmoid", 4, 2, 2, True, 2.5),
+        (t(3, 12), None, 2, "softmax", 3, 2, 1, False),
+        (t(9), t(9).detach(), 1, "sigmoid"),
+    ]
+
+
+def group_tokens_samples(t: Maker) -> list[tuple]:
+    def experts(*shape: int) -> torch.Tensor:
+        return torch.randint(-1, 7, shape, generator=t.generator)
+
+    return [(experts(5, 2), 6), (experts(301).int(), 5), (experts(3), 0)]
+
+
 def causal_conv1d_samples(t: Maker) -> list[tuple]:
     return [
         (t(2, 5, 7), t(7, 4)),
@@ -412,6 +428,8 @@ SAMPLES = {
     "selective_state_update": selective_state_update_samples,
     "cross_entropy": cross_entropy_samples,
     "cross_entropy_backward": cross_entropy_backward_samples,
+    "group_tokens": group_tokens_samples,
+    "route": route_samples,
     "linear_cross_entropy": linear_cross_entropy_samples,
     "linear_cross_entropy_gradients": linear_cross_entropy_gradients_samples,
     "gemm": gemm_samples,

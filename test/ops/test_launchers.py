@@ -235,6 +235,14 @@ CALLS = {
         "ttttt", lambda g, x, y, lse, out: launchers.cross_entropy_backward(g, x, y, lse, None, out=out),
         lambda: (torch.ones(3, 5), half(3, 5, 64), torch.ones(3, 5).int(), torch.ones(3, 5), half(3, 5, 64)),
     ),
+    "route": (
+        "tttt", lambda x, b, *out: launchers.route(x, b, 3, "sigmoid", 4, 2, out=out),
+        lambda: (half(3, 5, 64), half(64), torch.empty(3, 5, 3), torch.empty(3, 5, 3).long()),
+    ),
+    "group_tokens": (
+        "tttt", lambda x, *out: launchers.group_tokens(x, 6, out=out),
+        lambda: (torch.ones(7, 3).long(), *(torch.empty(s, dtype=torch.int32) for s in ((21,), (7, 3), (6,)))),
+    ),
     "linear_cross_entropy": (
         "tttttt", lambda x, w, y, b, *out: launchers.linear_cross_entropy(x, w, y, b, None, -1, 0.1, 0.1, 9.0, out=out),
         lambda: (half(3, 5, 64), half(24, 64), torch.ones(3, 5).long(), half(24), torch.empty(3, 5), torch.empty(3, 5)),

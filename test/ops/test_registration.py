@@ -29,10 +29,11 @@ ANY_DTYPE = [
     "cross_entropy",
     "linear_cross_entropy",
     "linear_cross_entropy_gradients",
+    "route",
 ]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8"]  # gradients
-INTEGERS = ["mla_schedule"]  # arguments and results
+INTEGERS = ["mla_schedule", "group_tokens"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
 
@@ -263,6 +264,8 @@ DYNAMIC["cross_entropy_backward"] = lambda t, n: (
     *(t(n, n + 1), t(n, n + 1, 7), torch.ones(n, n + 1).int(), t(n, n + 1).detach()),
     *(None, -1),
 )
+DYNAMIC["route"] = lambda t, n: (t(n, n + 1, 12), t(12).detach(), 3, "sigmoid", 4, 2)
+DYNAMIC["group_tokens"] = lambda t, n: (torch.arange(2 * n).view(n, 2) % 5, 6)
 DYNAMIC["linear_cross_entropy"] = lambda t, n: (t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5))
 DYNAMIC["linear_cross_entropy_gradients"] = lambda t, n: (
     *(t(n, n + 1).detach(), t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5)),

@@ -85,6 +85,8 @@ def calls():
     classes = torch.tensor([[1, 7, -100], [0, 3, 2], [5, 5, 6], [-100, 1, 4]])
     yield "cross_entropy", (t(4, 3, 8), classes)
     yield "cross_entropy", (t(4, 3, 8), classes, t(8).detach().abs(), -100, 0.1, 0.01)
+    yield "route", (t(4, 3, 8), t(8).detach(), 3, "sigmoid", 4, 2)
+    yield "group_tokens", (classes % 8, 8)
     yield "linear_cross_entropy", (t(4, 3, 5), t(8, 5), classes, t(8), None, -100, 0.1, 0.01, 3.0)
     decay = (-t(4).detach().abs()).requires_grad_()
     yield "causal_conv1d", (t(4, 3, 6), t(6, 4), t(6), t(4, 3, 6), "silu")

@@ -42,6 +42,7 @@ def replace_layers(
     attention: bool = True,
     quantized: bool = True,
     scan: bool = False,
+    experts: bool = False,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> list[Replacement]:
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
@@ -62,6 +63,8 @@ def replace_layers(
             transformers' experts in float8 and MXFP4.
         scan: scans and short convolutions of transformers' models (Mamba-2 and its hybrids), in the file of
             the model: all models of the file use ours from then on. Filters are not asked.
+        experts: `experts_implementation="tile"` for a model of transformers: its mixtures of experts sort tokens by
+            `tile.group_tokens` and multiply by `tile.grouped_gemm`.
         filter_fn: called with each layer that could be replaced and its name; False leaves it alone.
 
     Returns:
@@ -82,6 +85,8 @@ def replace_layers(
         done += fuse_activations(model, wanted)
     if attention:
         done += switch_attention(model, wanted)
+    if experts:
+        done += switch_experts(model, wanted)
     if scan:
         done += [Replacement(file, name, "torch_tile.nn.scans") for file, name in replace_scans(model)]
     return done
@@ -127,6 +132,26 @@ def switch_attention(model: nn.Module, wanted: Callable[[nn.Module, str], bool])
             log.info("%s keeps its attention: %s", type(module).__name__, problem)
         if module.config._attn_implementation == "tile":
             yield Replacement(name, f"attn_implementation={before!r}", "attn_implementation='tile'")
+
+
+def switch_experts(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:
+    """Set experts_implementation="tile" on the models of transformers that have mixtures of experts."""
+    if "transformers" not in sys.modules:  # then none of its models can be here
+        return
+    from transformers import PreTrainedModel
+
+    from torch_tile.integrations.experts import register_experts
+
+    if not register_experts():
+        return
+    for name, module in model.named_modules():
+        before = getattr(getattr(module, "config", None), "_experts_implementation", None)
+        if not isinstance(module, PreTrainedModel) or before in (None, "tile") or not wanted(module, name):
+            continue
+        if not any(hasattr(m, "_is_expert_parallel") for m in module.modules()):
+            continue
+        module.set_experts_implementation("tile")
+        yield Replacement(name, f"experts_implementation={before!r}", "experts_implementation='tile'")
 
 
 # An nn.Sequential that computes linear layers together with the activations behind them.

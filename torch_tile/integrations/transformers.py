@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.integrations import continuous_batching, packed_batches
+from torch_tile.integrations.experts import register_experts
 from torch_tile.nn.functional import attend, attend_varlen, visible
 
 Tensor = torch.Tensor
@@ -33,6 +34,7 @@ def register_with_transformers() -> None:
     AttentionInterface.register("tile", attention_forward)
     AttentionMaskInterface.register("tile", attention_mask)
     continuous_batching.allow("tile")
+    register_experts()
 
 
 def attention_forward(

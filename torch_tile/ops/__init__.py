@@ -31,6 +31,7 @@ from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, l
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8
+from torch_tile.ops.families.route import group_tokens, route
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 
@@ -52,6 +53,7 @@ __all__ = [
     "cross_entropy_backward",
     "dequant_gemm",
     "gemm",
+    "group_tokens",
     "grouped_dequant_gemm",
     "grouped_gemm",
     "grouped_scaled_gemm",
@@ -65,6 +67,7 @@ __all__ = [
     "mla_schedule",
     "quantize_fp8",
     "rms_norm",
+    "route",
     "scaled_gemm",
     "selective_state_update",
     "softmax",

@@ -31,6 +31,7 @@ from torch_tile.kernels.gemm import (
 )
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
+from torch_tile.kernels.moe import group as group_tokens, route
 from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
 from torch_tile.runtime.launch_plan import Launch, LaunchPlan, planning
@@ -53,7 +54,7 @@ def catalogue() -> list[Case]:
     """List representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
-    return [*products, *attentions, *_decodings(), *_rows(), *_scans()]
+    return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -518,6 +519,24 @@ def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Mak
     loss, lse = cross_entropy.cross_entropy(logits, target, weight, label_smoothing=label_smoothing)
     given = logits, target, lse, weight
     return loss, cross_entropy.cross_entropy_backward(loss, *given, label_smoothing=label_smoothing)
+
+
+def _routing() -> Iterator[Case]:
+    """Routers of Mixtral, DeepSeek-V3 (groups, bias), and odd sizes."""
+    cases = {"mixtral": (8, 2, False), "deepseek": (256, 8, True), "odd": (77, 5, False)}
+    for name, (n, k, limited) in cases.items():
+        yield Case(f"route bf16 {name}", partial(_route, torch.bfloat16, n, k, limited))
+        yield Case(f"group_tokens {name}", partial(_group_tokens, n, k))
+    yield Case("route fp32 deepseek", partial(_route, torch.float32, 256, 8, True))
+
+
+def _route(dtype: torch.dtype, n: int, k: int, limited: bool, make: Make) -> object:
+    bias, more = (make((n,), torch.float32), ("sigmoid", 8, 4)) if limited else (None, ())
+    return route.route(make((512, n), dtype), bias, k, *more)
+
+
+def _group_tokens(n: int, k: int, make: Make) -> object:
+    return group_tokens.group_tokens(make((512, k), torch.int64), n)
 
 
 def _linear_cross_entropy(dtype: torch.dtype, n: int, softcap: float | None, make: Make) -> object:

@@ -317,7 +317,7 @@ def compete_linear_loss(
         return call
 
     with compat.isolated_compile(), FakeTensorMode():
-        fakes = [None if x is None else compat.empty_for(x) for x in tensors]
+        fakes: list[Any] = [None if x is None else compat.empty_for(x) for x in tensors]
         fakes[0] = fakes[0].new_empty((*fakes[2].shape, fakes[0].shape[-1]))  # as many rows as there are targets
         given = [x for x in fakes if x is not None]
         new, old = (_traced(timed(loss), given) for loss in (ours, theirs))

@@ -434,9 +434,8 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
                 own[i] = T.cast(inside, "int32")
                 counted[i] = T.if_then_else(label == ignore_index, 0, 1)
                 log_sum[i] = found[0][i] + found[1][i]
-                spread = 0.0
-                if spec.smoothed:
-                    spread = each * (T.cast(n, compute) if spec.weight is None else found[3][i])
+                total = found[3][i] if spec.smoothed and spec.weight is not None else T.cast(n, compute)
+                spread = each * total if spec.smoothed else 0.0
                 own_factor[i] = scale * kept
                 each_factor[i] = scale * each
                 factor[i] = scale * (kept + spread + 2.0 * z_loss * log_sum[i])

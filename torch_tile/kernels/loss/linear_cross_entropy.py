@@ -142,8 +142,8 @@ def linear_cross_entropy(
         return loss.copy_(found[0]), lse.copy_(found[1])
     x, labels = as_rows(hidden), target.reshape(-1)
     for start, end, logits in _logits(x, weight, bias, softcap, chunk):
-        outs = {"loss": loss.view(-1)[start:end], "lse": lse.view(-1)[start:end]}
-        rows.cross_entropy(logits, labels[start:end], class_weight, *options, **outs)
+        outs = loss.view(-1)[start:end], lse.view(-1)[start:end]
+        rows.cross_entropy(logits, labels[start:end], class_weight, *options, None, *outs)
     return loss, lse
 
 

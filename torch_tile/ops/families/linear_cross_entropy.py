@@ -113,7 +113,7 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...
     """The chunks are computed again, since weights of rows are known only now."""
     of_hidden, of_weight, _, of_bias = (*ctx.needs_input_grad, False)[:4]  # shorter if defaults were left out
     given = LinearCrossEntropyGradientsArgs(
-        grad, *ctx.saved_tensors, *ctx.args[5:], of_hidden=of_hidden, of_weight=of_weight or of_bias
+        *(grad, *ctx.saved_tensors, *ctx.args[len(TENSORS) :], of_hidden, of_weight or of_bias)
     )
     _, dhidden, dweight, dbias = torch.ops.tile.linear_cross_entropy_gradients.default(*given)
     return _given(LinearCrossEntropyArgs, ctx.needs_input_grad, dhidden, dweight, dbias)

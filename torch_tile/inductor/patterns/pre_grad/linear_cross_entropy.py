@@ -94,7 +94,8 @@ def _soft_cap(node: Node) -> tuple[Node, Node, float] | None:
     """Return `(x, its user, c)` if a node is `tanh(x / c) * c` and nothing else reads the steps in between."""
     if not _is(node, MULTIPLY) or node.kwargs or len(node.args) != 2:
         return None
-    bounded, cap = node.args if isinstance(node.args[0], Node) else reversed(node.args)
+    operands: tuple[Any, ...] = node.args
+    bounded, cap = operands if isinstance(operands[0], Node) else reversed(operands)
     if not is_number(cap) or cap <= 0 or not _is(bounded, TANH) or _readers(bounded) != [node]:
         return None
     scaled = bounded.args[0]
@@ -130,7 +131,7 @@ def _row_step(node: Node) -> list[Callable[[Any], Any]] | None:
 
 def _operands(layer: Node, softcap: float | None, rows: list[Callable[[Any], Any]]) -> Head | None:
     names = ("input", "weight", "bias", "residual", "activation")
-    given = {**dict(zip(names, layer.args, strict=False)), **layer.kwargs}
+    given: dict[str, Any] = {**dict(zip(names, layer.args, strict=False)), **layer.kwargs}
     given["input"] = given.pop("x", given.get("input"))
     if given.get("residual") is not None or given.get("activation", "none") != "none":
         return None
@@ -167,16 +168,16 @@ def _replace(context: Context, node: Node, head: Head, given: dict[str, Any]) ->
             x.node.meta["example_value"] = hidden
         y, weights = Proxy(target, tracer), None if weight is None else Proxy(weight, tracer)
         operands = x.node, head.weight, target, head.bias, weight, *options, 0.0, head.softcap
-        if reduction == "none" or not val(head.layer).requires_grad:
-            op = torch.ops.tile.linear_cross_entropy.default
-            call = context.graph.call_function(op, operands)
-            loss: Any = reduced(Proxy(call, tracer)[0], y, weights, options[0], reduction)
+        alone = reduction == "none" or not val(head.layer).requires_grad
+        if alone:
+            call = context.graph.call_function(torch.ops.tile.linear_cross_entropy.default, operands)
         else:
             factor = row_factor(y, weights, options[0], reduction, compute_dtype(hidden.dtype))
             wants = hidden.requires_grad, any(val(p).requires_grad for p in (head.weight, head.bias) if p is not None)
             op = torch.ops.tile.linear_cross_entropy_gradients.default
             call = context.graph.call_function(op, (factor.node, *operands, *wants))
-            loss = Proxy(call, tracer)[0]
+        found: Any = Proxy(call, tracer)
+        loss = reduced(found[0], y, weights, options[0], reduction) if alone else found[0]
         if val(node).dtype != compute_dtype(hidden.dtype):
             loss = loss.to(val(node).dtype)
     new = loss.node

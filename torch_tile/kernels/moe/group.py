@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sort pairs of a token and an expert by their expert, stably, and count each expert's pairs: all on the device.
+
+Blocks count the experts of a chunk of pairs; one block adds up the counts; blocks then place the pairs of each chunk.
+No atomics: the order is the same in each run. Experts that do not exist come last and are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import all_into, has_kernels, machine_of, power_of_two
+
+CHUNK = 256  # pairs
+
+
+def reference(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`tile.group_tokens` in plain torch."""
+    flat = experts.reshape(-1)
+    known = torch.where((flat >= 0) & (flat < count), flat, count)
+    order = known.sort(stable=True).indices
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(flat.shape[0], device=flat.device))
+    ends = (known[:, None] <= torch.arange(count, device=flat.device)).sum(0)
+    return order.int(), place.view(experts.shape).int(), ends.int()
+
+
+@jit
+def group_pairs(dtype: torch.dtype, width: int, threads: int) -> Any:
+    """Build the kernels. `width`: a power of two above the number of experts."""
+    s, parts, count = T.dynamic("s, parts, count")
+
+    @T.macro
+    def load(experts: Any, ids: Any, first: Any) -> None:
+        """Load the experts of a chunk; those that do not exist are number `count`, those behind the end `width`."""
+        for i in T.Parallel(CHUNK):
+            expert = T.cast(experts[T.min(first + i, s - 1)], "int64")
+            exists = (expert >= 0) & (expert < T.cast(count, "int64"))
+            known = T.if_then_else(exists, T.cast(expert, "int32"), count)
+            ids[i] = T.if_then_else(first + i < s, known, width)
+
+    @T.prim_func
+    def group_tokens(
+        experts: T.Tensor((s,), dtype),
+        before: T.Tensor((parts, width), "int32"),
+        starts: T.Tensor((width,), "int32"),
+        order: T.Tensor((s,), "int32"),
+        place: T.Tensor((s,), "int32"),
+        offsets: T.Tensor((count,), "int32"),
+    ):
+        with T.Kernel(parts, threads=threads) as part:
+            ids = T.alloc_shared((CHUNK,), "int32")
+            found = T.alloc_fragment((width,), "int32")
+            load(experts, ids, part * CHUNK)
+            T.clear(found)
+            for pair in T.serial(CHUNK):
+                for e in T.Parallel(width):
+                    found[e] += T.if_then_else(ids[pair] == e, 1, 0)
+            for e in T.Parallel(width):
+                before[part, e] = found[e]
+        with T.Kernel(1, threads=threads):
+            total = T.alloc_fragment((width,), "int32")
+            here = T.alloc_fragment((width,), "int32")
+            until = T.alloc_shared((width,), "int32")
+            T.clear(total)
+            for part in T.serial(parts):
+                for e in T.Parallel(width):
+                    here[e] = before[part, e]
+                    before[part, e] = total[e]
+                    total[e] += here[e]
+            T.copy(total, until)
+            T.cumsum(until)
+            for e in T.Parallel(width):
+                starts[e] = until[e] - total[e]
+                if e < count:
+                    offsets[e] = until[e]
+        with T.Kernel(parts, threads=threads) as part:
+            ids = T.alloc_shared((CHUNK,), "int32")
+            rank = T.alloc_fragment((CHUNK,), "int32")
+            load(experts, ids, part * CHUNK)
+            T.clear(rank)
+            for pair in T.serial(CHUNK):
+                for i in T.Parallel(CHUNK):
+                    rank[i] += T.if_then_else((pair < i) & (ids[pair] == ids[i]), 1, 0)
+            for i in T.Parallel(CHUNK, independent=True):
+                if part * CHUNK + i < s:
+                    target = starts[ids[i]] + before[part, ids[i]] + rank[i]
+                    order[target] = part * CHUNK + i
+                    place[part * CHUNK + i] = target
+
+    return group_tokens
+
+
+def group_tokens(
+    experts: torch.Tensor,
+    count: int,
+    order: torch.Tensor | None = None,
+    place: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `reference`. The results may be given, contiguous."""
+    order = experts.new_empty((experts.numel(),), dtype=torch.int32) if order is None else order
+    place = experts.new_empty(experts.shape, dtype=torch.int32) if place is None else place
+    offsets = experts.new_empty((count,), dtype=torch.int32) if offsets is None else offsets
+    made = order, place, offsets
+    if not has_kernels(experts) or not experts.numel() or not count:
+        return all_into(made, reference(experts, count))  # type: ignore[return-value]
+    flat, machine, width = experts.reshape(-1).contiguous(), machine_of(experts), power_of_two(count + 1)
+    before = order.new_empty((-(-flat.shape[0] // CHUNK), width))
+    starts = order.new_empty((width,))
+    machine.kernel(group_pairs)(experts.dtype, width, 256)(flat, before, starts, order, place.view(-1), offsets)
+    return made
