@@ -23,7 +23,7 @@ from torch_tile.integrations import continuous_batching, packed_batches
 from torch_tile.nn.functional import attend, attend_varlen, visible
 
 Tensor = torch.Tensor
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
 AND = and_masks(causal_mask_function).__qualname__  # of functions that `and_masks` makes
 
@@ -51,7 +51,7 @@ def attention_forward(
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' models call it.
+    """Compute attention as transformers' models call it.
 
     Args:
         module: the attention layer, whose `is_causal` counts if the argument is None.
@@ -136,7 +136,7 @@ def attention_mask(
     allow_is_causal_skip: bool = True,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask of a forward pass, or None where plain causal attention that ends with the keys says the same.
+    """Build the mask of a forward pass, or return None where plain causal attention says the same.
 
     Args:
         batch_size: B.

@@ -12,7 +12,7 @@ import torch
 from torch_tile.kernels.epilogue.program import soft_cap
 
 Tensor = torch.Tensor
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
 
 
@@ -29,7 +29,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention whose last query is at the last key, as with a KV cache.
+    """Compute scaled dot-product attention whose last query is at the last key, as with a KV cache.
 
     Dropout, and sinks that need a gradient, are computed by plain torch, which is logged once for each.
 
@@ -148,7 +148,7 @@ def _sinks_want_gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None)
 
 
 def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> Any:
-    """The cache of an attention layer's call, under either of its names.
+    """Return the cache of an attention layer's call, under either of its names.
 
     Raises:
         TypeError: if one of the call's `others`, which are ignored, is a cache under a third name.
@@ -178,7 +178,7 @@ def _plain(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """`attend` in plain torch, in float32 or better."""
+    """Compute `attend` in plain torch, in float32 or better."""
     wide = torch.promote_types(q.dtype, torch.float32)
     groups, sq, skv = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -203,7 +203,7 @@ def _plain(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotary position embedding (RoFormer, arXiv:2104.09864).
+    """Apply the rotary position embedding (RoFormer, arXiv:2104.09864).
 
     Args:
         x: `[B, H, S, R]`.
