@@ -324,3 +324,11 @@ def distributed_store() -> Any:
     if distributed.get_world_size() == 1:
         return None
     return distributed.distributed_c10d._get_default_store()
+
+
+def jagged_like(like: Any, rows: torch.Tensor) -> Any:
+    """Return rows `[T, ...]` as a jagged tensor `[B, j, ...]` with the lengths of another one; may be traced."""
+    from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths as view
+
+    bounds = {"min_seqlen": like._maybe_min_seqlen, "max_seqlen": like._maybe_max_seqlen}
+    return view(rows, like.offsets(), None, **bounds)

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.inline import IN_TRAINING, captured, expand
-from torch_tile.inductor.graph.nodes import TIMES, Miss, aten, dtype, is_call, shape, val
+from torch_tile.inductor.graph.nodes import TIMES, Miss, aten, dtype, is_call, is_tensor, shape, val
 from torch_tile.inductor.patterns.attention import rewrite
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.norm import fused_norm
@@ -75,7 +75,7 @@ def _signature(node: Node) -> str:
     """Return the shapes of a call as text, for the report."""
     if is_call(node, torch.ops.tile.attention.default):
         return rewrite.signature(node)
-    shapes = ", ".join(str(list(shape(n))) for n in node.args if isinstance(n, Node))
+    shapes = ", ".join(str(list(shape(n))) for n in node.args if is_tensor(n))
     return f"({shapes})"
 
 

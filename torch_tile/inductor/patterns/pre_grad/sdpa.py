@@ -44,6 +44,8 @@ def _sdpa(
     q, k, v = val(query), val(key), val(value)
     if not (isinstance(dropout_p, int | float) and dropout_p == 0.0):
         raise NotCaptured("dropout", "call model.eval(), or pass dropout_p=0.0")
+    if q.is_nested or k.is_nested or v.is_nested:  # what nested.py left
+        raise NotCaptured("nested tensors", "make all of them jagged, [batch, heads, lengths, head size]")
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise NotCaptured(
             f"q, k and v of rank {q.dim()}, {k.dim()} and {v.dim()}", "make all [batch, heads, length, head size]"
