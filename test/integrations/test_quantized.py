@@ -109,6 +109,23 @@ class FP8Linear(nn.Linear):
         return self.weight.float() * scale
 
 
+class Linear8bitLt(nn.Linear):
+    """As bitsandbytes holds a weight in int8: with the largest magnitude of each row, here or in its state."""
+
+    def __init__(self, threshold=0.0, used=False, training=False):
+        super().__init__(K, N)
+        most = self.weight.detach().abs().amax(1)
+        whole = (self.weight.detach() * (127 / most)[:, None]).round().to(torch.int8)
+        self.weight = nn.Parameter(whole, requires_grad=False)
+        self.state = SimpleNamespace(threshold=threshold, has_fp16_weights=training, SCB=most if used else None)
+        if not used:
+            self.weight.SCB = most
+
+    def wide(self):
+        most = self.state.SCB if self.state.SCB is not None else self.weight.SCB
+        return self.weight.float() * most[:, None] / 127
+
+
 LAYERS = {
     "nf4": lambda: Linear4bit("nf4", 64, False),
     "fp4 in large blocks": lambda: Linear4bit("fp4", 256, False),
@@ -148,9 +165,28 @@ def test_float8_layers(block, static, seed):
     torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wide.sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+def test_int8_layers(threshold, used, seed):
+    """Large input features are multiplied as they are if there is a threshold, and spoil their rows if not."""
+    layer = Linear8bitLt(threshold, used)
+    wide, bias = layer.wide().detach(), layer.bias.detach()
+    (done,) = torch_tile.replace_layers(nn.Sequential(layer))
+    assert done.new == "torch_tile.nn.Int8Linear" and "threshold" in repr(layer)
+    x = torch.randn(2, 7, K)
+    x[..., 3] *= 100
+    x.requires_grad_()
+    got, want = layer(x), F.linear(x, wide, bias)
+    small = F.linear(x.detach().index_fill(-1, torch.tensor([3]), 0), wide)  # what is left without the large feature
+    error = (got - want).norm() / small.norm()
+    assert error < 0.02 if threshold else error > 0.1
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wide.sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("layer", "why"),
     [
+        (lambda: Linear8bitLt(training=True), "kept in float16 for training"),
         (lambda: QuantLinear(order=True), "ordered by activation"),
         (lambda: QuantLinear(group=8), "16 groups of 128 input features"),
         (lambda: Linear4bit("nf4", 48, False), "blocks of 48 do not divide rows of 128"),

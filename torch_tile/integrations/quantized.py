@@ -69,6 +69,19 @@ def _bitsandbytes(module: Any) -> nn.Module | None:
     )
 
 
+def _bitsandbytes_int8(module: Any) -> nn.Module | None:
+    """`Linear8bitLt` with its weight rounded: int8, and the largest magnitude of each row."""
+    state: Any = module.state
+    if state.has_fp16_weights or module.weight.dtype != torch.int8:
+        raise Unfit("its weight is not rounded yet, or kept in float16 for training")
+    most = getattr(module.weight, "SCB", None)
+    most = state.SCB if most is None else most
+    if most is None:
+        raise Unfit("its weight has no scales")
+    scale = (most.detach().to(torch.float32) / 127).reshape(-1, 1)
+    return tnn.Int8Linear(module.weight.detach().data, scale, module.bias, float(state.threshold or 0.0))
+
+
 def _gptq(module: Any) -> nn.Module | None:
     """GPTQ's layers: int32 words along the input features, with zeros and scales of runs of them."""
     bits = int(module.bits)
@@ -173,6 +186,7 @@ def _activation(module: Any) -> str:
 
 RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
     "Linear4bit": _bitsandbytes,
+    "Linear8bitLt": _bitsandbytes_int8,
     "QuantLinear": _gptq,
     "TorchQuantLinear": _gptq,
     "TritonV2QuantLinear": _gptq,
