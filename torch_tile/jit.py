@@ -19,11 +19,12 @@ import pickle
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
@@ -49,7 +50,7 @@ from torch_tile.language.program import (
 )
 from torch_tile.language.rewrite import parameter_span, result_span, source_tree
 from torch_tile.language.trace import is_tracing
-from torch_tile.options import pass_options
+from torch_tile.options import CompileOptions, pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
@@ -153,7 +154,10 @@ def refuse_slow(build: Build) -> None:
 
 
 def compile(
-    func: PrimFunc, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
+    func: PrimFunc,
+    out_idx: int | Sequence[int] | None = None,
+    target: object = "auto",
+    **options: Unpack[CompileOptions],
 ) -> JITKernel:
     """Compile a @T.prim_func.
 
@@ -172,7 +176,7 @@ def par_compile(
     target: object = "auto",
     num_workers: int | None = None,
     ignore_error: bool = False,
-    **options: Any,
+    **options: Unpack[CompileOptions],
 ) -> list[JITKernel | None]:
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
@@ -196,7 +200,7 @@ def _traced(func: object, op: str) -> PrimFunc:
 
 def jit(
     func: Callable[..., Any] | None = None, *, out_idx: int | Sequence[int] | None = None, target: object = "auto",
-    **options: Any,
+    **options: Unpack[CompileOptions],
 ) -> Any:  # fmt: skip
     """Decorate a kernel of either style for compilation; see `compile` for the options."""
     switches = pass_options("jit", **options)
@@ -207,6 +211,11 @@ def jit(
 
 class JITFunction:
     """A function decorated with @jit. It keeps the compiled kernels by their arguments."""
+
+    out_idx: int | Sequence[int] | None
+    target: object
+    options: PassOptions
+    __name__: Any
 
     def __init__(
         self, function: Any, out_idx: int | Sequence[int] | None = None, target: object = "auto",
@@ -221,16 +230,25 @@ class JITFunction:
         self.out_idx, self.target, self.options = out_idx, target, options or PassOptions()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
-        self.is_lazy = _returns_prim_func(function)
-        self.names = tuple(self.signature.parameters)
+        self.is_lazy: bool = _returns_prim_func(function)
+        self.names: tuple[str, ...] = tuple(self.signature.parameters)
+        if out_idx is not None and not self.is_lazy:
+            why, fix = (
+                "is for functions that return a @T.prim_func",
+                "leave it out: `return` says what the kernel gives",
+            )
+            raise error("bad_argument", result_span(function), op="jit", name="out_idx", why=why, fix=fix)
         loose = [str(p) for p in self.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         if loose and not self.is_lazy:
             why, fix = f"is `{loose[0]}`: the tensors of a kernel have names", "name each tensor, and annotate it"
             raise error(
                 "bad_argument", parameter_span(function, loose[0].strip("*")), op="jit", name=loose[0], why=why, fix=fix
             )
+        self.warned = False  # that results have no gradient
         self.outside: Outside | None = None  # the numbers and texts that it reads, found at the first call
-        self.run_time_names = run_time_names(self.signature)  # of numbers that a compiled kernel is given
+        self.run_time_names: frozenset[str] = run_time_names(
+            self.signature
+        )  # of numbers that a compiled kernel is given
         self.on_targets: dict[Target, JITFunction] = {}  # the same function for other targets
         self._start_empty()
 
@@ -311,7 +329,26 @@ class JITFunction:
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
+        if any(tensor.requires_grad for tensor in call.tensors) and not self.warned:
+            self._warn_of_gradients(call)
         return self._eager_kernel(call)(*call.tensors)
+
+    def __getitem__(self, grid: object) -> Any:
+        """Refuse Triton's `f[grid](...)`."""
+        why = "is given in brackets"
+        fix = f"T.Kernel(...) in the kernel has the grid: call {self.__name__}(...)"
+        raise error("bad_argument", None, op=self.__name__, name="grid", why=why, fix=fix)
+
+    def _warn_of_gradients(self, call: EagerCall) -> None:
+        """Warn once that results have no gradient, unless nobody asks for one."""
+        if _torch is None or not _torch.is_grad_enabled():
+            return
+        self.warned = True
+        warnings.warn(
+            f"{self.__name__}: an argument requires a gradient, and a kernel's results have none. Make an operator by "
+            "torch_tile.custom_op(kernel, backward=...), or call the kernel under torch.no_grad().",
+            stacklevel=3,
+        )
 
     def read_outside(self) -> tuple[Any, ...]:
         """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 from torch_tile.compiler.context import PassOptions
 from torch_tile.diagnostics.errors import error
@@ -19,6 +19,22 @@ from torch_tile.diagnostics.errors import error
 ACCEPTED = ("target_host", "execution_backend", "verbose", "debug_root_path")
 KNOWN = ("out_idx", "target", "pass_configs", "compile_flags", "strict", *ACCEPTED)
 FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
+
+
+class CompileOptions(TypedDict, total=False):
+    """The keyword arguments that `jit`, `compile` and `par_compile` share. Those in `ACCEPTED` have no effect.
+
+    strict: raise an error for everything that became slower than it could be. pass_configs: keys of `PassConfigKey`.
+    compile_flags: `--use_fast_math` is heeded.
+    """
+
+    strict: bool
+    pass_configs: Mapping[str, Any] | None
+    compile_flags: str | list[str] | tuple[str, ...] | None
+    target_host: object
+    execution_backend: str
+    verbose: bool
+    debug_root_path: str | None
 
 
 # Keys of pass_configs: those that matter here, and TileLang's, which change no result.

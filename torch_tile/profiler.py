@@ -174,6 +174,9 @@ def _shape(param: Buffer, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
 class Profiler:
     """Runs a kernel on inputs that it makes itself."""
 
+    kernel: JITKernel
+    supply: TensorSupplyType
+
     def __init__(self, kernel: JITKernel, supply: TensorSupplyType):
         self.kernel, self.supply = kernel, supply
 

@@ -60,6 +60,9 @@ def main() -> None:
 class Requirement:
     """A decorator that skips a test or a class of tests if `holds()` is False."""
 
+    reason: str
+    holds: Callable[[], bool]
+
     def __init__(self, reason: str, holds: Callable[[], bool]):
         self.reason, self.holds = reason, holds
 
@@ -124,11 +127,11 @@ def requires_cuda_compute_version_eq(major_version: int, minor_version: int = 0)
     return requires_cuda_compute_version(major_version, minor_version, "eq")
 
 
-requires_cuda = Requirement("needs an NVIDIA GPU", lambda: detected() != 0)
-requires_llvm = Requirement("", lambda: True)  # the target "llvm" is the CPU
-requires_rocm = Requirement("ROCm is no target here", lambda: False)
-requires_cdna = Requirement("CDNA GPUs are no target here", lambda: False)
-requires_cuda_or_cdna = Requirement("needs an NVIDIA GPU", lambda: detected() != 0)
-requires_gfx950 = Requirement("gfx950 is no target here", lambda: False)
-requires_metal = Requirement("Metal is no target here", lambda: False)
-requires_ascend = Requirement("Ascend is no target here", lambda: False)
+requires_cuda: Requirement = Requirement("needs an NVIDIA GPU", lambda: detected() != 0)
+requires_llvm: Requirement = Requirement("", lambda: True)  # the target "llvm" is the CPU
+requires_rocm: Requirement = Requirement("ROCm is no target here", lambda: False)
+requires_cdna: Requirement = Requirement("CDNA GPUs are no target here", lambda: False)
+requires_cuda_or_cdna: Requirement = Requirement("needs an NVIDIA GPU", lambda: detected() != 0)
+requires_gfx950: Requirement = Requirement("gfx950 is no target here", lambda: False)
+requires_metal: Requirement = Requirement("Metal is no target here", lambda: False)
+requires_ascend: Requirement = Requirement("Ascend is no target here", lambda: False)

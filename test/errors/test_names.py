@@ -161,11 +161,11 @@ def tensor_not_annotated():
 
 
 def bad_return():
-    @T.prim_func  # here
+    @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
         with T.Kernel(1) as b:
             A[b] = 1.0
-        return A
+        return A  # here
 
 
 def return_in_region():

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Break, Continue, For, If, Let, Store, While
@@ -358,3 +359,23 @@ def test_assertions_in_both_worlds():
         def fails(out: T.Tensor((8,), "float32")):
             with T.Kernel(1) as _:
                 assert len("abc") == 2, "at once"
+
+
+def test_cells_that_differ_in_an_annotation_only(tmp_path):
+    """Annotations of local names are not in a function's code: the codes of both cells are equal."""
+    text = """@torch_tile.jit
+def f(X):
+    N = T.const("N")
+    X: T.Tensor((N,), "{0}")
+    Y = T.empty((N,), "float64")
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as bx:
+        T.copy(X[bx * 64 : bx * 64 + 64], Y[bx * 64 : bx * 64 + 64])
+    return Y
+"""
+    for dtype in ("float32", "int32", "float32"):
+        cell = tmp_path / f"{dtype}.py"
+        cell.write_text(text.format(dtype))
+        names = {"torch_tile": torch_tile, "T": T}
+        exec(compile(cell.read_text(), str(cell), "exec"), names)
+        x = torch.arange(100).to(getattr(torch, dtype))
+        assert torch.equal(names["f"](x), x.double())

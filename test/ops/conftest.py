@@ -329,6 +329,29 @@ def cross_entropy_backward_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def linear_cross_entropy_samples(t: Maker) -> list[tuple]:
+    def classes(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 7, shape, generator=t.generator)
+
+    some, weight = torch.where(classes(2, 3) < 3, -100, classes(2, 3)), t(7).detach().abs()
+    return [
+        (t(3, 5), t(7, 5), classes(3)),
+        (t.strided(2, 3, 5), t.strided(7, 5), some, t(7), weight, -100, 0.1, 1e-2, 2.0),
+        (t(2, 3, 5), t(7, 5), some.int(), None, None, -100, 0.0, 0.0, 1.5),
+        (t(5), t(7, 5), classes(), t(7), None, 3, 0.2, 0.5),
+    ]
+
+
+def linear_cross_entropy_gradients_samples(t: Maker) -> list[tuple]:
+    made = []
+    for n, (hidden, weight, target, *more) in enumerate(linear_cross_entropy_samples(t)):
+        dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
+        options = [None, None, -100, 0.0, 0.0, None]
+        options[: len(more)] = more
+        made.append((t(*target.shape, dtype=dtype), hidden, weight, target, *options, n != 1, n != 2))
+    return made
+
+
 def causal_conv1d_samples(t: Maker) -> list[tuple]:
     return [
         (t(2, 5, 7), t(7, 4)),
@@ -393,6 +416,8 @@ SAMPLES = {
     "selective_state_update": selective_state_update_samples,
     "cross_entropy": cross_entropy_samples,
     "cross_entropy_backward": cross_entropy_backward_samples,
+    "linear_cross_entropy": linear_cross_entropy_samples,
+    "linear_cross_entropy_gradients": linear_cross_entropy_gradients_samples,
     "gemm": gemm_samples,
     "grouped_gemm": grouped_gemm_samples,
     "k_grouped_gemm": k_grouped_gemm_samples,

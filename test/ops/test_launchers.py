@@ -239,6 +239,15 @@ CALLS = {
         "ttttt", lambda g, x, y, lse, out: launchers.cross_entropy_backward(g, x, y, lse, None, out=out),
         lambda: (torch.ones(3, 5), half(3, 5, 64), torch.ones(3, 5).int(), torch.ones(3, 5), half(3, 5, 64)),
     ),
+    "linear_cross_entropy": (
+        "tttttt", lambda x, w, y, b, *out: launchers.linear_cross_entropy(x, w, y, b, None, -1, 0.1, 0.1, 9.0, out=out),
+        lambda: (half(3, 5, 64), half(24, 64), torch.ones(3, 5).long(), half(24), torch.empty(3, 5), torch.empty(3, 5)),
+    ),
+    "linear_cross_entropy_gradients": (
+        "tttttttt", lambda *x: launchers.linear_cross_entropy_gradients(*x[:4], out=x[4:]),
+        lambda: (torch.ones(3, 5), half(3, 5, 64), half(24, 64), torch.ones(3, 5).long(), torch.empty(()),
+                 half(3, 5, 64), half(24, 64), half(0)),
+    ),
     "causal_conv1d": (
         "tttt", lambda x, w, b, out: launchers.causal_conv1d(x, w, b, None, "silu", out=out),
         lambda: (half(2, 24, 64), half(64, 4), half(64), half(2, 24, 64)),

@@ -25,7 +25,11 @@ PRODUCTS = [
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
 OF_ATTENTION = ["attention_backward", "attention_varlen_backward"]  # each gradient in the memory order of its tensor
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
-ANY_DTYPE = ["cross_entropy"]  # sums and results are in float32 whatever the logits' dtype
+ANY_DTYPE = [
+    "cross_entropy",
+    "linear_cross_entropy",
+    "linear_cross_entropy_gradients",
+]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8", "quantize_int8"]  # gradients
 INTEGERS = ["mla_schedule"]  # arguments and results
@@ -259,6 +263,10 @@ DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).lo
 DYNAMIC["cross_entropy_backward"] = lambda t, n: (
     *(t(n, n + 1), t(n, n + 1, 7), torch.ones(n, n + 1).int(), t(n, n + 1).detach()),
     *(None, -1),
+)
+DYNAMIC["linear_cross_entropy"] = lambda t, n: (t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5))
+DYNAMIC["linear_cross_entropy_gradients"] = lambda t, n: (
+    *(t(n, n + 1).detach(), t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5)),
 )
 DYNAMIC["causal_conv1d"] = lambda t, n: (t(n, n + 1, 7), t(7, 4), t(7), t(n, 3, 7), "silu")
 DYNAMIC["causal_conv1d_backward"] = lambda t, n: (t(n, n + 1, 7), *DYNAMIC["causal_conv1d"](t, n))

@@ -8,16 +8,17 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Unpack
 
 from torch_tile.autotuner.machine import can_measure
-from torch_tile.autotuner.result import AutotuneResult, Config, Settings, settings_of, variant
+from torch_tile.autotuner.result import AutotuneResult, Config, SearchSettings, Settings, settings_of, variant
 from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernel import JITKernel
+from torch_tile.language.misuse import nearest
 from torch_tile.profiler import made_up
 
 Configs = Sequence[Config] | Callable[..., Sequence[Config]]
@@ -43,7 +44,11 @@ def get_autotune_inputs() -> Sequence[Any] | None:
 
 
 def autotune(
-    function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str | int] = (), **settings: Any
+    function: Any = None,
+    *,
+    configs: Configs,
+    do_not_specialize: Sequence[str | int] = (),
+    **settings: Unpack[SearchSettings],
 ) -> Any:
     """Decorate a `@jit` function: at the first call for new arguments, find the fastest of `configs` on this machine.
 
@@ -80,18 +85,26 @@ class AutotunedFunction:
     Results are kept here and on disk.
     """
 
+    function: JITFunction
+    configs: Configs
+    settings: Settings
+    __name__: Any
+
     def __init__(
         self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = (),
     ):  # fmt: skip
         self.function, self.configs, self.settings = function, configs, settings
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self.names = tuple(function.signature.parameters)
-        self.ignored = frozenset(self.names[each] if isinstance(each, int) else each for each in do_not_specialize)
+        self.names: tuple[str, ...] = tuple(function.signature.parameters)
+        self.ignored: frozenset[str] = frozenset(
+            self.names[each] if isinstance(each, int) else each for each in do_not_specialize
+        )
         self.found: dict[Any, tuple[JITFunction, Config, Any]] = {}
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Lazy style: the fastest kernel for these arguments. Eager style: run it on these tensors.
+        """Return the fastest kernel for these arguments (lazy style), or run it on these tensors (eager style). Eager
+        style: run it on these tensors.
 
         Tunable arguments that are given stay as they are.
         """
@@ -104,7 +117,7 @@ class AutotunedFunction:
         return kernel if kernel is not None else function(*args, **kwargs, **config)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
-        """The fastest kernel for these arguments; of an eager kernel, for sizes given by name, as JITFunction.compile.
+        """Compile the fastest kernel for these arguments; of an eager kernel, for sizes given by name.
 
         Tensors that are left out are made up for the search.
         """
@@ -142,7 +155,7 @@ class AutotunedFunction:
 
     @property
     def _tuner_cache(self) -> dict[Any, Any]:
-        """The results so far, under TileLang's name; `clear()` forgets them."""
+        """Return the results so far, under TileLang's name; `clear()` forgets them."""
         return self.found
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -159,11 +172,21 @@ class AutotunedFunction:
         if not all(isinstance(config, Mapping) for config in configs):
             fix = 'write them as {"block_M": 64, "num_stages": 2}'
             raise error("bad_argument", None, op="autotune", name="configs", why="are not all dicts", fix=fix)
+        self._check_names(configs)
         self._check_call(args, kwargs, configs)
         left = [{name: value for name, value in config.items() if name not in given} for config in configs]
         unique = [config for number, config in enumerate(left) if config not in left[:number]]
         named = {**kwargs, **(constants or {})}
         return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=named, inputs=_inputs.get())
+
+    def _check_names(self, configs: Sequence[Config]) -> None:
+        """Raise TileError for a configuration with a name that is no argument of the kernel function."""
+        for name in dict.fromkeys(name for config in configs for name in config):
+            if name not in self.names and name != "pass_configs":
+                near = nearest(name, self.names)
+                why = f"have `{name}`, which is no argument of {self.__name__}"
+                fix = f"did you mean `{near}`?" if near else f"its arguments are {', '.join(self.names)}"
+                raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
 
     def _check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], configs: Sequence[Config]) -> None:
         """Raise TypeError for a call that no configuration can complete: the fault is the caller's."""
@@ -176,6 +199,7 @@ class AutotunedFunction:
             raise TypeError(f"{self.__name__}() {problem}") from None
 
     def _find(self, key: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[JITFunction, Config, Any]:
+        """Tune a kernel function for a new form of arguments, and keep the result."""
         if len(self.found) >= MOST_FORMS:
             self.found.clear()
         result = self.tune(*args, **kwargs)

@@ -15,6 +15,8 @@ from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
 class Lines:
     """Collect text."""
 
+    depth: int
+
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.depth = 0

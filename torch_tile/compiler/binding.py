@@ -43,12 +43,14 @@ class Binding:
 
     def __init__(self, program: Program, allocated: Collection[int] = ()):
         self.program = program
-        self.given = [p for i, p in enumerate(program.params) if i not in allocated]
-        self.names = [p.name for p in self.given]
-        self.sizes = dimensions(program)
-        self.has_pointers = any(isinstance(p, Buffer) and p.origin == "pointer" for p in self.given)
+        self.given: list[Buffer | Var] = [p for i, p in enumerate(program.params) if i not in allocated]
+        self.names: list[str] = [p.name for p in self.given]
+        self.sizes: list[Var] = dimensions(program)
+        self.has_pointers: bool = any(isinstance(p, Buffer) and p.origin == "pointer" for p in self.given)
         # Whether the check of a call asks for its scalars, too.
-        self.asks_scalars = self.has_pointers or any(mentions(c, p) for c in program.assumed for p in program.params)
+        self.asks_scalars: bool = self.has_pointers or any(
+            mentions(c, p) for c in program.assumed for p in program.params
+        )
 
     def in_order(self, args: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """Return the arguments in the order of the parameters; `args` may map names to arguments."""
@@ -85,7 +87,8 @@ class Binding:
             if var not in sizes and self.is_unused(var):
                 sizes[var] = 0  # of a tensor that is None
             if var not in sizes:
-                raise LaunchError(f"size `{var.name}` does not follow from the shapes and strides of {self.names}")
+                what = f"size `{var.name}` does not follow from the shapes and strides of {self.names}"
+                raise LaunchError(f"{what}; make it a parameter, `{var.name}: T.int32`")
             if sizes[var] % var.multiple:
                 raise LaunchError(
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"

@@ -88,7 +88,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "not_compiled": ("the kernel `{name}` is called before it is compiled", "torch_tile.compile({name})(...)"),
     "return_in_region": (
         "`return` inside a device loop or branch",
-        "compute the value in a T.alloc_var and return after the region",
+        "compute the value in a T.alloc_var and return after the region; T.thread_return() ends a thread",
     ),
     "bad_break": (
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
@@ -144,14 +144,17 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "T.copy: source extents {src} and destination extents {dst} do not match",
         "extents must agree after dropping dimensions of size 1",
     ),
-    "copy_values": ("T.copy: {what} is not a buffer, region or element", "pass A, A[a:b, :] or A[i, j]"),
+    "copy_values": (
+        "T.copy: {what} is not a buffer, region or element",
+        "pass A, A[a:b, :] or A[i, j]; T.fill(tile, x) sets all elements to a number",
+    ),
     "reduce_shape": (
         "T.{op}: {src} reduced over dim {dim} does not give {dst}",
         "the result drops the reduced dimension (or keeps it with size 1)",
     ),
     "reduce_dim": ("T.{op}: dim {dim} is outside a buffer of {rank} dimensions", "give a dim in [-{rank}, {rank})"),
     "scan_shape": ("T.{op}: {src} and {dst} differ in shape", "source and destination have one shape"),
-    "fill_value": ("T.fill: {got} is not a scalar", "give a number or a scalar expression"),
+    "fill_value": ("T.fill: {got} is not a scalar", "give a number or a scalar expression; T.copy copies a tile"),
     "atomic_target": (
         "T.{op}: the destination must be an element or region of a buffer, got {got}",
         "pass A[i, j] or A[a:b, :]",
@@ -174,6 +177,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
     "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
+    "unwritten_element": (
+        "an element of `{buffer}` is read here that no statement before has written",
+        "write all that is read, as by `T.clear({buffer})`, or guard the read",
+    ),
     "unwritten_result": (
         "`{buffer}` is made by T.empty and returned, but no statement writes it: it would hold garbage",
         "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",

@@ -19,11 +19,11 @@ from torch_tile.nn.experts import Gate
 from torch_tile.nn.packing import from_awq, from_gptq, rows_of_blocks, undo_double_quantization, unpack_fields
 from torch_tile.ops.families.dequant_gemm import supported_group
 
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 
 
 class Unfit(Exception):
-    """Why a quantised layer has no counterpart."""
+    """Raised if a quantised layer has no counterpart, with the reason."""
 
 
 def plan_quantized(module: nn.Module) -> Plan | None:
@@ -62,7 +62,7 @@ def maker_of(module: Any) -> Callable[[Any], nn.Module | None] | None:
 
 
 def _bitsandbytes(module: Any) -> nn.Module | None:
-    """`Linear4bit` with its weight quantised: two elements in memory order to a byte, the first in the upper bits."""
+    """Plan bitsandbytes' `Linear4bit`, quantised: two elements to a byte, the first in the upper bits."""
     state: Any = getattr(module.weight, "quant_state", None) or getattr(module, "quant_state", None)
     if state is None or module.weight.dtype != torch.uint8:
         raise Unfit("its weight is not quantised yet, or is stored in other words than bytes")
@@ -98,7 +98,7 @@ def _bitsandbytes_int8(module: Any) -> nn.Module | None:
 
 
 def _gptq(module: Any) -> nn.Module | None:
-    """GPTQ's layers: int32 words along the input features, with zeros and scales of runs of them."""
+    """Plan GPTQ's layers: int32 words along the input features, with zeros and scales of runs of them."""
     bits = int(module.bits)
     k, n = module.qweight.shape[0] * 32 // bits, module.qweight.shape[1]
     groups = module.scales.shape[0]
@@ -116,7 +116,7 @@ def _gptq(module: Any) -> nn.Module | None:
 
 
 def _awq(module: Any) -> nn.Module | None:
-    """AWQ's layers for matrix products: int32 words along the output features, interleaved."""
+    """Plan AWQ's layers for matrix products: int32 words along the output features, interleaved."""
     k, groups = module.qweight.shape[0], module.scales.shape[0]
     if module.w_bit != 4 or k % groups or not (groups == 1 or supported_group(k // groups)):
         raise Unfit(f"{module.w_bit} bits, {groups} groups of {k} input features")
@@ -209,7 +209,7 @@ def _packed_integers(module: Any, words: Tensor, scale: Tensor, bits: int) -> nn
 
 
 def _float8(module: Any) -> nn.Module | None:
-    """transformers' fine-grained float8: scales of blocks of 128 x 128, or of the matrix."""
+    """Plan transformers' fine-grained float8 layers: scales of blocks of 128 x 128, or of the matrix."""
     scale: Tensor = module.weight_scale_inv
     if module.weight.dtype != torch.float8_e4m3fn:
         raise Unfit(f"its weight is {module.weight.dtype}")

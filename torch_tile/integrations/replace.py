@@ -18,12 +18,12 @@ from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
 from torch_tile.integrations.scans import replace_scans
 
-log = logging.getLogger("torch_tile")
+log: logging.Logger = logging.getLogger("torch_tile")
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """One change: the layer's name in the model, what it was and what it is."""
+    """One replaced layer: its name in the model, its old class and its new class."""
 
     name: str
     old: str

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Never
 
@@ -95,8 +95,24 @@ class NotAValue:
         """Raise an author error: this is no value."""
         raise error("region_as_value", None, region=repr(self))
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __floordiv__ = __mod__ = __pow__ = __matmul__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__: ClassVar[Callable[..., Never]] = _refuse
+    __radd__: ClassVar[Callable[..., Never]] = _refuse
+    __sub__: ClassVar[Callable[..., Never]] = _refuse
+    __rsub__: ClassVar[Callable[..., Never]] = _refuse
+    __mul__: ClassVar[Callable[..., Never]] = _refuse
+    __rmul__: ClassVar[Callable[..., Never]] = _refuse
+    __truediv__: ClassVar[Callable[..., Never]] = _refuse
+    __rtruediv__: ClassVar[Callable[..., Never]] = _refuse
+    __floordiv__: ClassVar[Callable[..., Never]] = _refuse
+    __mod__: ClassVar[Callable[..., Never]] = _refuse
+    __pow__: ClassVar[Callable[..., Never]] = _refuse
+    __matmul__: ClassVar[Callable[..., Never]] = _refuse
+    __neg__: ClassVar[Callable[..., Never]] = _refuse
+    __abs__: ClassVar[Callable[..., Never]] = _refuse
+    __lt__: ClassVar[Callable[..., Never]] = _refuse
+    __le__: ClassVar[Callable[..., Never]] = _refuse
+    __gt__: ClassVar[Callable[..., Never]] = _refuse
+    __ge__: ClassVar[Callable[..., Never]] = _refuse
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,6 +144,9 @@ class Steps(NotAValue):
     `region` has the first index and the number of indices of each dimension; `steps` has the distance of two. Copies,
     fills and assignments take it; regions of tile operations have no steps.
     """
+
+    region: Region
+    steps: tuple[int, ...]
 
     def __init__(self, region: Region, steps: tuple[int, ...]):
         self.region, self.steps = region, steps

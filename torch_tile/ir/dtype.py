@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ class DType(str):
         found = self.__eq__(other)
         return found if found is NotImplemented else not found
 
-    __hash__ = str.__hash__
+    __hash__: ClassVar[Callable[..., int]] = str.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return to_dtype, (self.name,)  # copies are the same object
@@ -75,6 +76,8 @@ class DType(str):
     def itemsize(self) -> int:
         """Bytes of one element."""
         return (self.bits * self.lanes + 7) // 8
+
+    bytes = itemsize
 
     @property
     def is_float(self) -> bool:
@@ -95,13 +98,21 @@ class DType(str):
         return found
 
 
-bool_ = DType("bool", "bool", 8)
-int8, int16, int32, int64 = (DType(f"int{b}", "int", b) for b in (8, 16, 32, 64))
-uint8, uint16, uint32, uint64 = (DType(f"uint{b}", "uint", b) for b in (8, 16, 32, 64))
-float16, float32, float64 = (DType(f"float{b}", "float", b) for b in (16, 32, 64))
-bfloat16 = DType("bfloat16", "float", 16)
-float8_e4m3fn = DType("float8_e4m3fn", "float", 8)
-float8_e5m2 = DType("float8_e5m2", "float", 8)
+bool_: DType = DType("bool", "bool", 8)
+int8: DType = DType("int8", "int", 8)
+int16: DType = DType("int16", "int", 16)
+int32: DType = DType("int32", "int", 32)
+int64: DType = DType("int64", "int", 64)
+uint8: DType = DType("uint8", "uint", 8)
+uint16: DType = DType("uint16", "uint", 16)
+uint32: DType = DType("uint32", "uint", 32)
+uint64: DType = DType("uint64", "uint", 64)
+float16: DType = DType("float16", "float", 16)
+float32: DType = DType("float32", "float", 32)
+float64: DType = DType("float64", "float", 64)
+bfloat16: DType = DType("bfloat16", "float", 16)
+float8_e4m3fn: DType = DType("float8_e4m3fn", "float", 8)
+float8_e5m2: DType = DType("float8_e5m2", "float", 8)
 
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
@@ -110,12 +121,15 @@ ALL = (
 
 # Types that targets hold in others (language/narrow.py): how many elements of a packed one share a byte of global
 # memory.
-int4, int2 = DType("int4", "int", 4), DType("int2", "int", 2)
-uint4, uint2 = DType("uint4", "uint", 4), DType("uint2", "uint", 2)
-float4_e2m1fn = DType("float4_e2m1fn", "float", 4)
-float8_e4m3fnuz, float8_e5m2fnuz = DType("float8_e4m3fnuz", "float", 8), DType("float8_e5m2fnuz", "float", 8)
-float8_e8m0fnu = DType("float8_e8m0fnu", "float", 8)
-tfloat32 = DType("tfloat32", "float", 32)
+int4: DType = DType("int4", "int", 4)
+int2: DType = DType("int2", "int", 2)
+uint4: DType = DType("uint4", "uint", 4)
+uint2: DType = DType("uint2", "uint", 2)
+float4_e2m1fn: DType = DType("float4_e2m1fn", "float", 4)
+float8_e4m3fnuz: DType = DType("float8_e4m3fnuz", "float", 8)
+float8_e5m2fnuz: DType = DType("float8_e5m2fnuz", "float", 8)
+float8_e8m0fnu: DType = DType("float8_e8m0fnu", "float", 8)
+tfloat32: DType = DType("tfloat32", "float", 32)
 NARROW = (
     int4, int2, uint4, uint2, float4_e2m1fn, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, tfloat32,
 )  # fmt: skip

@@ -38,16 +38,24 @@ Operator = Callable[["Expr", Any], "Expr"]
 Lanewise = Callable[["Vector", Any], "Vector"]
 
 
-def _both(op: str) -> tuple[Operator, Operator]:
-    """The methods `a op b` and `b op a`."""
+def _forward(op: str) -> Operator:
+    """Return the method `self op other`."""
+    if op in ("//", "%"):
+        return lambda self, other: binary(op, self, _divisor(op, self, other))
+    return lambda self, other: binary(op, self, other)
 
-    def forward(self: Expr, other: Any) -> Expr:
-        return binary(op, self, other)
 
-    def backward(self: Expr, other: Any) -> Expr:
-        return binary(op, other, self)
+def _divisor(op: str, value: Expr, other: Any) -> Any:
+    """Return `other`. Raises TileError for the number 0, by which no integer is divided."""
+    number = other.value if isinstance(other, Const) else other
+    if isinstance(number, int) and number == 0 and not value.dtype.is_float:
+        raise error("bad_operand", None, op=op, got="the divisor zero")
+    return other
 
-    return forward, backward
+
+def _backward(op: str) -> Operator:
+    """Return the method `other op self`."""
+    return lambda self, other: binary(op, other, self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,21 +70,38 @@ class Expr(Node):
     def __bool__(self) -> bool:
         raise error("symbolic_condition", self.span)
 
-    __add__, __radd__ = _both("+")
-    __sub__, __rsub__ = _both("-")
-    __mul__, __rmul__ = _both("*")
-    __truediv__, __rtruediv__ = _both("/")
-    __floordiv__, __rfloordiv__ = _both("//")
-    __mod__, __rmod__ = _both("%")
-    __lshift__, __rlshift__ = _both("<<")
-    __rshift__, __rrshift__ = _both(">>")
-    __and__, __rand__ = _both("&")
-    __or__, __ror__ = _both("|")
-    __xor__, __rxor__ = _both("^")
-    __lt__, __gt__ = _both("<")[0], _both(">")[0]
-    __le__, __ge__ = _both("<=")[0], _both(">=")[0]
-    __eq__ = _both("==")[0]  # type: ignore[assignment]
-    __ne__ = _both("!=")[0]  # type: ignore[assignment]
+    __add__: ClassVar[Operator] = _forward("+")
+    __radd__: ClassVar[Operator] = _backward("+")
+    __sub__: ClassVar[Operator] = _forward("-")
+    __rsub__: ClassVar[Operator] = _backward("-")
+    __mul__: ClassVar[Operator] = _forward("*")
+    __rmul__: ClassVar[Operator] = _backward("*")
+    __truediv__: ClassVar[Operator] = _forward("/")
+    __rtruediv__: ClassVar[Operator] = _backward("/")
+    __floordiv__: ClassVar[Operator] = _forward("//")
+    __rfloordiv__: ClassVar[Operator] = _backward("//")
+    __mod__: ClassVar[Operator] = _forward("%")
+    __rmod__: ClassVar[Operator] = _backward("%")
+    __lshift__: ClassVar[Operator] = _forward("<<")
+    __rlshift__: ClassVar[Operator] = _backward("<<")
+    __rshift__: ClassVar[Operator] = _forward(">>")
+    __rrshift__: ClassVar[Operator] = _backward(">>")
+    __and__: ClassVar[Operator] = _forward("&")
+    __rand__: ClassVar[Operator] = _backward("&")
+    __or__: ClassVar[Operator] = _forward("|")
+    __ror__: ClassVar[Operator] = _backward("|")
+    __xor__: ClassVar[Operator] = _forward("^")
+    __rxor__: ClassVar[Operator] = _backward("^")
+    __lt__: ClassVar[Operator] = _forward("<")
+    __gt__: ClassVar[Operator] = _forward(">")
+    __le__: ClassVar[Operator] = _forward("<=")
+    __ge__: ClassVar[Operator] = _forward(">=")
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("==", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("!=", self, other)
 
     def __pow__(self, other: Any) -> Expr:
         return _power(self, other)
@@ -96,7 +121,7 @@ class Expr(Node):
     def __abs__(self) -> Expr:
         return Call("abs", (self,), self.dtype)
 
-    __hash__ = Node.__hash__
+    __hash__: ClassVar[Callable[..., int]] = Node.__hash__
 
     def astype(self, dtype: object) -> Expr:
         """Convert this value to `dtype`."""
@@ -285,6 +310,11 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
         if like is not None and like.kind != "bool" and (like.is_float or isinstance(number, int)):
             return const(number, like)
         return natural(number)
+    if hasattr(value, "requires_grad"):
+        fix = "annotate it before its first use, `X: T.Tensor(shape, dtype)`; give one from outside as a parameter"
+        raise error(
+            "python_value", None, problem=f"{op} takes a tensor of torch, which the kernel does not know", fix=fix
+        )
     raise error("bad_operand", None, op=op, got=f"{type(value).__name__} {value!r}"[:80])
 
 
@@ -450,16 +480,14 @@ def extremum(op: str, a: Any, b: Any) -> Any:
 # The compiler knows scalars only. It makes wide accesses of neighbouring ones, written as vectors or not.
 
 
-def _each(op: str) -> tuple[Lanewise, Lanewise]:
-    """The methods `a op b` and `b op a`."""
+def _each(op: str) -> Lanewise:
+    """Return the method `self op other`."""
+    return lambda self, other: lanewise(lambda a, b: binary(op, a, b), self, other)
 
-    def forward(self: Vector, other: Any) -> Vector:
-        return lanewise(lambda a, b: binary(op, a, b), self, other)
 
-    def backward(self: Vector, other: Any) -> Vector:
-        return lanewise(lambda a, b: binary(op, b, a), self, other)
-
-    return forward, backward
+def _each_backward(op: str) -> Lanewise:
+    """Return the method `other op self`."""
+    return lambda self, other: lanewise(lambda a, b: binary(op, b, a), self, other)
 
 
 class Vector:
@@ -468,7 +496,7 @@ class Vector:
     def __init__(self, lanes: Sequence[Any]):
         values = [to_expr(lane) for lane in lanes]
         common = reduce(dt.promote, (v.dtype for v in values))
-        self.lanes = tuple(cast(v, common) for v in values)
+        self.lanes: tuple[Expr, ...] = tuple(cast(v, common) for v in values)
 
     @property
     def dtype(self) -> DType:
@@ -512,21 +540,40 @@ class Vector:
             raise error("bad_operand", None, op=f"T.{to}", got=f"a vector of {len(self)} lanes")
         return self.map(lambda lane: cast(lane, to.element))
 
-    __add__, __radd__ = _each("+")
-    __sub__, __rsub__ = _each("-")
-    __mul__, __rmul__ = _each("*")
-    __truediv__, __rtruediv__ = _each("/")
-    __floordiv__, __rfloordiv__ = _each("//")
-    __mod__, __rmod__ = _each("%")
-    __lshift__, __rlshift__ = _each("<<")
-    __rshift__, __rrshift__ = _each(">>")
-    __and__, __rand__ = _each("&")
-    __or__, __ror__ = _each("|")
-    __xor__, __rxor__ = _each("^")
-    __lt__, __le__, __gt__, __ge__ = (_each(op)[0] for op in ("<", "<=", ">", ">="))
-    __eq__ = _each("==")[0]  # type: ignore[assignment]
-    __ne__ = _each("!=")[0]  # type: ignore[assignment]
-    __hash__ = object.__hash__
+    __add__: ClassVar[Lanewise] = _each("+")
+    __radd__: ClassVar[Lanewise] = _each_backward("+")
+    __sub__: ClassVar[Lanewise] = _each("-")
+    __rsub__: ClassVar[Lanewise] = _each_backward("-")
+    __mul__: ClassVar[Lanewise] = _each("*")
+    __rmul__: ClassVar[Lanewise] = _each_backward("*")
+    __truediv__: ClassVar[Lanewise] = _each("/")
+    __rtruediv__: ClassVar[Lanewise] = _each_backward("/")
+    __floordiv__: ClassVar[Lanewise] = _each("//")
+    __rfloordiv__: ClassVar[Lanewise] = _each_backward("//")
+    __mod__: ClassVar[Lanewise] = _each("%")
+    __rmod__: ClassVar[Lanewise] = _each_backward("%")
+    __lshift__: ClassVar[Lanewise] = _each("<<")
+    __rlshift__: ClassVar[Lanewise] = _each_backward("<<")
+    __rshift__: ClassVar[Lanewise] = _each(">>")
+    __rrshift__: ClassVar[Lanewise] = _each_backward(">>")
+    __and__: ClassVar[Lanewise] = _each("&")
+    __rand__: ClassVar[Lanewise] = _each_backward("&")
+    __or__: ClassVar[Lanewise] = _each("|")
+    __ror__: ClassVar[Lanewise] = _each_backward("|")
+    __xor__: ClassVar[Lanewise] = _each("^")
+    __rxor__: ClassVar[Lanewise] = _each_backward("^")
+    __lt__: ClassVar[Lanewise] = _each("<")
+    __le__: ClassVar[Lanewise] = _each("<=")
+    __gt__: ClassVar[Lanewise] = _each(">")
+    __ge__: ClassVar[Lanewise] = _each(">=")
+
+    def __eq__(self, other: object) -> Vector:  # type: ignore[override]
+        return _each("==")(self, other)
+
+    def __ne__(self, other: object) -> Vector:  # type: ignore[override]
+        return _each("!=")(self, other)
+
+    __hash__: ClassVar[Callable[..., int]] = object.__hash__
 
     def __neg__(self) -> Vector:
         return self.map(lambda lane: unary("-", lane))

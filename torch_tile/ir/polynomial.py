@@ -47,7 +47,7 @@ class Polynomial:
 
     def __init__(self, terms: Mapping[Monomial, int]):
         """Keep `terms` without factors of 0."""
-        self.terms = terms
+        self.terms: Mapping[Monomial, int] = terms
 
     @property
     def key(self) -> Hashable:

@@ -95,7 +95,7 @@ class ExprPrinter:
     """Expressions and regions as strings."""
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.names: Names = Names()
 
     def expr(self, e: Expr, need: int = 0) -> str:
         """An expression; in parentheses if it binds weaker than `need`."""
@@ -250,6 +250,8 @@ def to_text(node: Node) -> str:
 
 class Printer(ExprPrinter):
     """Collects lines; expressions come back as strings."""
+
+    depth: int
 
     def __init__(self) -> None:
         super().__init__()

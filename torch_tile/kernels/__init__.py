@@ -26,6 +26,7 @@ FAMILIES = {
     "grouped_gemm": "gemm.grouped",
     "grouped_scaled_gemm": "gemm.grouped_scaled",
     "k_grouped_gemm": "gemm.grouped_wgrad",
+    "linear_cross_entropy": "loss.linear_cross_entropy",
     "mla_decode": "mla.decode",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import builtins as _builtins
+from types import ModuleType as _ModuleType
 from typing import Any
 
 from torch_tile import tileop as _tileop
@@ -197,6 +199,7 @@ from torch_tile.language.scopes import (
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip
+from torch_tile.language.thread_return import thread_return
 from torch_tile.language.threads import (
     get_block_binding,
     get_block_bindings,
@@ -252,7 +255,7 @@ cdiv = ceildiv
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
-bool = dtype("bool")
+bool: DType = dtype("bool")
 
 # Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
 globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
@@ -310,59 +313,9 @@ def __getattr__(name: str) -> Any:
     raise _unknown_name(name, globals())
 
 
-__all__ = [
-    "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
-    "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
-    "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
-    "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
-    "annotate_compile_flags", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
-    "annotate_min_blocks_per_sm", "annotate_pass_configs",
-    "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
-    "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
-    "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
-    "cluster_arrive", "cluster_sync", "cluster_wait", "comm_reducer", "const", "copy_cluster", "dec_max_nreg",
-    "device_assert",
-    "disable_warp_group_reg_alloc", "dp4a", "dtype", "dynamic", "empty", "evaluate", "exp10", "fast_rcp",
-    "fence_proxy_async", "finalize_reducer", "floordiv", "floormod", "gemm", "get_block_binding",
-    "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_id",
-    "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents",
-    "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates",
-    "infinity", "logical_and", "logical_not", "logical_or", "loop_break", "macro", "make_full_bank_swizzled_layout",
-    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
-    "make_swizzled_layout", "match_all_sync", "match_any_sync", "max", "max_value", "mbarrier_arrive",
-    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "meta_class", "min", "min_value",
-    "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
-    "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
-    "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",
-    "sync_grid", "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "table_nibble",
-    "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
-    "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
-]  # fmt: skip
-__all__ += [
-    "Broadcast",
-    "Let",
-    "PrimExpr",
-    "Ramp",
-    "Shuffle",
-    "Var",
-    "alloc_buffer",
-    "decl_buffer",
-    "extract_lane",
-    "handle",
-    "let",
-    "make_tensor",
-    "match_buffer",
-    "ptr",
-]
-__all__ += [  # of CUDA and TVM by their names
-    "CUDASourceCodeKernel", "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask",
-    "alloc_cluster_barrier", "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv",
-    "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent", "get_cluster_extents", "get_cluster_ids",
-    "get_cluster_size", "get_ldmatrix_offset", "get_mma_micro_size", "get_swizzle_layout", "ieee_add", "ieee_fdiv",
-    "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "import_source",
-    "make_mma_swizzle_layout", "mma_fill", "mma_store_index_map", "popcount", "ptx", "ptx_arrive_barrier",
-    "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier", "ptx_cp_async", "ptx_fence_barrier_init",
-    "ptx_ldmatrix", "ptx_mma", "ptx_wait_barrier", "rng_init", "rng_rand", "rng_rand_float", "tma_store_arrive",
-    "tma_store_wait", "tvm_access_ptr", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "warpgroup_arrive",
-    "warpgroup_commit_batch", "warpgroup_fence_operand", "warpgroup_wait",
-]  # fmt: skip
+# All names that a user may take. `import *` leaves out T.int, T.abs and their like, which would hide Python's own.
+__all__ = sorted(
+    name for name, value in globals().items()
+    if not (name.startswith("_") or isinstance(value, _ModuleType) or name in ("Any", "annotations"))
+    and (name in ("max", "min", "print") or not hasattr(_builtins, name))
+)  # fmt: skip

@@ -32,6 +32,14 @@ class Branches:
     scopes.
     """
 
+    tracer: Tracer
+    condition: Expr
+    names: Sequence[str]
+    live: Sequence[bool]
+    before: Sequence[Any]
+    homes: Mapping[str, Scope | None]
+    chosen: int
+
     def __init__(
         self, tracer: Tracer, condition: Expr, names: Sequence[str], live: Sequence[bool], before: Sequence[Any],
         homes: Mapping[str, Scope | None],
@@ -42,7 +50,7 @@ class Branches:
         self.ends: list[list[Any]] = []  # by branch and name; UNBOUND also for what can no longer be read
         self.left: Sequence[Any] = ()  # by the first branch
         self.variables: list[Buffer] = []
-        self.chooses = False  # whether both branches only compute values
+        self.chooses: bool = False  # whether both branches only compute values
         self.chosen = 0  # names that became a choice
 
     def end(self, values: Sequence[Any]) -> list[Any]:
@@ -183,7 +191,7 @@ class Reads:
         nested = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and n is not tree]
         # Functions inside are called at any time.
         self.always: Names = frozenset(name for each in nested for name in _loaded(each))
-        self.elsewhere = {
+        self.elsewhere: set[str] = {
             name for n in ast.walk(tree) if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names
         }  # fmt: skip
         self.after: dict[ast.If | ast.For | ast.While, Names] = {}

@@ -84,9 +84,9 @@ def address_of(element: Any) -> Expr:
     return Address(region.buffer, region.starts)
 
 
-def call(name: str, *args: Any, dtype: Any = "int32", options: tuple[Any, ...] = ()) -> Expr:
+def call(name: str, *operands: Any, dtype: Any = "int32", options: tuple[Any, ...] = ()) -> Expr:
     """Call a target-level helper by name, as printed in lowered kernels."""
-    return Call(lookup(name).name, tuple(to_expr(a) for a in args), dtype_of(dtype), options)
+    return Call(lookup(name).name, tuple(to_expr(a) for a in operands), dtype_of(dtype), options)
 
 
 def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swizzle: int = 0) -> Expr:

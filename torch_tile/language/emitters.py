@@ -41,6 +41,26 @@ class TensorCoreIntrinEmitter:
     Raises TileError where tensor cores have no such product.
     """
 
+    a_dtype: dt.DType
+    b_dtype: dt.DType
+    accum_dtype: dt.DType
+    a_transposed: bool
+    b_transposed: bool
+    chunk: int
+    block_row_warps: int
+    block_col_warps: int
+    warp_row_tiles: int
+    warp_col_tiles: int
+    reduce_k: int
+    num_elems_per_byte: int
+    is_m_first: bool
+    thread_var: Expr | None
+    mma_prefix: str
+    micro_size_x: int
+    micro_size_k: int
+    warp_rows: int
+    warp_cols: int
+
     def __init__(
         self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
         a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
@@ -53,8 +73,12 @@ class TensorCoreIntrinEmitter:
         self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
         self.reduce_k, self.num_elems_per_byte = reduce_k, num_elems_per_byte
         self.is_m_first, self.thread_var = bool(is_m_first), thread_var
-        self.threads = WARP * block_row_warps * block_col_warps * reduce_k
-        self.types = self._operand_type(self.a_dtype), self._operand_type(self.b_dtype), str(self.accum_dtype.name)
+        self.threads: int = WARP * block_row_warps * block_col_warps * reduce_k
+        self.types: tuple[str, str, str] = (
+            self._operand_type(self.a_dtype),
+            self._operand_type(self.b_dtype),
+            str(self.accum_dtype.name),
+        )
         name = matrix.PRODUCTS.get(self.types)
         if name is None:
             why = f"is {' * '.join(self.types[:2])} with sums of {self.types[2]}"
@@ -69,9 +93,9 @@ class TensorCoreIntrinEmitter:
             fix = f"give multiples of {self.micro_size_x} and 8; elements of less than a byte are not multiplied"
             raise error("bad_argument", None, op="TensorCoreIntrinEmitter", name="warp_row_tiles", why=why, fix=fix)
         self.warp_rows, self.warp_cols = warp_row_tiles // self.micro_size_x, warp_col_tiles // self.micro_size_y
-        self.local_size_a = self.micro_size_x * self.micro_size_k // WARP
-        self.local_size_b = self.micro_size_y * self.micro_size_k // WARP
-        self.local_size_out = self.micro_size_x * self.micro_size_y // WARP
+        self.local_size_a: int = self.micro_size_x * self.micro_size_k // WARP
+        self.local_size_b: int = self.micro_size_y * self.micro_size_k // WARP
+        self.local_size_out: int = self.micro_size_x * self.micro_size_y // WARP
 
     def _operand_type(self, dtype: Any) -> str:
         is_tf32 = dtype == dt.float32 and self.accum_dtype == dt.float32
@@ -274,6 +298,17 @@ class WGMMATensorCoreIntrinEmitter:
     The parameters are those of TensorCoreIntrinEmitter. The compiler chooses the layouts, as for T.wgmma_gemm.
     """
 
+    a_dtype: dt.DType
+    b_dtype: dt.DType
+    accum_dtype: dt.DType
+    a_transposed: bool
+    b_transposed: bool
+    chunk: int
+    block_row_warps: int
+    block_col_warps: int
+    warp_row_tiles: int
+    warp_col_tiles: int
+
     def __init__(
         self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
         a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
@@ -284,7 +319,7 @@ class WGMMATensorCoreIntrinEmitter:
         self.a_transposed, self.b_transposed, self.chunk = a_transposed, b_transposed, chunk
         self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
         self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
-        self.threads = WARP * block_row_warps * block_col_warps * reduce_k
+        self.threads: int = WARP * block_row_warps * block_col_warps * reduce_k
         self.policy = GemmWarpPolicy.FullRow if block_col_warps == 1 else GemmWarpPolicy.Square
 
     def wgmma(

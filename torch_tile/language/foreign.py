@@ -128,7 +128,7 @@ def import_source(source: str | None = None, target: str = "cuda") -> None:
 
 
 def call_extern(
-    dtype: Any, func_name: Any = None, *args: Any, effects: dict[int, str] | None = None,
+    dtype: Any, func_name: Any = None, *operands: Any, effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Expr | None:  # fmt: skip
     """Call the function `func_name` of T.import_source's text, once by each thread that comes here.
@@ -137,17 +137,17 @@ def call_extern(
     and buffers anything may be read and written. `effects` declares accesses by the argument's number: `{0: "w"}` of
     any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`, or None if that is "handle".
 
-    `evaluate(*args)` is the call's meaning for the interpreters, which cannot look inside. It takes numbers, and for
-    each pointer a NumPy array of its elements, float32 for types of 16 and 8 bits. It returns the value.
+    `evaluate(*operands)` is the call's meaning for the interpreters, which cannot look inside. It takes numbers, and
+    for each pointer a NumPy array of its elements, float32 for types of 16 and 8 bits. It returns the value.
     """
-    return _call("T.call_extern", dtype, func_name, args, effects, evaluate)
+    return _call("T.call_extern", dtype, func_name, operands, effects, evaluate)
 
 
 def call_pure_extern(
-    dtype: Any, func_name: Any = None, *args: Any, evaluate: Callable[..., Any] | None = None
+    dtype: Any, func_name: Any = None, *operands: Any, evaluate: Callable[..., Any] | None = None
 ) -> Expr | None:  # fmt: skip
     """T.call_extern of a function that writes nothing: behind pointers with no declared access it only reads."""
-    given = [Pointer(a.address, "r", a.elements) if isinstance(a, Pointer) else a for a in map(_argument, args)]
+    given = [Pointer(a.address, "r", a.elements) if isinstance(a, Pointer) else a for a in map(_argument, operands)]
     return _call("T.call_pure_extern", dtype, func_name, given, None, evaluate)
 
 
@@ -221,7 +221,7 @@ def _argument(given: Any) -> Any:
     region = region_of(given)
     if region is None:
         fix = "give numbers, expressions, buffers, and pointers of T.access_ptr or T.address_of"
-        raise error("bad_argument", None, op="T.call_extern", name="args", why=f"has {given!r}"[:80], fix=fix)
+        raise error("bad_argument", None, op="T.call_extern", name="operands", why=f"has {given!r}"[:80], fix=fix)
     _plain(region.buffer)
     return Pointer(Address(region.buffer, region.starts), "rw", -1)
 
@@ -231,7 +231,7 @@ def _plain(buffer: Buffer) -> None:
     if buffer.scope == "fragment":
         why = f"is in `{buffer.name}`, a fragment, whose elements the compiler shares out among threads"
         fix = "give what T.alloc_local or T.alloc_shared makes"
-        raise error("bad_argument", None, op="T.call_extern", name="args", why=why, fix=fix)
+        raise error("bad_argument", None, op="T.call_extern", name="operands", why=why, fix=fix)
     shape = buffer.static_shape
     if buffer.scope == "shared" and buffer.layout is None and shape:
         object.__setattr__(buffer, "layout", row_major(shape))
@@ -282,7 +282,7 @@ def CUDASourceCodeKernel(
 
 
 def ptx(
-    instruction: str, *args: Any, dtype: Any = "handle", effects: dict[int, str] | None = None,
+    instruction: str, *operands: Any, dtype: Any = "handle", effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Expr | None:  # fmt: skip
     """Run PTX instructions in each thread that comes here: `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.
@@ -297,14 +297,14 @@ def ptx(
     if not isinstance(instruction, str):
         why, fix = f"is {instruction!r}"[:80], "give text of PTX"
         raise error("bad_argument", None, op=what, name="instruction", why=why, fix=fix)
-    given = [_argument(a) for a in args]
+    given = [_argument(a) for a in operands]
     inputs, parameters = [], []
     for n, one in enumerate(given):
         if isinstance(one, Pointer):
             shared = one.address.buffer.scope == "shared"
             if one.address.buffer.scope not in ("shared", "global"):
                 why, fix = "has an array of registers", "give its elements"
-                raise error("bad_argument", None, op=what, name="args", why=why, fix=fix)
+                raise error("bad_argument", None, op=what, name="operands", why=why, fix=fix)
             parameters.append(f"const void* a{n}")
             inputs.append(f'"r"((unsigned)__cvta_generic_to_shared(a{n}))' if shared else f'"l"(a{n})')
         else:
@@ -332,7 +332,7 @@ def _held(what: str, dtype: DType) -> str:
     """The C++ type of an operand."""
     if dtype.name not in _HELD:
         why, fix = f"is of {dtype}", "give its bits, by T.reinterpret(x, 'uint16')"
-        raise error("bad_argument", None, op=what, name="args", why=why, fix=fix)
+        raise error("bad_argument", None, op=what, name="operands", why=why, fix=fix)
     return _HELD[dtype.name]
 
 

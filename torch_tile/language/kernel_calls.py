@@ -42,17 +42,23 @@ def check_function(function: Any, decorator: str) -> None:
     raise error("bad_function", None, decorator=decorator, name=name, what=what, fix=fix)
 
 
-def bind(name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the bound arguments of a call, without defaults. Raises TileError where they do not fit."""
+def bind(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], makes_kernel: bool = True
+) -> Any:  # fmt: skip
+    """Return the bound arguments of a call, without defaults. Raises TileError where they do not fit.
+
+    `makes_kernel` tells if the function returns a kernel, which is called with the tensors.
+    """
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as problem:
-        raise _bad_call(name, signature, args, kwargs, str(problem)) from None
+        raise _bad_call(name, signature, args, kwargs, str(problem), makes_kernel) from None
 
 
 def _bad_call(
-    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], text: str
-) -> TileError:
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], text: str,
+    makes_kernel: bool,
+) -> TileError:  # fmt: skip
     known = list(signature.parameters)
     unknown = [each for each in kwargs if each not in known]
     if unknown:
@@ -61,13 +67,15 @@ def _bad_call(
         fix = f"did you mean `{near}`?" if near else f"its arguments are {_listed(known)}"
     elif len(args) > len(known):
         why, fix = f"takes {len(known)} arguments, got {len(args)}", f"its arguments are {_listed(known)}"
+    elif "multiple values" in text:
+        twice = text.rpartition("'")[0].rpartition("'")[2]
+        why, fix = f"gets `{twice}` by its position and by its name", "give it once"
     else:
         missing = text.rpartition("'")[0].rpartition("'")[2]
         why, fix = (f"needs `{missing}`" if missing in known else text), f"its arguments are {_listed(known)}"
     if any(is_tensor(value) for value in (*args, *kwargs.values())):
-        fix += f". It takes no tensors: {name}(...) gives a kernel, which is called with them" * is_compile_time(
-            signature
-        )
+        is_outer = makes_kernel and is_compile_time(signature)
+        fix += f". It takes no tensors: {name}(...) gives a kernel, which is called with them" * is_outer
     return error("bad_kernel_call", None, name=name, why=why, fix=fix)
 
 
@@ -110,9 +118,13 @@ class Outside:
 
     def __init__(self, function: FunctionType):
         names = dict.fromkeys(_names_in(function.__code__))
-        self.globals = function.__globals__
-        self.names = tuple(n for n in names if isinstance(self.globals.get(n, self), PLAIN) and not n.startswith("__"))
-        self.cells = tuple(cell for cell in function.__closure__ or () if isinstance(_content(cell), PLAIN))
+        self.globals: dict[str, Any] = function.__globals__
+        self.names: tuple[str, ...] = tuple(
+            n for n in names if isinstance(self.globals.get(n, self), PLAIN) and not n.startswith("__")
+        )
+        self.cells: tuple[CellType, ...] = tuple(
+            cell for cell in function.__closure__ or () if isinstance(_content(cell), PLAIN)
+        )
 
     def __bool__(self) -> bool:
         return bool(self.names or self.cells)

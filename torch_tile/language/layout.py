@@ -87,22 +87,25 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _swizzled(span: int) -> Callable[..., IRLayout]:
-    def make(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
-        return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, span)
-
-    make.__name__ = make.__qualname__ = "make_swizzled_layout"
-    make.__doc__ = f"""Memory in panels of {span} bytes (or fewer) whose 16-byte chunks are XORed with their row.
+def make_full_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
+    """Memory in panels of 128 bytes (or fewer) whose 16-byte chunks are XORed with their row.
 
     `k_major` and `allow_pad` are hints of TileLang's without effect: panels fit either order of a product's operands.
     """
-    return make
+    return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, 128)
 
 
-make_swizzled_layout = make_full_bank_swizzled_layout = _swizzled(128)
-make_wgmma_swizzled_layout = make_volta_swizzled_layout = _swizzled(128)
-make_half_bank_swizzled_layout = _swizzled(64)
-make_quarter_bank_swizzled_layout = _swizzled(32)
+def make_half_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
+    """`make_full_bank_swizzled_layout` in panels of 64 bytes."""
+    return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, 64)
+
+
+def make_quarter_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
+    """`make_full_bank_swizzled_layout` in panels of 32 bytes."""
+    return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, 32)
+
+
+make_swizzled_layout = make_wgmma_swizzled_layout = make_volta_swizzled_layout = make_full_bank_swizzled_layout
 
 
 def make_fully_replicated_layout_fragment(buffer: Handle, threads: int) -> IRLayout | FreeLayout:

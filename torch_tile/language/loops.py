@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
@@ -86,7 +87,40 @@ class Loop:
             yield let(name or "i", start + iteration * self.step)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.iterate()
+        return LoopIterator(self)
+
+
+class LoopIterator:
+    """What Python's `for` of a helper function steps through. Inside of enumerate and zip it is an author's error."""
+
+    def __init__(self, loop: Loop):
+        self.steps: Iterator[Any] = loop.iterate()
+
+    def __iter__(self) -> LoopIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.steps)
+
+
+def check_iterable(iterable: object) -> None:
+    """Raise TileError for what a `for` of a kernel cannot step through.
+
+    In `enumerate(T.serial(n))` and its like Python would count one turn of a loop of many.
+    """
+    if isinstance(iterable, FunctionType):
+        fix = f"call it: `for i in T.{iterable.__name__}(n):`"
+        raise error("python_value", None, problem=f"the function {iterable.__name__} is no loop", fix=fix)
+    if hasattr(iterable, "take_names"):
+        fix = "write `with T.Kernel(blocks, threads=128) as bx:`"
+        raise error("python_value", None, problem="T.Kernel is no loop", fix=fix)
+    if not isinstance(iterable, enumerate | zip | map | filter):
+        return
+    name, parts = type(iterable).__name__, iterable.__reduce__()[1]
+    if any(isinstance(part, LoopIterator) for each in parts for part in (each if isinstance(each, tuple) else (each,))):
+        what = f"{name}() takes the turns of a loop that the device runs"
+        fix = "write `for i in T.serial(n):`, whose i counts the turns"
+        raise error("python_value", None, problem=what, fix=fix)
 
 
 def _of_block(op: RegisteredOp) -> bool:
@@ -331,6 +365,11 @@ class PersistentTileScheduler:
     along the other dimension. `current_iter[0]` counts from 0. With `stateful=False` there is only `coord(number)`.
     """
 
+    m_idx: _Cell
+    n_idx: _Cell
+    linear_idx: _Cell
+    current_iter: _Cell
+
     def __init__(
         self, prefix: str, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
         column_major: bool = True, cluster_size: int = 1, stateful: bool = True,
@@ -343,7 +382,7 @@ class PersistentTileScheduler:
                 raise error("bad_argument", None, op=what, name=name, why=f"is {value!r}", fix=fix)
         for value in (num_m_tiles, num_n_tiles):
             index_bound(value, what)
-        self.num_workers = get_block_extent(0) // cluster_size if num_workers is None else num_workers
+        self.num_workers: Any = get_block_extent(0) // cluster_size if num_workers is None else num_workers
         index_bound(self.num_workers, what)
         rows = ceildiv(num_m_tiles, cluster_size)
         self._column_major = column_major

@@ -140,6 +140,9 @@ def cast(
     a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", what is too large for
     `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other names.
     """
+    if isinstance(value, str):
+        fix = f"write T.cast(x, {value!r}): the value goes before the dtype"
+        raise error("bad_argument", None, op="T.cast", name="value", why=f"is the text {value!r}", fix=fix)
     return cast_rounded(value, dtype_of(dtype), round, sat, rbits)
 
 

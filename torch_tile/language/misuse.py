@@ -50,6 +50,15 @@ _METHODS = {
 }
 
 
+# What Python says where a loop and a kernel are opened by the wrong statement, and what to write.
+_STATEMENTS = {
+    "'Loop' object does not support the context manager": (
+        "a loop is opened by `with`",
+        "write `for i in T.Parallel(n):`",
+    ),
+}
+
+
 def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
     """Return the author's error for the exception `problem`, raised on the author's own line at `span`; None for
     others.
@@ -68,6 +77,9 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         return error("python_value", span, problem=what, fix=_TABLE)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
+    for part, (what, fix) in _STATEMENTS.items():
+        if part in text:
+            return error("python_value", span, problem=what, fix=fix)
     called = re.match(r"(\w+)(\.__init__)?\(\) (got|missing|takes)", text)
     function = getattr(language, called[1], None) if called else None
     if callable(function):
@@ -120,8 +132,11 @@ def _instead(span: Span | None, language: Any) -> str:
     name = called[1].rpartition(".")[2] if called else ""
     if name in _CASTS:
         return f"write {_CASTS[name]}"
-    if called and not called[1].startswith("T.") and callable(getattr(language, name, None)):
-        return f"write T.{name}(...)"
+    if called and not called[1].startswith("T."):
+        if callable(getattr(language, name, None)):
+            return f"write T.{name}(...)"
+        if name in INSTEAD:
+            return INSTEAD[name]
     return "write operators and T's functions, such as T.exp(x), T.max(x, y) or T.cast(x, dtype)"
 
 
@@ -157,6 +172,9 @@ INSTEAD = {
     "concat": "copy each part into its place: T.copy(a, tile[0:16, :])",
     "barrier": "T.sync_threads() is a barrier; the compiler places those that tiles need",
     "len": "write A.shape[0]",
+    "shared": "T.alloc_shared(shape, dtype) is a tile in shared memory",
+    "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
+    "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
     "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
@@ -211,7 +229,7 @@ FAMILIES = (
      r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
      r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
      "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
-    (r"(ret|thread_return|break_loop|continue_loop)", "write `return`, `break` or `continue`"),
+    (r"(ret|break_loop|continue_loop)", "write `return`, `break` or `continue`; T.thread_return() ends a thread"),
     (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),

@@ -53,7 +53,7 @@ class _Let:
         return symbol
 
 
-let = _Let()
+let: _Let = _Let()
 
 
 def Let(expr: Scalar, where: Mapping[Any, Scalar]) -> Any:

@@ -29,7 +29,8 @@ class PointerType:
         return Buffer(name, (const(1, dt.int32),), dt.uint8, "global", None, "pointer")
 
 
-ptr = handle = PointerType()
+ptr: PointerType = PointerType()
+handle: PointerType = ptr
 
 
 class Pointer(Handle):

@@ -37,6 +37,9 @@ HOST_SCOPES = ("var", "local")  # limit for memory of a function without T.Kerne
 class PrimFunc:
     """A traced kernel function: `program` is its IR, `function` the author's Python."""
 
+    program: Program
+    __name__: str
+
     def __init__(self, function: FunctionType, program: Program):
         self.function, self.program = function, program
         self.__name__, self.__doc__ = function.__name__, function.__doc__
@@ -89,7 +92,8 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         args, kwargs = call_arguments(function, groups, [author_view(p) for p in params.values()])
         with around:
             result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
-        return finish(at, function.__name__, tuple(params.values()), result)
+        span = None if result is None else result_span(function)
+        return finish(at, function.__name__, tuple(params.values()), result, span)
 
     return PrimFunc(function, _traced(run))
 

@@ -20,7 +20,7 @@ from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_numbe
 from torch_tile.ir.node import Node, contains, walk
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
-from torch_tile.language.loops import Grid, Loop, serial
+from torch_tile.language.loops import Grid, Loop, check_iterable, serial
 from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
     Scope,
@@ -70,8 +70,8 @@ class Recorder:
     ):  # fmt: skip
         self.tracer = tracer
         self.on_annotate = on_annotate
-        self.references = references or {}  # elements behind names of T.Ref
-        self.entry = tracer.scope
+        self.references: Mapping[str, Load] | dict[str, Load] = references or {}  # elements behind names of T.Ref
+        self.entry: Scope | None = tracer.scope
         self.bound_in: dict[str, Scope | None] = {}
         self.loops: list[Any] = []  # for each loop around: the scope in which Python runs it, or _DEVICE
         self.splits: list[Branches | None] = []  # for each `if` around: its names, or None where Python knew the branch
@@ -352,6 +352,7 @@ class Recorder:
         An iteration may read the names `carried` before it binds them. With `tells_end`, `finished` is asked after it.
         """
         if not isinstance(iterable, Loop):
+            check_iterable(iterable)
             with self._around(self.tracer.scope):
                 yield from iterable
             return

@@ -16,12 +16,15 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, error
+from torch_tile.ir.idmap import IdMap
 from torch_tile.language.branches import Reads, mutable_names
 
 RECORDER = "__tile__"
 TRACED = "__traced__"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_COMPILED: dict[CodeType, CodeType] = {}
+# By identity: codes of two files, or of a cell before and after an edit, are equal where only annotations inside of the
+# functions differ, as annotations of local names are not part of a code.
+_COMPILED: IdMap[CodeType, CodeType] = IdMap()
 
 
 def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from torch_tile.language.grid_sync import cut_at_grid_syncs
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
+from torch_tile.language.thread_return import without_returns
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
@@ -50,15 +51,15 @@ class Kernel:
             raise error("nested_kernel", None)
         if len(blocks) > 3:
             raise error("bad_shape", None, what="T.Kernel's grid", want="at most three sizes", got=repr(blocks)[:60])
-        self.grid = shape_of(blocks or (1,), "T.Kernel's grid")
+        self.grid: tuple[Expr, ...] = shape_of(blocks or (1,), "T.Kernel's grid")
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
-        self.threads = tuple(int(t) for t in given)
+        self.threads: tuple[int, ...] = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
-        self.shared_bytes = int(shared_bytes)  # of printed kernels
-        self.cluster = clusters(cluster_dims, len(self.grid))
-        self.as_tuple = len(self.grid) > 1  # what `as` names
+        self.shared_bytes: int = int(shared_bytes)  # of printed kernels
+        self.cluster: tuple[int, int, int] = clusters(cluster_dims, len(self.grid))
+        self.as_tuple: bool = len(self.grid) > 1  # what `as` names
         self.min_blocks = 1
         self.span = author_span()
 
@@ -79,8 +80,10 @@ class Kernel:
         at.launch = self
         self.scope = at.open("kernel")
         self.opened = self.scope.__enter__()
-        self.blocks = tuple(Var(n or "b", dt.int32, "block") for n, _ in zip(self.names, self.grid, strict=False))
-        self.thread = Var("thread", dt.int32, "thread")
+        self.blocks: tuple[Var, ...] = tuple(
+            Var(n or "b", dt.int32, "block") for n, _ in zip(self.names, self.grid, strict=False)
+        )
+        self.thread: Var = Var("thread", dt.int32, "thread")
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
@@ -95,7 +98,8 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            for part, blocks, thread in cut_at_grid_syncs(close_body(self.opened), self.blocks, self.thread):
+            whole = without_returns(close_body(self.opened))
+            for part, blocks, thread in cut_at_grid_syncs(whole, self.blocks, self.thread):
                 own = thread if self.uses_thread else None
                 body = with_safe_values(part, at.safe_values)
                 body = pin_results(gather_roles(body, self.threads, self.min_blocks, own))
@@ -146,7 +150,12 @@ def alloc_shared(
 ) -> Handle:
     """A tile in memory shared by the threads of a block. Content is undefined until written.
 
-    `layout` is as for T.annotate_layout; `offset`, the first byte, is for printed kernels: the compiler finds it.
+    Args:
+        shape: an integer or a tuple of integers, known when the kernel is compiled.
+        dtype: of the elements.
+        scope: one of TileLang's spellings of shared memory; all mean the same.
+        layout: as for T.annotate_layout; by default the compiler chooses one.
+        offset: the first byte, in printed kernels; the compiler finds it.
     """
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
@@ -154,14 +163,24 @@ def alloc_shared(
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment", layout: Any = None) -> Handle:
-    """A tile in the registers of a block, spread over its threads by layout inference, or by `layout`."""
+    """A tile in the registers of a block, spread over its threads by layout inference.
+
+    Args:
+        shape: an integer or a tuple of integers, known when the kernel is compiled.
+        dtype: of the elements.
+        scope: one of TileLang's spellings of registers; all mean the same.
+        layout: as for T.annotate_layout; by default the compiler chooses one.
+    """
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment", layout)
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
-    """An array of each thread by itself."""
+    """An array of each thread by itself.
+
+    `shape` is an integer or a tuple of integers, known when the kernel is compiled; `dtype` is of the elements.
+    """
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")

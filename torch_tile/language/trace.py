@@ -29,7 +29,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
 _JIT, _ERRORS = os.path.join(_PACKAGE, "jit.py"), os.path.join(_PACKAGE, "diagnostics", "errors.py")
 _OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
-_POSITIONS: dict[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = {}
+_POSITIONS: IdMap[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = IdMap()
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Tracer:
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
         self.barrier_group = 0  # threads of the T.role around
-        self.doubtful = ""  # the device condition under which the operand that Python computes now is needed
+        self.doubtful: str = ""  # the device condition under which the operand that Python computes now is needed
         self.consts: Callable[[str], Any] = no_consts
         self.safe_values: IdMap[Buffer, Const] = IdMap()  # of T.annotate_safe_value, in the kernel around
         self.params: list[Buffer | Var] = []  # of the function around

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import update_wrapper
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.ir import dtype as dt
@@ -105,7 +105,7 @@ class Handle(NotAValue):
             raise error("region_as_value", None, region=repr(self))
         return self is other
 
-    __hash__ = object.__hash__
+    __hash__: ClassVar[Callable[..., int]] = object.__hash__
 
 
 class Indices(tuple[Any, ...]):
@@ -114,9 +114,22 @@ class Indices(tuple[Any, ...]):
     def _refuse(self, *_: object) -> Any:
         raise error("tuple_as_index", None, got=", ".join(map(repr, self)), count=len(self))
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __floordiv__ = __rfloordiv__ = __truediv__ = __mod__ = __rmod__ = __neg__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__: ClassVar[Callable[..., Any]] = _refuse
+    __radd__: ClassVar[Callable[..., Any]] = _refuse
+    __sub__: ClassVar[Callable[..., Any]] = _refuse
+    __rsub__: ClassVar[Callable[..., Any]] = _refuse
+    __mul__: ClassVar[Callable[..., Any]] = _refuse
+    __rmul__: ClassVar[Callable[..., Any]] = _refuse
+    __floordiv__: ClassVar[Callable[..., Any]] = _refuse
+    __rfloordiv__: ClassVar[Callable[..., Any]] = _refuse
+    __truediv__: ClassVar[Callable[..., Any]] = _refuse
+    __mod__: ClassVar[Callable[..., Any]] = _refuse
+    __rmod__: ClassVar[Callable[..., Any]] = _refuse
+    __neg__: ClassVar[Callable[..., Any]] = _refuse
+    __lt__: ClassVar[Callable[..., Any]] = _refuse
+    __le__: ClassVar[Callable[..., Any]] = _refuse
+    __gt__: ClassVar[Callable[..., Any]] = _refuse
+    __ge__: ClassVar[Callable[..., Any]] = _refuse
 
 
 def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
@@ -261,6 +274,9 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     """Convert `value` to the type of `buffer`. Narrowing within a kind is silent, float into integer is an error."""
     if isinstance(value, Region | Handle):
         raise error("region_as_value", None, region=repr(value))
+    if value is None:
+        fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
+        raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
     expr = to_expr(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)

@@ -8,7 +8,7 @@ import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
 from torch_tile.nn.experts import Float8Experts, QuantizedExperts
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
-from torch_tile.nn.loss import CrossEntropyLoss, cross_entropy
+from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
 from torch_tile.nn.quantized import Float8Linear, Int8Linear, QuantizedLinear
@@ -28,6 +28,7 @@ __all__ = [
     "Int8Linear",
     "LayerNorm",
     "Linear",
+    "LinearCrossEntropyLoss",
     "MLAAttention",
     "PagedLatents",
     "QuantizedExperts",
@@ -37,6 +38,7 @@ __all__ = [
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "cross_entropy",
+    "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "selective_state_update",
 ]

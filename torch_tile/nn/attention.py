@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 class Attention(nn.Module):
-    """Projections, rotary embedding, attention (arXiv:2305.13245), output projection.
+    """Grouped-query attention layer: projections, rotary embedding, attention (arXiv:2305.13245), output projection.
 
     Parameters are named as in transformers: `q_proj k_proj v_proj o_proj`, and `q_norm k_norm` with `qk_norm`.
 
@@ -33,8 +33,13 @@ class Attention(nn.Module):
         eps: of these norms.
         scale: of the scores; default `head_dim ** -0.5`.
         layer_idx: this layer's number in a cache.
-        **kwargs: `device` and `dtype`.
+        device: of all parameters.
+        dtype: of all parameters.
     """
+
+    causal: bool
+    window: int
+    layer_idx: int
 
     def __init__(
         self,
@@ -51,9 +56,11 @@ class Attention(nn.Module):
         eps: float = 1e-6,
         scale: float | None = None,
         layer_idx: int = 0,
-        **kwargs: Any,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         num_kv_heads = num_kv_heads or num_heads
         if num_heads % num_kv_heads:
             raise ValueError(
@@ -63,17 +70,17 @@ class Attention(nn.Module):
             raise ValueError(
                 f"hidden_size is {hidden_size}; it must be a multiple of num_heads {num_heads}, or give head_dim"
             )
-        self.head_dim = head_dim or hidden_size // num_heads
+        self.head_dim: int = head_dim or hidden_size // num_heads
         self.causal, self.window, self.layer_idx = causal, window, layer_idx
-        self.scale = self.head_dim**-0.5 if scale is None else scale
-        self.q_proj = Linear(hidden_size, num_heads * self.head_dim, bias, **kwargs)
-        self.k_proj = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **kwargs)
-        self.v_proj = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **kwargs)
-        self.o_proj = Linear(
-            num_heads * self.head_dim, hidden_size, bias if output_bias is None else output_bias, **kwargs
+        self.scale: Any | float = self.head_dim**-0.5 if scale is None else scale
+        self.q_proj: Linear = Linear(hidden_size, num_heads * self.head_dim, bias, **factory)
+        self.k_proj: Linear = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **factory)
+        self.v_proj: Linear = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **factory)
+        self.o_proj: Linear = Linear(
+            num_heads * self.head_dim, hidden_size, bias if output_bias is None else output_bias, **factory
         )
-        self.q_norm = RMSNorm(self.head_dim, eps, cast_first=True, **kwargs) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, eps, cast_first=True, **kwargs) if qk_norm else None
+        self.q_norm: RMSNorm | None = RMSNorm(self.head_dim, eps, cast_first=True, **factory) if qk_norm else None
+        self.k_norm: RMSNorm | None = RMSNorm(self.head_dim, eps, cast_first=True, **factory) if qk_norm else None
 
     def forward(
         self,
@@ -140,7 +147,8 @@ class PagedLatents:
         kv_lora_rank: C, size of the latent.
         qk_rope_head_dim: R, size of the rotated key.
         block_table: `[B, n]` int32, the page of each block of `page` positions; unused entries may be -1.
-        **kwargs: `device` and `dtype` of the pools.
+        device: of the pools.
+        dtype: of the pools.
 
     Attributes:
         kv: `[layers, pages, page, C]`.
@@ -150,6 +158,8 @@ class PagedLatents:
         schedule: the schedule of this step by `plan`, or None.
     """
 
+    seq_lens: Tensor
+
     def __init__(
         self,
         layers: int,
@@ -158,17 +168,18 @@ class PagedLatents:
         kv_lora_rank: int,
         qk_rope_head_dim: int,
         block_table: Tensor,
-        **kwargs: Any,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.kv = torch.zeros(layers, pages, page, kv_lora_rank, **kwargs)
-        self.k_pe = torch.zeros(layers, pages, page, qk_rope_head_dim, **kwargs)
-        self.block_table = block_table.to(device=self.kv.device, dtype=torch.int32)
+        self.kv: Tensor = torch.zeros(layers, pages, page, kv_lora_rank, device=device, dtype=dtype)
+        self.k_pe: Tensor = torch.zeros(layers, pages, page, qk_rope_head_dim, device=device, dtype=dtype)
+        self.block_table: Tensor = block_table.to(device=self.kv.device, dtype=torch.int32)
         self.seq_lens = torch.zeros(len(block_table), dtype=torch.int32, device=self.kv.device)
-        self.is_empty = True
+        self.is_empty: bool = True
         self.schedule: Tensor | None = None
 
     def sequences(self, rows: slice) -> PagedLatents:
-        """The same cache for some of its sequences, say those whose prompts begin now; memory is shared."""
+        """Return a view of the cache for some of its sequences, say those whose prompts begin now."""
         part = object.__new__(PagedLatents)
         part.kv, part.k_pe = self.kv, self.k_pe
         part.block_table, part.seq_lens = self.block_table[rows], self.seq_lens[rows]
@@ -187,7 +198,7 @@ class PagedLatents:
         return self.kv[layer_idx], self.k_pe[layer_idx]
 
     def plan(self, length: int, num_heads: int) -> None:
-        """Divide the work of the next step, of `length` new positions, by the lengths of the sequences."""
+        """Plan the schedule of the next decoding step, of `length` new positions, by the lengths of the sequences."""
         self.schedule = torch.ops.tile.mla_schedule.default(self.seq_lens + length, length * num_heads, 0)
 
     def advance(self, length: int) -> None:

@@ -12,7 +12,9 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 def check_activation(name: str) -> str:
-    """The name itself. Raises ValueError if it is not an activation of the ops."""
+    """Return an activation's name. Raises ValueError if the ops have no such activation. Raises ValueError if it is not
+    an activation of the ops.
+    """
     if name not in ACTIVATIONS:
         raise ValueError(f"activation is {name!r}; it may be {', '.join(ACTIVATIONS)}")
     return name
@@ -26,14 +28,21 @@ class Linear(nn.Linear):
         out_features: N.
         bias: whether there is one.
         activation: "none", "relu", "gelu" (erf), "gelu_tanh" or "silu".
-        **kwargs: `device` and `dtype`, as for `nn.Linear`.
+        device: as for `nn.Linear`.
+        dtype: as for `nn.Linear`.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, activation: str = "none", **kwargs: Any
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activation: str = "none",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, **kwargs)
-        self.activation = check_activation(activation)
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self.activation: str = check_activation(activation)
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """From `[..., K]` and a residual `[..., N]` to `[..., N]`."""
@@ -58,17 +67,25 @@ class GatedMLP(nn.Module):
         intermediate_size: of the gate.
         activation: "silu", "gelu", "gelu_tanh", "relu" or "none".
         bias: whether the three projections have one.
-        **kwargs: `device` and `dtype`.
+        device: of all parameters.
+        dtype: of all parameters.
     """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, activation: str = "silu", bias: bool = False, **kwargs: Any
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str = "silu",
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.activation = check_activation(activation)
-        self.gate_proj = Linear(hidden_size, intermediate_size, bias, **kwargs)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias, **kwargs)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias, **kwargs)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.activation: str = check_activation(activation)
+        self.gate_proj: Linear = Linear(hidden_size, intermediate_size, bias, **factory)
+        self.up_proj: Linear = Linear(hidden_size, intermediate_size, bias, **factory)
+        self.down_proj: Linear = Linear(intermediate_size, hidden_size, bias, **factory)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias."""

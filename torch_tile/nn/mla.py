@@ -37,8 +37,18 @@ class MLAAttention(nn.Module):
         rope_interleave: whether the rotated pairs lie beside each other.
         scale: of the scores; default `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`. Models with YaRN have their own.
         layer_idx: this layer's number in a cache.
-        **kwargs: `device` and `dtype`.
+        device: of all parameters.
+        dtype: of all parameters.
     """
+
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
+    layer_idx: int
 
     def __init__(
         self,
@@ -55,24 +65,28 @@ class MLAAttention(nn.Module):
         rope_interleave: bool = True,
         scale: float | None = None,
         layer_idx: int = 0,
-        **kwargs: Any,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.q_lora_rank, self.kv_lora_rank = num_heads, q_lora_rank, kv_lora_rank
         self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.rope_interleave, self.layer_idx = rope_interleave, layer_idx
         qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
-        self.scaling = qk_head_dim**-0.5 if scale is None else scale
+        self.scaling: Any | float = qk_head_dim**-0.5 if scale is None else scale
         if q_lora_rank is None:
-            self.q_proj = Linear(hidden_size, num_heads * qk_head_dim, bias=False, **kwargs)
+            self.q_proj: Linear = Linear(hidden_size, num_heads * qk_head_dim, bias=False, **factory)
         else:
-            self.q_a_proj = Linear(hidden_size, q_lora_rank, bias, **kwargs)
-            self.q_a_layernorm = RMSNorm(q_lora_rank, eps, cast_first=True, **kwargs)
-            self.q_b_proj = Linear(q_lora_rank, num_heads * qk_head_dim, bias=False, **kwargs)
-        self.kv_a_proj_with_mqa = Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias, **kwargs)
-        self.kv_a_layernorm = RMSNorm(kv_lora_rank, eps, cast_first=True, **kwargs)
-        self.kv_b_proj = Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **kwargs)
-        self.o_proj = Linear(num_heads * v_head_dim, hidden_size, bias, **kwargs)
+            self.q_a_proj: Linear = Linear(hidden_size, q_lora_rank, bias, **factory)
+            self.q_a_layernorm: RMSNorm = RMSNorm(q_lora_rank, eps, cast_first=True, **factory)
+            self.q_b_proj: Linear = Linear(q_lora_rank, num_heads * qk_head_dim, bias=False, **factory)
+        self.kv_a_proj_with_mqa: Linear = Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias, **factory)
+        self.kv_a_layernorm: RMSNorm = RMSNorm(kv_lora_rank, eps, cast_first=True, **factory)
+        self.kv_b_proj: Linear = Linear(
+            kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **factory
+        )
+        self.o_proj: Linear = Linear(num_heads * v_head_dim, hidden_size, bias, **factory)
 
     def forward(
         self,
@@ -84,7 +98,7 @@ class MLAAttention(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attention of the new positions over themselves and the cached ones, causally.
+        """Attend from the new positions to themselves and the cached ones, causally.
 
         Args:
             hidden_states: `[B, S, hidden_size]`.
@@ -123,7 +137,7 @@ class MLAAttention(nn.Module):
         return self.o_proj(out.flatten(2)), None
 
     def absorbing_pays(self, length: int) -> bool:
-        """Return whether `length` queries on the latents cost less than expanding the latents, per key.
+        """Return whether attention on latents costs less than expanding the latents, for `length` queries.
 
         Per head and key, expanding multiplies C (nope + v) times. A query multiplies nope + R + v times with expanded
         keys and values, and C + R + C times on the latents.
@@ -134,7 +148,7 @@ class MLAAttention(nn.Module):
     def paged(
         self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None, cache: PagedLatents
     ) -> Tensor:
-        """The same with new latents `[B, 1, S, C]` and `[B, 1, S, R]` that go into pages first."""
+        """Attend over a cache in pages; write the new latents `[B, 1, S, C]` and `[B, 1, S, R]` to it first."""
         if mask is not None:
             raise ValueError("attention_mask must be None with PagedLatents, whose seq_lens say what is there")
         length = kv.shape[2]
@@ -147,7 +161,8 @@ class MLAAttention(nn.Module):
         self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor,
         table: Tensor | None = None, lengths: Tensor | None = None, schedule: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Queries `[B, H, S, nope]` and `[B, H, S, R]`, latents `[B, keys, C]` and `[B, keys, R]` to `[B, S, H, v]`.
+        """Attend on the latents, with weights absorbed into queries and outputs: queries `[B, H, S, nope]` and `[B, H,
+        S, R]` to `[B, S, H, v]`.
 
         With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`,
         and `tile.mla_schedule` may have made a schedule of the lengths.
@@ -161,7 +176,9 @@ class MLAAttention(nn.Module):
         return values
 
     def expanded(self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None) -> Tensor:
-        """The same with keys and values of every head; latents are `[B, 1, keys, C]` and `[B, 1, keys, R]`."""
+        """Attend after expanding the latents to keys and values of every head; latents are `[B, 1, keys, C]` and `[B,
+        1, keys, R]`.
+        """
         batch, _, keys, _ = kv.shape
         sizes = batch, keys, self.num_heads, self.qk_nope_head_dim + self.v_head_dim
         both = self.kv_b_proj(kv).view(sizes).transpose(1, 2)

@@ -33,6 +33,10 @@ class QuantizedLinear(nn.Module):
         whole_scale: `[1]`, a scale of the whole matrix beside the others, as NVFP4 has; or None.
     """
 
+    bits: int
+    high_first: bool
+    offset: int
+    format: str
     words: Tensor
     scales: Tensor | None
     zeros: Tensor | None
@@ -80,12 +84,12 @@ class QuantizedLinear(nn.Module):
 
     @property
     def in_features(self) -> int:
-        """K."""
+        """Return the number of input features."""
         return self.words.shape[1] * 8 // self.bits
 
     @property
     def out_features(self) -> int:
-        """N."""
+        """Return the number of output features."""
         return self.words.shape[0]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -232,7 +236,7 @@ class _Int8Product(torch.autograd.Function):
 
 
 class _Float8Product(torch.autograd.Function):
-    """The product of a Float8Linear."""
+    """The product of a Float8Linear, with a gradient of the input only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor | None) -> Tensor:

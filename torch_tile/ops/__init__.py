@@ -28,14 +28,12 @@ from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
-from torch_tile.ops.sharding import register_when_imported
-
-register_when_imported()
 
 __all__ = [
     "add_rms_norm",
@@ -61,6 +59,8 @@ __all__ = [
     "k_grouped_gemm",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "linear_cross_entropy_gradients",
     "mla_decode",
     "mla_decode_lse",
     "mla_schedule",

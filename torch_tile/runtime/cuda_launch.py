@@ -91,6 +91,11 @@ class Plan(NamedTuple):
 class CudaLauncher(BaseLauncher):
     """Launches the entries of a cubin. Loads the module once for each device of the arguments."""
 
+    source: CudaSource
+    cubin: bytes
+    target: Target
+    everything: list[Any]
+
     kind = "cuda"
 
     def __init__(
@@ -99,16 +104,16 @@ class CudaLauncher(BaseLauncher):
         super().__init__(program, out_idx)
         self.source, self.cubin, self.target = source, cubin, target
         self.everything = [*program.params, *program.outputs, *program.workspaces]
-        self.buffers = [p for p in self.everything if isinstance(p, Buffer)]
-        self.whole = Binding(program)
-        self.alignments = dict(zip(self.buffers, source.alignment, strict=True))
+        self.buffers: list[Buffer] = [p for p in self.everything if isinstance(p, Buffer)]
+        self.whole: Binding = Binding(program)
+        self.alignments: dict[Buffer, int] = dict(zip(self.buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
-        self.scalars_matter = self.binding.asks_scalars or any(n is p for n in used for p in self.scalars)
+        self.scalars_matter: bool = self.binding.asks_scalars or any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
         self.plans: dict[Any, Plan] = {}
         self.remember: Callable[[tuple[Any, ...], bytes], bool] | None = None
         self.go: Callable[..., None] = self.start
-        self.allocates = bool(self.out_idx or program.outputs or program.workspaces)
+        self.allocates: bool = bool(self.out_idx or program.outputs or program.workspaces)
         self.begin = self.__call__ if self.allocates else self.go
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -28,14 +28,17 @@ MOST_FORMS = 1024  # forms of arguments that a launcher remembers
 class BaseLauncher:
     """The shared part of all targets' launchers. `out_idx` names parameters that it allocates and returns."""
 
+    given: list[Buffer | Var]
+    sizes: list[Var]
+
     kind = "cpu"
 
     def __init__(self, program: Program, out_idx: Sequence[int] = ()):
         self.program = program
-        self.out_idx = [i % len(program.params) for i in out_idx]
-        self.binding = Binding(program, self.out_idx)
+        self.out_idx: list[int] = [i % len(program.params) for i in out_idx]
+        self.binding: Binding = Binding(program, self.out_idx)
         self.given, self.sizes = self.binding.given, self.binding.sizes
-        self.scalars = [p for p in program.params if isinstance(p, Var)]
+        self.scalars: list[Var] = [p for p in program.params if isinstance(p, Var)]
         self.begin: Callable[..., Any] = self.__call__  # the shortest way to a call
         self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
@@ -88,6 +91,9 @@ class BaseLauncher:
 
 class Launcher(BaseLauncher):
     """Calls the entry of a program compiled for the CPU: (pointers, numbers) -> 0, or the failed assertion's number."""
+
+    entry: Callable[..., int]
+    asserts: Sequence[tuple[str, Span | None]]
 
     def __init__(
         self, program: Program, entry: Callable[..., int], asserts: Sequence[tuple[str, Span | None]],

@@ -64,6 +64,10 @@ class Cubin(NamedTuple):
 class TooFewRegistersError(RuntimeError):
     """Raised if the assembler lacks registers for an instruction of the entry function `name`."""
 
+    name: str
+    have: str
+    need: str
+
     def __init__(self, name: str, have: str, need: str):
         super().__init__(f"{name} has {have} registers for each thread and needs {need}")
         self.name, self.have, self.need = name, have, need

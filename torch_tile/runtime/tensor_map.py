@@ -110,6 +110,9 @@ def _step(arg: MapArg, name: str, dim: int, size: int, stride: int) -> int:
 class TensorMaps:
     """The tensor maps of one form; maps of the addresses used last are cached."""
 
+    form: MapForm
+    machine: Driver
+
     def __init__(self, form: MapForm, machine: Driver):
         self.form, self.machine = form, machine
         self.at = functools.lru_cache(maxsize=KEPT)(self.encode)

@@ -18,6 +18,7 @@ from torch_tile.tileop.base import (
     Tile,
     need_region,
     parallel,
+    region_of,
     same_extents,
     scalar,
     spread,
@@ -43,7 +44,7 @@ class Fill(RegisteredOp):
         """Set every element of a buffer, region or element to `value`, converted to its dtype."""
         region = need_region(buffer, "fill", "buffer")
         if not isinstance(value, Expr) and not is_number(value):
-            raise error("fill_value", None, got=type(value).__name__)
+            raise error("fill_value", None, got="a buffer" if region_of(value) is not None else type(value).__name__)
         return cls(region, scalar(value, "T.fill", region.buffer.dtype))
 
     def check(self) -> list[Diagnostic]:

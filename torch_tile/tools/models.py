@@ -75,6 +75,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {"llama": llama, "deepseek": deepseek
 
 
 def _sizes() -> dict[str, int]:
+    """Return the sizes of the sample models as transformers' config arguments."""
     return {
         "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "vocab_size": VOCABULARY,
@@ -82,6 +83,7 @@ def _sizes() -> dict[str, int]:
 
 
 def _from_config(name: str, config: Any) -> Sample:
+    """Make a sample from a config of transformers."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -89,7 +91,7 @@ def _from_config(name: str, config: Any) -> Sample:
 
 
 def _rotate(x: Tensor, start: int = 0) -> Tensor:
-    """Rotary position embedding of `[B, H, S, R]`, positions from `start`."""
+    """Apply the rotary position embedding to `[B, H, S, R]`, positions from `start`."""
     half = x.shape[-1] // 2
     rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
     angles = torch.arange(start, start + x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
@@ -102,7 +104,7 @@ class PlainNorm(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the rows of `[..., N]`."""
@@ -111,6 +113,11 @@ class PlainNorm(nn.Module):
 
 class PlainAttention(nn.Module):
     """Causal attention with half as many key heads."""
+
+    q: nn.Linear
+    o: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,17 +135,19 @@ class PlainAttention(nn.Module):
 class PlainMLA(nn.Module):
     """A step of multi-head latent attention with absorbed weights (arXiv:2405.04434), over a cache of its own."""
 
+    kv: nn.Linear
+    pe: nn.Linear
     kv_cache: Tensor
     pe_cache: Tensor
 
     def __init__(self, latent: int = 128, nope: int = 64, rope: int = 32) -> None:
         super().__init__()
-        self.sizes = [nope, rope]
-        self.q = nn.Linear(WIDTH, HEADS * (nope + rope), bias=False)
+        self.sizes: list[int] = [nope, rope]
+        self.q: nn.Linear = nn.Linear(WIDTH, HEADS * (nope + rope), bias=False)
         self.kv, self.pe = nn.Linear(WIDTH, latent, bias=False), nn.Linear(WIDTH, rope, bias=False)
-        self.key = nn.Parameter(torch.randn(HEADS, nope, latent) * nope**-0.5)
-        self.value = nn.Parameter(torch.randn(HEADS, nope, latent) * latent**-0.5)
-        self.o = nn.Linear(HEADS * nope, WIDTH, bias=False)
+        self.key: nn.Parameter = nn.Parameter(torch.randn(HEADS, nope, latent) * nope**-0.5)
+        self.value: nn.Parameter = nn.Parameter(torch.randn(HEADS, nope, latent) * latent**-0.5)
+        self.o: nn.Linear = nn.Linear(HEADS * nope, WIDTH, bias=False)
         self.register_buffer("kv_cache", torch.randn(1, CACHED, latent))
         self.register_buffer("pe_cache", torch.randn(1, CACHED, rope))
 
@@ -158,10 +167,13 @@ class PlainMLA(nn.Module):
 class PlainMLP(nn.Module):
     """SwiGLU."""
 
+    gate: nn.Linear
+    up: nn.Linear
+
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.up = nn.Linear(WIDTH, INNER, bias=False), nn.Linear(WIDTH, INNER, bias=False)
-        self.down = nn.Linear(INNER, WIDTH, bias=False)
+        self.down: nn.Linear = nn.Linear(INNER, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, S, WIDTH]` to the same."""
@@ -170,6 +182,8 @@ class PlainMLP(nn.Module):
 
 class Residual(nn.Module):
     """A layer over normalised input, added to its input."""
+
+    norm: PlainNorm
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -183,6 +197,9 @@ class Residual(nn.Module):
 
 class PlainModel(nn.Module):
     """A decoder whose attention layers are made by `attention()`."""
+
+    norm: PlainNorm
+    head: nn.Linear
 
     def __init__(self, attention: Callable[[], nn.Module]) -> None:
         super().__init__()

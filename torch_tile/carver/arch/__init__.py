@@ -14,13 +14,13 @@ class TileDevice:
     kind = ""
 
     def __init__(self, target: object = "auto"):
-        self.target = Target.of(target)
+        self.target: Target = Target.of(target)
         if self.kind and self.target.kind != self.kind:
             raise ValueError(f"{type(self).__name__} takes no target of the kind {self.target.kind!r}")
-        self.compute_max_core = num_sms_of(self.target)
+        self.compute_max_core: int = num_sms_of(self.target)
         self.warp_size = 32
-        self.smem_cap = self.target.chip.shared_limit
-        self.platform = self.target.kind.upper()
+        self.smem_cap: int = self.target.chip.shared_limit
+        self.platform: str = self.target.kind.upper()
 
 
 class CUDA(TileDevice):
@@ -30,7 +30,7 @@ class CUDA(TileDevice):
 
     def __init__(self, target: object = "cuda"):
         super().__init__(target)
-        self.sm_version = self.target.capability
+        self.sm_version: int = self.target.capability
 
 
 class CPU(TileDevice):

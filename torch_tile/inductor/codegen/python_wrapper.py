@@ -156,6 +156,8 @@ class Verbatim(str):
 class CallText:
     """Build the text of one call: a function of tensors, outputs and numbers, and its arguments."""
 
+    number_kinds: str
+
     def __init__(self, wrapper: Any):
         self.wrapper = wrapper
         self.parameters: dict[str, dict[str, str]] = {"x": {}, "y": {}, "n": {}}

@@ -42,7 +42,7 @@ class Axis:
     __slots__ = ("parts", "size")
 
     def __init__(self, size: Any) -> None:
-        self.size = size
+        self.size: Any = size
         self.parts: tuple[Axis, ...] = ()
 
 

@@ -207,9 +207,12 @@ class Ancestors:
     This class and `Descendants` walk no further than the answer needs, because graphs are long and their parts short.
     """
 
+    nodes: set[Node]
+    position: Mapping[Node, int]
+
     def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
         self.nodes, self.position = set(nodes), position
-        self.end = max((position[n] for n in nodes), default=-1)
+        self.end: int = max((position[n] for n in nodes), default=-1)
         self.known: dict[Node, bool] = {}
 
     def __contains__(self, node: Node) -> bool:
@@ -234,8 +237,8 @@ class Descendants:
 
     def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
         self.position = position
-        self.start = min(position[n] for n in nodes)
-        self.known = dict.fromkeys(nodes, True)
+        self.start: int = min(position[n] for n in nodes)
+        self.known: dict[Node, bool] = dict.fromkeys(nodes, True)
 
     def __contains__(self, node: Node) -> bool:
         """Return whether `node` is one of the nodes or depends on one."""

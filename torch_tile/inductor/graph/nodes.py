@@ -57,10 +57,13 @@ PARTITIONING = ("recompute", "ac_graph_id", "partitioner_tag")
 class Miss(Exception):
     """Reason why a subgraph that resembles a pattern does not match: the reason, a remedy, and the node at fault."""
 
+    reason: str
+    fix: str
+
     def __init__(self, reason: str, fix: str = "", at: Any = None) -> None:
         super().__init__(reason)
         self.reason, self.fix = reason, fix
-        self.at = at if isinstance(at, Node) else None
+        self.at: Node | None = at if isinstance(at, Node) else None
 
 
 def name_of(node: Any) -> str:
@@ -324,7 +327,7 @@ class Rewrite:
     """
 
     def __init__(self, anchor: Node) -> None:
-        self.graph = anchor.graph
+        self.graph: Graph = anchor.graph
         self.anchor = anchor
         self.nodes: list[Node] = []
         self.given: list[Node] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_tile.inductor.select.roofline import Cost
     from torch_tile.kernel import JITKernel
 
-log = logging.getLogger("torch_tile.inductor")
+log: logging.Logger = logging.getLogger("torch_tile.inductor")
 
 REPLACED, KEPT, MISSED = "replaced", "kept", "missed"
 WORTH = 0.99

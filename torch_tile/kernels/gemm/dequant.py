@@ -147,7 +147,7 @@ def multiply(
 
 
 def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
-    """Load some words of each row of a tile into registers."""
+    """Load the packed words of a tile's rows into registers."""
     count = words.stop - words.start
     found = T.alloc_fragment((count, rows) if transposed else (rows, count), tile.dtype)
     T.copy(tile[words.start, 0] if transposed else tile[0, words.start], found)
@@ -158,7 +158,9 @@ def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
 def widened(
     spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool
 ) -> Any:
-    """Widen the weights of a piece. Their scales are left out if sums are scaled instead."""
+    """Unpack and scale the weights of a piece, into registers or shared memory. Their scales are left out if sums are
+    scaled instead.
+    """
     (rows, piece), (scale, zero), fields = shape, factors, spec.storage.fields
     # Exact products of float32 have no tensor core and take their operands from shared memory.
     alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
@@ -180,6 +182,12 @@ def add_products(
 
 class Factors:
     """The scales and zeros of a run of a step's columns, fetched a step before they are taken."""
+
+    row: Any
+    start: int
+    step: int
+    storage: Storage
+    found: list[Any]
 
     def __init__(
         self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], matrix: tuple[Any, ...], rows: tuple[Any, int],
@@ -234,8 +242,8 @@ def finish(
 
 @jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights come
-    in a row.
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`, in which each block makes one tile. Each block makes one
+    tile; tiles of the same weights come in a row.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     m, n, k, a_type, types = spec.types()
@@ -434,9 +442,7 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Factor:
-    """The memory layout of scales or zeros `[N, G]`. `transposed` means that they are stored as `[G, N]`, `power` that
-    they are bytes of float8_e8m0fnu.
-    """
+    """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not."""
 
     dtype: torch.dtype
     transposed: bool
@@ -472,7 +478,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory layout of weights `[N, K]`, stored as `[N, words]` (see `dequantize`).
+    """How packed weights `[N, K]` lie in memory as words `[N, words]` (see `dequantize`).
 
     `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
     row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
@@ -530,8 +536,8 @@ class Storage:
         return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
-        """Extract the field of a row's column from its word, as a float32 with an excess to be subtracted. Both are
-        exact.
+        """Unpack one column's field from its word as a float32, with a constant excess that the caller subtracts. Both
+        are exact.
 
         A mask puts the field into the mantissa of a power of two, since GPUs have few units that convert integers. Two
         fields in neighbouring columns of an int32 are extracted together if they are widened to 16 bits.
@@ -553,7 +559,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a step: `width` columns from `start` on, which are widened at once.
+    """A range of `width` columns from `start` on, which a step unpacks at once.
 
     It lies in one run of `columns` columns, whose scales are fetched together.
     """
@@ -574,7 +580,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel is compiled for, besides its `Config`.
+    """Compile-time facts of a dequantising product, besides its `Config`.
 
     The product's form, its right operands' storage, and the dtype that both operands are multiplied in.
     """
@@ -606,7 +612,7 @@ class Spec:
         return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
 
     def taken(self, factor: Factor) -> torch.dtype:
-        """Return the dtype to which scales or zeros are converted before weights are widened. Halves hold bytes
+        """Return the dtype to which the kernel converts scales or zeros before it scales weights. Halves hold bytes
         exactly, and bfloat16 powers of two.
         """
         if factor.power:
@@ -615,7 +621,7 @@ class Spec:
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
     def alternates(self, config: Config) -> bool:
-        """Return whether widening and products take turns."""
+        """Return whether the unpacking of a piece alternates with the products of the piece before."""
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
@@ -640,7 +646,7 @@ class Spec:
 
 
 def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
-    """Widen one weight of a piece from its word and the scale and zero of its run (None without)."""
+    """Unpack and scale one weight."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
@@ -694,8 +700,7 @@ class Problem:
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
-    """The tiling of a problem on a machine: `block_m` rows of a, `block_n` of the weights, in steps of `block_k`
-    columns.
+    """Choose the tiling of a problem: `block_m` rows of a by `block_n` rows of weights, in steps of `block_k` columns.
 
     Steps hold whole groups of columns that share a scale, or lie in one. None for so many products that not even the
     smallest tiles fit.
@@ -812,7 +817,7 @@ def footprint(config: Config, operand: torch.dtype, products: int, bits: int, bu
 
 
 def _waves(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles, in units of one column of a tile. Smaller tiles reuse less of the widened
+    """Estimate the time of all tiles: waves of blocks times the rows of a in a tile. Smaller tiles reuse fewer unpacked
     weights.
     """
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)

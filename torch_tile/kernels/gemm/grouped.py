@@ -110,7 +110,7 @@ def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Operands:
-    """The parameters of a kernel besides a and the result."""
+    """The parameters of a grouped kernel besides a and the result: bs, auxiliary operands, offsets and tile table."""
 
     spec: Spec
     all: Sequence[Any]
@@ -124,22 +124,22 @@ class Operands:
 
     @property
     def bs(self) -> Sequence[Any]:
-        """The matrices of all groups."""
+        """Return the matrices of all groups."""
         return self.all[: len(self.spec.b_transposed)]
 
     @property
     def aux(self) -> Sequence[Any]:
-        """The auxiliary operands of the epilogue."""
+        """Return the auxiliary operands of the epilogue."""
         return self.all[len(self.spec.b_transposed) : -2]
 
     @property
     def offsets(self) -> Any:
-        """The end row of each group."""
+        """Return the end row of each group."""
         return self.all[-2]
 
     @property
     def table(self) -> Any:
-        """The plan of tiles."""
+        """Return the table of tiles that the plan kernel writes."""
         return self.all[-1]
 
 
@@ -154,7 +154,7 @@ def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) 
 
 @T.macro
 def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any, j: Any, col: Any) -> Any:
-    """Compute the element of the result for row i of a tile and column j of its products, in column `col`."""
+    """Apply the epilogue to the element of row i of a tile and column j of its products."""
     values = [at(config, p, i, j) for p in products]
     return finish(given.spec, values, given.aux, 0, given.table[tile, FIRST] + i, col, given.table[tile, GROUP])
 
@@ -163,7 +163,7 @@ def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any,
 def leave_staged(
     config: Config, given: Operands, products: Any, tile: Any, start: int, buffer: Any, out: Any, col: Any
 ) -> None:
-    """Store a buffer's width of product columns from `start` on to the group's own rows, from column `col` on."""
+    """Apply the epilogue to product columns, and store them through shared memory to the rows of the tile's group."""
     first, end = given.table[tile, FIRST], given.table[tile, END]
     result = T.alloc_fragment(buffer.shape, given.spec.out_dtype)
     for i, j in T.Parallel(*buffer.shape):

@@ -71,8 +71,9 @@ def reference(
 
 @dataclass(frozen=True)
 class Scale:
-    """How scales `[..., rows, groups]` lie in memory: how many rows share one (0: all), whether runs of 128 columns
-    have their own, and whether they are stored as `[groups, rows]`.
+    """How the scales `[..., rows, groups]` of an operand lie in memory.
+
+    shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
     """
 
     shared: int
@@ -94,7 +95,7 @@ class Scale:
         return (group, row) if self.transposed else (row, group)
 
     def count(self, rows: int) -> int:
-        """Return how many scales so many rows of a tile have."""
+        """Return the number of scales of the first `rows` rows of a tile."""
         return max(1, rows // self.shared) if self.shared else 1
 
     def type(self, name: str, *matrices: Any) -> Any:
@@ -105,9 +106,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for, besides its `Config`: the product's form, the dtypes of both operands in memory
-    and in tiles, and their scales.
-    """
+    """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, and both operands' scales."""
 
     product: gemm_spec.Spec
     stored: tuple[torch.dtype, torch.dtype]
@@ -134,6 +133,11 @@ class Spec:
 
 class GroupScales:
     """The scales of a tile's rows for one step, fetched a step before they are taken."""
+
+    kind: Scale
+    scales: Any
+    row: Any
+    matrix: tuple[Any, ...]
 
     def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...] = ()):
         """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several."""
@@ -280,8 +284,8 @@ def prepare(
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
-    """Return the dtype that an operand is multiplied in. float16 has all numbers of both formats of float8, and sums of
-    128 products of int8 are exact in float32.
+    """Return the dtype in which a product takes operands: their own if the target multiplies it, else float16, which
+    holds all numbers of float8; float32 on the CPU, in which sums of 128 products of int8 are exact.
     """
     if not machine.is_gpu:
         return torch.float32
@@ -321,7 +325,7 @@ def config_for(problem: Problem, machine: Machine) -> Config:
 
 
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles. Smaller tiles read operands more often."""
+    """Estimate the time of all tiles: waves of blocks times the products and operand reads of a tile."""
     bm, bn, _ = tile
     tiles = -(-problem.m // bm) * -(-problem.n // bn)
     return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))

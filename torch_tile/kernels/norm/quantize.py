@@ -93,7 +93,7 @@ def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype) ->
 
 
 def rounded(value: Any, dtype: torch.dtype) -> Any:
-    """Round a value; one beyond the largest number, by a rounding, becomes that. NaN stays NaN, or is 0 in int8."""
+    """Round a value, clamped to the largest number of the dtype. NaN stays NaN in float8, and is 0 in int8."""
     largest = LARGEST[dtype]
     if dtype == torch.int8:
         value = T.if_then_else(value == value, T.round(value), 0.0)
@@ -131,7 +131,9 @@ def quantize_fp8(
 
 
 def run(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, config: Config | None = None) -> None:
-    """Quantise the rows of x `[outer, inner, n]`, which is not empty. `config` overrides the choice of `config_for`."""
+    """Launch the quantisation of the rows of x `[outer, inner, n]`, which is not empty. `config` overrides the choice
+    of `config_for`.
+    """
     if x.shape[1] == 1:  # let the rows be the inner ones, of which a block takes several
         x, out, scales = (t.transpose(0, 1) for t in (x, out, scales))
     machine, n = machine_of(x), x.shape[-1]

@@ -33,47 +33,52 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Pieces:
-    """Intermediate tensors of the scan in plain torch, in the dtype of sums.
+    """Intermediate results of the chunked scan in plain torch, in the dtype of sums.
 
     logs: logarithms of the decay from the chunk's begin. decay: between two times of a chunk, 0 to earlier ones.
     to_end: from a time to the chunk's end. own: the first state and what each chunk adds. passed: the decay between the
     ends of chunks. states: before each chunk, and the last one.
     """
 
+    batch: Any
+    length: Any
+    b: torch.Tensor
+    c: torch.Tensor
+
     def __init__(self, args: Any) -> None:
         compute, size = compute_dtype(args.x.dtype), REFERENCE_CHUNK
         self.batch, self.length, heads, head_dim = args.x.shape
         groups, states = args.B.shape[2:]
-        self.chunks = (self.length + size - 1) // size
-        self.dt = steps_of(args, compute)
+        self.chunks: Any = (self.length + size - 1) // size
+        self.dt: torch.Tensor = steps_of(args, compute)
         shares = heads // groups if groups else 1
         keys = (self.chunked(t.to(compute)).repeat_interleave(shares, 3, output_size=heads) for t in (args.B, args.C))
         self.b, self.c = keys
-        self.logs = self.chunked(self.dt * args.A.to(compute)).cumsum(2)
-        self.inputs = self.chunked(args.x.to(compute) * self.dt[..., None])
+        self.logs: torch.Tensor = self.chunked(self.dt * args.A.to(compute)).cumsum(2)
+        self.inputs: torch.Tensor = self.chunked(args.x.to(compute) * self.dt[..., None])
         device = args.x.device
         lower = torch.ones(size, size, dtype=torch.bool, device=device).tril()[..., None]
         between = self.logs[:, :, :, None] - self.logs[:, :, None]
-        self.decay = torch.exp(between.masked_fill(~lower, -torch.inf))
-        self.to_end = torch.exp(self.logs[:, :, -1:] - self.logs)
+        self.decay: torch.Tensor = torch.exp(between.masked_fill(~lower, -torch.inf))
+        self.to_end: torch.Tensor = torch.exp(self.logs[:, :, -1:] - self.logs)
         own = torch.einsum("zcshn,zcsh,zcshp->zchpn", self.b, self.to_end, self.inputs)
         first = args.initial_states
         first = own.new_zeros(self.batch, heads, head_dim, states) if first is None else first.to(compute)
-        self.own = torch.cat([first[:, None], own], 1)
+        self.own: torch.Tensor = torch.cat([first[:, None], own], 1)
         ends = F.pad(self.logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
         before = torch.ones(self.chunks + 1, self.chunks + 1, dtype=torch.bool, device=device).tril()[..., None]
-        self.passed = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
-        self.states = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
+        self.passed: torch.Tensor = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
+        self.states: torch.Tensor = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
 
     def chunked(self, t: torch.Tensor) -> torch.Tensor:
-        """Return `[B, L, ...]` as `[B, chunks, REFERENCE_CHUNK, ...]`, with zeros at the end."""
+        """Split the time dimension `[B, L, ...]` into chunks `[B, chunks, REFERENCE_CHUNK, ...]`, padded with zeros."""
         size, pad = REFERENCE_CHUNK, [0, 0] * (t.dim() - 2)
         whole = F.pad(t, (*pad, 0, self.chunks * size - self.length))
         return whole.reshape(self.batch, self.chunks, size, *t.shape[2:])
 
 
 def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the output and the final states in the dtype of sums."""
+    """Compute the chunked scan in plain torch: outputs and final states in the dtype of sums."""
     compute, pieces = compute_dtype(args.x.dtype), Pieces(args)
     out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", pieces.c, pieces.b, pieces.decay, pieces.inputs)
     sofar = torch.exp(pieces.logs)
@@ -118,9 +123,11 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     decays = logs.flip(2).cumsum(2).flip(2) + (ends + states.sum(2))[:, :, None]
 
     def whole(t: torch.Tensor) -> torch.Tensor:
+        """Join the chunks of a tensor and cut off the padding."""
         return t.flatten(1, 2)[:, :length]
 
     def grouped(t: torch.Tensor) -> torch.Tensor:
+        """Sum a gradient over the heads of each group."""
         groups = args.B.shape[2]
         return whole(t).reshape(batch, length, groups, heads // groups, t.shape[-1]).sum(3)
 

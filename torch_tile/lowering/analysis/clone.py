@@ -25,7 +25,7 @@ class Instance(Rewriter):
     """
 
     def __init__(self, values: IdMap[Var, Expr], versions: IdMap[Buffer, tuple[Buffer, Expr]], fresh: bool):
-        self.values = IdMap(values.items())
+        self.values: IdMap[Var, Expr] = IdMap(values.items())
         self.versions = versions
         self.buffers: IdMap[Buffer, Buffer] = IdMap()
         self.fresh = fresh

@@ -19,9 +19,9 @@ class Known(Rewriter):
     thread: Var | None = None  # the kernel's thread index
 
     def __init__(self) -> None:
-        self.ranges = Ranges()
+        self.ranges: Ranges = Ranges()
         self.names: dict[Var, Expr] = {}  # values of names
-        self.values = Substitute(self.names)
+        self.values: Substitute = Substitute(self.names)
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Add the ranges of block indices and of the thread."""

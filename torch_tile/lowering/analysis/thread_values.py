@@ -25,6 +25,9 @@ class Numbers:
     The thread and each loop have an axis of their own. A part that does not depend on a loop is thus computed once.
     """
 
+    values: Mapping[Var, Any]
+    thread: Any
+
     def __init__(self, values: Mapping[Var, Any], thread: Any):
         self.values, self.thread = values, thread
 

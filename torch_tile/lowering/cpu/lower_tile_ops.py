@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import Span, error
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Call, Const, Expr, Load, binary, unary
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, unary
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Rewriter, contains, equal, find
+from torch_tile.ir.node import Rewriter, contains, equal, find, walk
 from torch_tile.ir.stmt import (
     Assert,
     Block,
@@ -43,14 +43,22 @@ def lower_tile_ops(program: Program) -> Program:
     return _Lower()(program)  # type: ignore[no-any-return]
 
 
+def _first_use(kernel: Kernel, symbol: Var) -> Span | None:
+    """Return where the first statement that uses a symbol stands, or the kernel's place."""
+    whole = Block | For | If | While | Role  # they hold the statement
+    uses = (s for s in find(kernel.body, Stmt) if not isinstance(s, whole) and any(n is symbol for n in walk(s)))
+    return next((s.span for s in uses if s.span), kernel.span)
+
+
 class _Lower(Rewriter):
     """Replace tile ops, and refuse operations that only GPUs have."""
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Refuse a kernel that names its thread: a CPU runs a block as one thread."""
         if kernel.thread is not None:
-            fix = "write T.Parallel, or choose a CUDA target"
-            raise error("unsupported_on_target", kernel.span, what="T.get_thread_binding", target="cpu", fix=fix)
+            fix = "write T.Parallel, or choose a CUDA target; give T.rng_init its `seq`, such as the element's number"
+            what = "the index of the running thread (T.get_thread_binding)"
+            raise error("unsupported_on_target", _first_use(kernel, kernel.thread), what=what, target="cpu", fix=fix)
         return self.children(kernel)
 
     def visit_Role(self, role: Role) -> Role:

@@ -105,6 +105,10 @@ class Loads:
 class Survey(Known):
     """Record each copy and product with the threads and facts of its place."""
 
+    build: Build
+    running: Var
+    count: int
+
     def __init__(self, build: Build, thread: Var, count: int):
         super().__init__()
         self.build, self.running, self.count = build, thread, count

@@ -175,8 +175,8 @@ class Facts:
     """The buffers that the loop writes, and the names in its body."""
 
     def __init__(self, found: Sequence[Leaf]):
-        self.written = IdMap((b, b) for leaf in found for b in uses(leaf.node)[1])
-        self.lets = [leaf.node for leaf in found if isinstance(leaf.node, Let)]
+        self.written: IdMap[Buffer, Buffer] = IdMap((b, b) for leaf in found for b in uses(leaf.node)[1])
+        self.lets: list[Let] = [leaf.node for leaf in found if isinstance(leaf.node, Let)]
 
     def why_names_change(self) -> str:
         """Say why the names of the body cannot be computed for another iteration; return "" if they can."""

@@ -80,7 +80,7 @@ class Collector:
     """
 
     def __init__(self, names: Mapping[Var, Expr], relevant: Set[Buffer]):
-        self.expand = Substitute(names)
+        self.expand: Substitute = Substitute(names)
         self.relevant = relevant  # only accesses to these buffers count
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
@@ -142,12 +142,15 @@ class Hazards:
     It caches its answers.
     """
 
+    threads: int
+    first: int
+
     def __init__(self, threads: int, first: int = 0):
         self.threads, self.first = threads, first
         self.pairs: dict[tuple[Access, Access], bool] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
-        self.simplify = Simplifier(Ranges())  # one for all indices, since they share subexpressions
+        self.simplify: Simplifier = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
         """Return whether a thread's `b` may touch an address of another thread's `a`, one of them a write."""

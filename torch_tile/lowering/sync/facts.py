@@ -116,16 +116,18 @@ class Facts(Divergence):
         calls = [n for n in find(kernel, Call) if by_engine(n) and lookup(n.name).starts and not _fills(n)]
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
         # Memory that wgmma and bulk copies read by another proxy than threads write.
-        self.read_by_engines = {a.buffer for a in addresses if a.buffer.scope == "shared"}
-        self.refilled = frozenset[Buffer]()  # memory that bulk copies fill again, if fences hand it over
-        self.lets = list(find(kernel, Let))
+        self.read_by_engines: set[Buffer] = {a.buffer for a in addresses if a.buffer.scope == "shared"}
+        self.refilled: frozenset[Buffer] = frozenset[
+            Buffer
+        ]()  # memory that bulk copies fill again, if fences hand it over
+        self.lets: list[Let] = list(find(kernel, Let))
         names: dict[Var, Expr] = {}
         expand = Substitute(names)
         for let in self.lets:
             value = expand(let.value)
             if not contains(value, Load, Call):
                 names[let.var] = value
-        self.collector = Collector(names, relevant)
+        self.collector: Collector = Collector(names, relevant)
         self.memory: dict[Stmt, bool] = {}
         self.ordered: Callable[[Intrinsic], bool] = is_ordered
         self.unknown: dict[Var, Var] = {}

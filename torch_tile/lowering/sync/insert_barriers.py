@@ -67,35 +67,41 @@ class Walk:
     block's. `own` maps roles in which an author calls for a barrier to the barrier of the role.
     """
 
+    threads: int
+    publishes: bool
+    depth: int
+    branches: int
+    showing: bool
+
     def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None):
         self.kernel, self.threads = kernel, threads
-        self.filled = handed_over(kernel) if filled is None else filled
-        self.facts = Facts(kernel, self.filled)
+        self.filled: frozenset[Buffer] = handed_over(kernel) if filled is None else filled
+        self.facts: Facts = Facts(kernel, self.filled)
         self.fills_in_turn = False  # mbarriers of the compiler order the bulk copies that fill a tile again
-        self.hazards = Hazards(threads, first)
+        self.hazards: Hazards = Hazards(threads, first)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
         self.own: dict[Role, Do] = {}
         self.shown: set[Place] = set()
         self.publishes = False  # whether authors order the threads, so that their arrivals hand tiles over
-        self.arriving = False  # the statement before arrives at the cluster's barrier
-        self.barrier_groups = BarrierGroups(kernel)
-        self.after_roles = False
+        self.arriving: bool = False  # the statement before arrives at the cluster's barrier
+        self.barrier_groups: BarrierGroups = BarrierGroups(kernel)
+        self.after_roles: bool = False
         self.collected: dict[Stmt, list[Access]] = {}
         self.forced: set[Place] = set()
         self.depth = 0  # number of loops around
         self.branches = 0
-        self.divergent = False
+        self.divergent: bool = False
         self.showing = False  # whether a fence of all threads stands before a branch around
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
         self.exits: list[list[State]] = []  # states of the loops around, at their breaks
         self.iterations: list[list[State]] = []  # states of the loops around, where they continue
         self.heads: list[list[Access]] = []  # reads of their conditions before each further iteration
-        self.trying = False
+        self.trying: bool = False
         self.last: list[Place] = []  # places of the barriers inside the loop walked last
         self.leaves: dict[Stmt, bool] = {}
         self.failing: dict[tuple[For, Expr], bool] = {}
-        self.shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
+        self.shifts: Shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
     def by_hand(self, refilled: frozenset[Buffer]) -> None:
         """Treat the threads as ordered by the author.
@@ -469,6 +475,9 @@ def _is_any_barrier(one: Stmt) -> bool:
 
 class Insert(Rewriter):
     """Insert barriers and fences into blocks."""
+
+    places: set[Place]
+    found: Found
 
     def __init__(self, places: set[Place], found: Found):
         self.places, self.found = places, found

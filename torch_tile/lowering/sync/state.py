@@ -193,6 +193,9 @@ class Shifts:
     `forgotten` gives stand-ins for the variables of a loop whose values are unknown.
     """
 
+    forgotten: Callable[[For | While], Mapping[Var, Expr]]
+    simplify: Callable[[Expr], Expr]
+
     def __init__(self, forgotten: Callable[[For | While], Mapping[Var, Expr]], simplify: Callable[[Expr], Expr]):
         self.forgotten, self.simplify = forgotten, simplify
         self.known: dict[tuple[Stmt, bool], Shift] = {}

@@ -46,6 +46,7 @@ class DequantGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: DequantGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.dequant_gemm`."""
     a, bs, scales, zeros, bits, _, offset, aux, kinds, epilogue, dtype, format = args
     check_weights(OP, a, bs, scales, zeros, bits, offset, format)
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
@@ -84,7 +85,7 @@ def check_weights(
 
 
 def _check_format(op: str, format: str, words: torch.dtype, bits: int, offset: int, zeros: int) -> None:
-    """Fields of a format are indices: they have no sign, no offset and no zeros."""
+    """Check that a number format comes without sign, offset and zeros, as its fields are indices."""
     known = kernels(OP).FORMATS
     allowed = ", ".join(map(repr, known))
     require_value(format in known, lambda: f"tile.{op}: format is {format!r}; expected '' or one of {allowed}")
@@ -107,7 +108,7 @@ def _check_factors(
     bs: Sequence[Tensor],
     first: Sequence[Tensor],
 ) -> None:
-    """`[N, G]` for each b or none at all; groups are such that steps along K hold whole ones, or lie in one.
+    """Check that scales or zeros are none or one `[N, G]` for each b, with a group size that steps along K can hold.
 
     For groups of rows, whose b are `[G, N, words]`, it is `[G, N, runs]`.
     """
@@ -140,11 +141,13 @@ def supported_group(size: int) -> bool:
 
 
 def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.dequant_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
 
 
 def _save(ctx: Any, args: DequantGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.dequant_gemm` what it needs."""
     ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
     ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
     ctx.save_for_backward(args.a, *args.bs, *args.scales, *args.zeros, *args.aux)
@@ -214,12 +217,14 @@ def _by_group(weights: Tensor, factors: Tensor | None) -> Tensor:
 
 def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
     # Words and groups of columns need not end where a shard of the columns would.
+    """Name the dimensions of `tile.dequant_gemm` for sharding."""
     factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
     inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))
 
 
 def _flops(args: DequantGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.dequant_gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][0] * len(args.bs)
 
 

@@ -64,6 +64,7 @@ class KGroupedGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: GroupedGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.grouped_gemm`."""
     a, bs, offsets, aux, kinds, epilogue, dtype = args
     op = "grouped_gemm"
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one tensor of matrices")
@@ -82,6 +83,7 @@ def _check(args: GroupedGemmArgs[Tensor]) -> None:
 
 
 def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[2]), dtype=args.dtype)
 
@@ -91,11 +93,13 @@ def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
 
 
 def _save(ctx: Any, args: GroupedGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.grouped_gemm` what it needs."""
     ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
     ctx.save_for_backward(args.a, *args.bs, args.offsets, *args.aux)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.grouped_gemm`."""
     a, *rest = ctx.saved_tensors
     bs, offsets, aux = rest[: ctx.num_products], rest[ctx.num_products], rest[ctx.num_products + 1 :]
     needs_a, needs_bs = ctx.needs_input_grad[:2]
@@ -127,12 +131,14 @@ def gradients(
 
 def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
     # Ends of groups count rows of the whole tensor, so a shard's are no part of a sum.
+    """Name the dimensions of `tile.grouped_gemm` for sharding."""
     matrices = [("group", "k", "n")] * len(args.bs)
     inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
 
 
 def _flops(args: GroupedGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.grouped_gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
@@ -184,6 +190,7 @@ register(
 
 
 def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.k_grouped_gemm` and make its empty results."""
     a, b, offsets, dtype = args
     op = "k_grouped_gemm"
     checks.check_floating(op, a=a, b=b)
@@ -201,10 +208,12 @@ def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
 
 
 def _save_by_k(ctx: Any, args: KGroupedGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.k_grouped_gemm` what it needs."""
     ctx.save_for_backward(args.a, args.b, args.offsets)
 
 
 def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.k_grouped_gemm`."""
     a, b, offsets = ctx.saved_tensors
     grad = grad.to(a.dtype)
     of_a, of_b = (
@@ -215,10 +224,12 @@ def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding_by_k(args: KGroupedGemmArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.k_grouped_gemm` for sharding."""
     return Rule(outputs=[("group", "m", "n")], inputs=[("row", "m"), ("row", "n"), ("group",)], free=("m", "n"))
 
 
 def _flops_by_k(args: KGroupedGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.k_grouped_gemm`."""
     return 2 * math.prod(args.a) * args.b[-1]
 
 

@@ -39,6 +39,7 @@ class QuantizeInt8Args(NamedTuple, Generic[V]):
 
 
 def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.quantize_fp8` and make its empty results."""
     x, group, dtype = args
     require_type(
         dtype in FLOAT8, lambda: f"tile.{OP}: dtype is {dtype}; expected torch.float8_e4m3fn or torch.float8_e5m2"
@@ -59,29 +60,34 @@ def _results(op: str, x: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor
 
 
 def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
-    """Nothing is saved, as there is no gradient."""
+    """Save nothing, as there is no gradient."""
 
 
 def _backward(ctx: Any, *grads: Tensor) -> Never:
+    """Refuse the gradients of `tile.quantize_fp8`."""
     _refuse(OP)
 
 
 def _backward_of_int8(ctx: Any, *grads: Tensor) -> Never:
+    """Refuse the gradients of `tile.quantize_int8`."""
     _refuse("quantize_int8")
 
 
 def _refuse(op: str) -> Never:
+    """Say what to do about the gradient of a rounding."""
     raise NotImplementedError(
         f"tile.{op} has no gradient. Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
     )
 
 
 def _sharding(args: QuantizeFp8Args[Spec] | QuantizeInt8Args[Spec]) -> Rule:
+    """Name the dimensions of `tile.quantize_fp8` and `tile.quantize_int8` for sharding."""
     dims = tuple(f"row{i}" for i in range(len(args.x.shape) - 1))
     return Rule(outputs=[(*dims, "k"), (*dims, "run")], inputs=[(*dims, "k")], free=dims)
 
 
 def _as_aten(args: QuantizeFp8Args[Tensor]) -> Any:
+    """Compute `tile.quantize_fp8` in ATen operations, for Inductor."""
     return kernels(OP).reference(*args)
 
 

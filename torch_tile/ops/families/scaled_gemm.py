@@ -40,6 +40,7 @@ class ScaledGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: ScaledGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.scaled_gemm`."""
     a, b, scale_a, scale_b, aux, kinds, epilogue, dtype = args
     check_operands(OP, a, b, ("[M, K]", "[K, N]"), (*FLOAT8, torch.int8))
     both = torch.int8 not in (a.dtype, b.dtype) or a.dtype == b.dtype
@@ -68,7 +69,7 @@ def check_scale(
     op: str, name: str, scale: Tensor, a: Tensor, sizes: tuple[checks.Size, checks.Size], dims: str,
     groups: checks.Size | None = None, blocks: bool = True,
 ) -> None:  # fmt: skip
-    """Scales are of the whole matrix, of rows or columns outside of K, or of runs of 128, the last maybe shorter.
+    """Check that scales are of the whole matrix, of rows or columns outside of K, or of runs of 128.
 
     Those of each of `groups` matrices have a dimension in front. Without `blocks`, no scale is of several rows.
     """
@@ -86,12 +87,13 @@ def check_scale(
 
 
 def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.scaled_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
 
 
 def _setup(ctx: Any, args: ScaledGemmArgs[Tensor], output: Tensor) -> None:
-    """Nothing is saved, as there is no gradient."""
+    """Save nothing, as there is no gradient."""
 
 
 def _backward(ctx: Any, grad: Tensor) -> Never:
@@ -99,7 +101,7 @@ def _backward(ctx: Any, grad: Tensor) -> Never:
 
 
 def refuse_gradient(op: str) -> Never:
-    """Say what to do about the gradient of rounded operands."""
+    """Raise an error that says what to do about the gradient of rounded operands."""
     raise NotImplementedError(
         f"tile.{op} has no gradient. Call it in a torch.autograd.Function whose backward multiplies by the operands"
         " before their rounding to float8, or quantises the gradient"
@@ -108,6 +110,7 @@ def refuse_gradient(op: str) -> Never:
 
 def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
     # Runs of 128 need not end where a shard would: only what has one scale, or scales of its own, is sharded.
+    """Name the dimensions of `tile.scaled_gemm` for sharding."""
     rows, columns = args.scale_a.shape[0], args.scale_b.shape[1]
     of_a = ("m" if rows == args.a.shape[0] else "block", "group")
     of_b = ("run", "n" if columns == args.b.shape[1] else "strip")
@@ -117,6 +120,7 @@ def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
 
 
 def _flops(args: ScaledGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.scaled_gemm`."""
     return 2 * math.prod(args.a) * args.b[1]
 
 

@@ -45,6 +45,8 @@ class Phases:
 class Barriers(Memory):
     """The mbarriers of one buffer."""
 
+    calls: Calls
+
     def __init__(self, buffer: Buffer, size: int, calls: Calls):
         super().__init__(buffer, size, calls.threads)
         self.calls, self.items = calls, dict[tuple[int, int], Phases]()  # by block of the cluster, and place
@@ -305,6 +307,9 @@ class Meeting:
 
 class Meetings:
     """The named barriers of each block; barrier 0 is the barrier of all threads."""
+
+    calls: Calls
+    found: dict[tuple[int, int], Meeting]
 
     def __init__(self, calls: Calls):
         self.calls, self.found = calls, dict[tuple[int, int], Meeting]()

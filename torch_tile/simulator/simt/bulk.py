@@ -35,13 +35,23 @@ def swizzled(address: Array, span: int) -> Array:
 class Box:
     """The box of a tensor map: its elements in the tensor and its bytes in shared memory."""
 
+    p: Place
+    map: TensorMap
+    size: int
+    tensor: Global
+    tile: Tile
+    start: Run
+    place: list[Run]
+    sizes: list[Run]
+    strides: list[Run]
+
     def __init__(self, p: Place, map_at: int, dst: int, place: int):
         map_ = cast(TensorMap, p.call.args[map_at])
         self.p, self.map, self.size = p, map_, map_.buffer.dtype.itemsize
         self.tensor, self.tile = cast(Global, p.behind(map_at)), cast(Tile, p.behind(dst))
         self.start, self.place = p.operands[dst], p.operands[place : place + len(map_.box)]
         self.sizes, self.strides = ([p.compile(e) for e in es] for es in (map_.sizes, map_.strides))
-        self.bytes = math.prod(map_.box) * self.size
+        self.bytes: int = math.prod(map_.box) * self.size
         self.points = np.indices(map_.box).reshape(len(map_.box), -1)
         if map_.swizzle and map_.box[-1] * self.size != map_.swizzle:
             raise InternalError(f"rows of a swizzled box span {map_.swizzle} bytes", p.span)

@@ -43,6 +43,12 @@ S = TypeVar("S", bound=State)
 class Calls:
     """Runs the intrinsics of `table` for the running threads of one block."""
 
+    threads: Threads
+    shared: Shared
+    clock: Clock
+    tasks: Tasks
+    table: Mapping[str, Handler]
+
     def __init__(self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler]):
         self.threads, self.shared, self.clock, self.tasks, self.table = threads, shared, clock, tasks, table
         self.reset()
@@ -123,9 +129,13 @@ class Calls:
 class Place:
     """One call in the program, with its operands compiled."""
 
+    calls: Calls
+    call: Call
+    threads: Threads
+
     def __init__(self, calls: Calls, call: Call, expressions: Expressions):
         self.calls, self.call, self.threads = calls, call, calls.threads
-        self.span = call.span or expressions.span
+        self.span: Span | None = call.span or expressions.span
         self.intrinsic = lookup(call.name)
         self.operands: list[Run] = []
         self.compile = expressions.compile
@@ -137,7 +147,7 @@ class Place:
                 expressions.index if is_address else _no_value if isinstance(a, TensorMap) else expressions.compile
             )
             self.operands.append(compiled(a))
-        self.counts = {access.operand: access.elements for access in self.intrinsic.effects(call)}
+        self.counts: dict[int, int] = {access.operand: access.elements for access in self.intrinsic.effects(call)}
 
     def behind(self, operand: int) -> Memory:
         """Return the memory that an operand addresses."""

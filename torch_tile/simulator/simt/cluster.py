@@ -64,6 +64,8 @@ def _points(sizes: list[int]) -> Iterable[tuple[int, ...]]:
 class Cluster:
     """The barrier of a cluster's threads, and a record of what its blocks have sent to each other."""
 
+    calls: Calls
+
     def __init__(self, calls: Calls):
         self.calls, threads = calls, calls.threads
         self.add = threads.findings.add

@@ -41,6 +41,10 @@ class Fixed:
 class Expressions(Visitor):
     """Compiles expressions. `values` holds the values of variables, `memory` the memory of buffers."""
 
+    threads: Threads
+    calls: Calls
+    memory: Mapping[Buffer, Memory]
+
     def __init__(self, threads: Threads, calls: Calls, values: dict[ex.Var, Value], memory: Mapping[Buffer, Memory]):
         self.threads, self.calls = threads, calls
         self.values, self.memory = values, memory
@@ -48,8 +52,8 @@ class Expressions(Visitor):
         self.span: Span | None = None  # of the statement being compiled
         self.lets: dict[ex.Var, Fixed] = {}  # names of values that never change
         self.known: dict[tuple[Node, bool], Run] = {}
-        self.is_from_indices = IndexValues()
-        self.wide = False  # whether int32 is computed in 64 bits, as where it makes an index
+        self.is_from_indices: IndexValues = IndexValues()
+        self.wide: bool = False  # whether int32 is computed in 64 bits, as where it makes an index
 
     def compile(self, node: Expr, wide: bool = False) -> Run:
         """Return the function that computes `node`; with `wide` an int32 does not wrap."""

@@ -41,7 +41,7 @@ class Products:
         self.fences = np.zeros(groups, np.int64)  # how many there were
         self.last: dict[int, tuple[int, Span | None]] = {}  # of each warpgroup: the group of its last product
         self.uses: dict[Memory, Uses] = {}
-        self.in_flight = False  # whether any product is
+        self.in_flight: bool = False  # whether any product is
 
     def uses_of(self, memory: Memory) -> Uses:
         """Return the recorded uses of one array of registers."""

@@ -31,10 +31,15 @@ class Threads:
     first `count` of them are threads; `block` is the block that runs at the moment.
     """
 
+    count: int
+    of_block: int
+    blocks: int
+    block: int
+
     def __init__(self, count: int, findings: Findings, blocks: int = 1):
         unit = 32 if blocks == 1 else 128
         self.count, self.of_block, self.blocks, self.block = count, -(-count // unit) * unit, blocks, 0
-        self.lanes = blocks * self.of_block
+        self.lanes: int = blocks * self.of_block
         self.findings = findings
         self.ids = np.arange(self.lanes)
         self.everyone: Array | None = None if count == self.lanes else self.ids % self.of_block < count
@@ -73,6 +78,11 @@ class Threads:
 
 class Memory:
     """The interface of all kinds of memory. `size` is the number of elements."""
+
+    buffer: Buffer
+    name: str
+    size: int
+    threads: Threads
 
     def __init__(self, buffer: Buffer, size: int, threads: Threads):
         self.buffer, self.name, self.dtype = buffer, buffer.name, buffer.dtype
@@ -203,10 +213,13 @@ class Global(Memory):
 class Tile(Memory):
     """A buffer in shared memory."""
 
+    shared: Shared
+    offset: int
+
     def __init__(self, buffer: Buffer, size: int, threads: Threads, shared: Shared):
         super().__init__(buffer, size, threads)
         self.shared, self.offset = shared, buffer.offset or 0
-        self.owner = Owner(buffer.name, shared.next_number())
+        self.owner: Owner = Owner(buffer.name, shared.next_number())
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None, who: Array | None = None) -> Array:
         """Read `count` elements from each index on, as raw bits; the threads `ids` read for the accessors `who`."""
@@ -285,8 +298,15 @@ class Shared:
     Addresses are in bytes; `who` names the accessor of each row of an access.
     """
 
+    size: int
+    place: int
+    findings: Findings
+    new_trace: Callable[[int], Trace]
+    buffers: int
+    flights: int
+
     def __init__(self, size: int, place: int, findings: Findings, trace: Callable[[int], Trace], blocks: int = 1):
-        self.of_block = size if blocks == 1 else -(-size // WHOLE) * WHOLE
+        self.of_block: int = size if blocks == 1 else -(-size // WHOLE) * WHOLE
         self.size, self.place, self.findings, self.new_trace = blocks * self.of_block, place, findings, trace
         self.buffers = 0
         self.reset()
@@ -300,7 +320,7 @@ class Shared:
         """Return to the state in which a block begins: all bytes unwritten."""
         self.data = np.full(self.size, 0xFF, np.uint8)
         count = self.size // self.place
-        self.trace = self.new_trace(count)
+        self.trace: Trace = self.new_trace(count)
         self.flying = np.zeros(count, np.int16)  # asynchronous copies in flight to here
         self.flights = 0
         self.owners = np.zeros(count, np.int32)  # the buffer that each place was last written for
@@ -431,7 +451,7 @@ class Local(Memory):
         super().__init__(buffer, size, threads)
         self.values = np.zeros((size, threads.lanes), carrier(buffer.dtype))
         self.written = np.zeros((size, threads.lanes), bool)
-        self.padding = buffer.padding
+        self.padding: tuple[int, ...] | None = buffer.padding
         self.poison = poisoned((1,), buffer.dtype).to(torch.float64 if buffer.dtype.is_float else torch.int64).numpy()
         self.reset()
 
@@ -533,19 +553,25 @@ class Variable(Memory):
     def reset(self) -> None:
         """Make the value undefined."""
         self.value: Value = number(poisoned((), self.dtype).item(), self.dtype)
+        self.written: Array | None = np.zeros(self.threads.lanes, bool)  # None: for all threads
 
     def load(self, index: Value, span: Span | None) -> Value:
         """Return the value."""
+        if self.written is not None and not self.written[ids := self.threads.active()].all():
+            text = f"`{self.name}`, a variable of each thread"
+            self.threads.findings.add("unwritten", span, text, int((~self.written[ids]).sum()))
         return self.value
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
         """Assign a value for the running threads."""
         mask = self.threads.mask
         if mask is None or mask is self.threads.everyone:
-            self.value = value
+            self.value, self.written = value, None
         else:
             self.assign(mask, value)
 
     def assign(self, mask: Array, value: Value) -> None:
         """Assign a value for the threads of `mask`."""
         self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))
+        if self.written is not None:
+            self.written = self.written | mask

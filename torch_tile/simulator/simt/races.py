@@ -22,6 +22,9 @@ Array = Any
 class Clock:
     """The epochs of all blocks in one sequence; each barrier of a block starts a new epoch."""
 
+    warp_epochs: np.ndarray[Any, np.dtype[Any]]
+    base: int
+
     def __init__(self) -> None:
         self.base = 0  # the epoch, times WHO
         self.counters: dict[object, dict[int, int]] = {}  # releases of blocks that have arrived there
@@ -34,13 +37,13 @@ class Clock:
         self.heard: dict[int, int] = {}
         self.coming: dict[int, int] = {}
         self.barrier()
-        self.first = self.base  # of this block
+        self.first: int = self.base  # of this block
 
     def barrier(self) -> None:
         """Start a new epoch: all threads of the block have met, so earlier accesses precede later ones."""
         self.base += WHO
         self.warp_epochs = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
-        self.by_warp = False  # whether any warp met one
+        self.by_warp: bool = False  # whether any warp met one
         self.heard, self.coming = _latest(self.heard, self.coming), {}
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
@@ -68,6 +71,14 @@ class Clock:
 
 class Trace:
     """The last accesses to each of `count` places of a memory; `who` names the accessor of each row of `places`."""
+
+    writes: np.ndarray[Any, np.dtype[Any]]
+    reads: np.ndarray[Any, np.dtype[Any]]
+    atomic: np.ndarray[Any, np.dtype[Any]]
+    write_warp_epoch: np.ndarray[Any, np.dtype[Any]]
+    read_warp_epoch: np.ndarray[Any, np.dtype[Any]]
+    clock: Clock
+    findings: Findings
 
     def __init__(self, count: int, clock: Clock, findings: Findings):
         self.clock, self.findings = clock, findings
@@ -202,6 +213,10 @@ def joined(a: Array, b: Array) -> Array:
 class View:
     """The knowledge of accessors: accessor `n` knows the times in `table[row[n]]`."""
 
+    table: Array
+    row: Array
+    lanes: int
+
     def __init__(self, table: Array, row: Array, lanes: int):
         self.table, self.row, self.lanes = table, row[:, None], lanes
 
@@ -238,6 +253,11 @@ class VectorClock(Clock):
     threads of all blocks, `of_block` those of one block.
     """
 
+    epoch: np.ndarray[Any, np.dtype[Any]]
+    known: np.ndarray[Any, np.dtype[Any]]
+    lanes: int
+    of_block: int
+
     def __init__(self, lanes: int, of_block: int = 0):
         self.lanes, self.latest, self.of_block = lanes, 0, of_block or lanes
         self.released: dict[object, dict[int, Array]] = {}  # at counters, by the first times of the blocks
@@ -245,7 +265,7 @@ class VectorClock(Clock):
 
     def start_block(self) -> None:
         """Start the clock of a new block."""
-        self.first = self.latest + 1
+        self.first: int = self.latest + 1
         self.epoch = np.full(self.lanes // 32, self.latest)
         self.names: dict[int, str] = {}  # of the columns of agents
         self.columns: dict[tuple[object, ...], int] = {}
@@ -378,6 +398,12 @@ class OrderedTrace(Trace):
 
     It answers the questions of a Trace, and also records accesses of asynchronous agents.
     """
+
+    writes: np.ndarray[Any, np.dtype[Any]]
+    atomic: np.ndarray[Any, np.dtype[Any]]
+    order: VectorClock
+    findings: Findings
+    count: int
 
     def __init__(self, count: int, clock: VectorClock, findings: Findings):
         self.order, self.findings, self.count = clock, findings, count
@@ -553,9 +579,12 @@ class OrderedTrace(Trace):
 class Heard:
     """Releases of some earlier blocks: for each block, by its first time, the times that one of its threads knew."""
 
+    firsts: np.ndarray[Any, np.dtype[Any]]
+    table: np.ndarray[Any, np.dtype[Any]]
+
     def __init__(self, blocks: Mapping[int, Array], lanes: int):
         """Build a table with one row of known times for each block."""
-        self.blocks = dict(sorted(blocks.items()))
+        self.blocks: dict[int, Array] = dict(sorted(blocks.items()))
         self.firsts = np.array(list(self.blocks), np.int64)
         width = max((len(known) for known in self.blocks.values()), default=0)
         self.table = np.zeros((len(self.blocks), width + 1), np.int64)  # the last column is of agents not known

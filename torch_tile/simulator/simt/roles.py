@@ -33,7 +33,7 @@ class Task:
         self.error: BaseException | None = None
         self.done = False
         self.state: Any = None  # the state that the interpreter keeps while another task runs
-        self.may_run = threading.Semaphore(0)
+        self.may_run: threading.Semaphore = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
 
 
@@ -43,12 +43,15 @@ class Tasks:
     A task may run inner tasks: it waits for them, while all tasks take turns.
     """
 
+    save: Callable[[], Any]
+    restore: Callable[[Any], None]
+
     def __init__(self, save: Callable[[], Any], restore: Callable[[Any], None]):
         self.save, self.restore = save, restore
         self.current: Task | None = None
-        self.stopping = False
+        self.stopping: bool = False
         self.pool: list[Task] = []
-        self.back = threading.Semaphore(0)  # the baton on its way back to `run`
+        self.back: threading.Semaphore = threading.Semaphore(0)  # the baton on its way back to `run`
 
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks to their end, preferring the first task that can go on. Raises a task's exception, or Stuck."""

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 class Crowd:
     """The blocks of one cluster, by rank. No block waits for a block that has ended."""
 
+    running: int
+    waiting: int
+    generation: int
+
     def __init__(self, blocks: Sequence[Tiles]):
         self.blocks = blocks
         self.met = threading.Condition()
         self.running, self.waiting, self.generation = len(blocks), 0, 0
-        self.failed = False
+        self.failed: bool = False
 
     def run(self, body: st.Block) -> None:
         """Run all blocks until the last one ends. Raises the error of the first block that fails."""

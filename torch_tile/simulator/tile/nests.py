@@ -135,12 +135,14 @@ def is_nest(loop: For) -> bool:
 class Watch:
     """Records the addresses that each iteration of a nest touches, separately for each lane of the nests around it."""
 
+    count: int
+
     def __init__(self, targets: Sequence[Buffer], extents: Sequence[int], outer: Sequence[int]):
-        self.targets = IdSet(targets)
+        self.targets: IdSet[Buffer] = IdSet(targets)
         self.count, groups = math.prod(extents), math.prod(outer)
         iteration = torch.arange(self.count).reshape(*extents, *[1] * len(outer))
-        self.owner = iteration + self.count * torch.arange(groups).reshape(tuple(outer))
-        self.owners = self.count * groups
+        self.owner: torch.Tensor = iteration + self.count * torch.arange(groups).reshape(tuple(outer))
+        self.owners: int = self.count * groups
         self.places: list[torch.Tensor] = []
         self.owned: list[torch.Tensor] = []
         self.writes: list[torch.Tensor] = []

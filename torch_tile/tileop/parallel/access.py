@@ -23,17 +23,17 @@ class Places:
     """The indices of a nest's accesses as polynomials. Loop variables are known by the numbers of their atoms."""
 
     def __init__(self, loop: For):
-        self.atoms = Atoms()
+        self.atoms: Atoms = Atoms()
         self.ranges: dict[int, Range | None] = {}
         for one in (loop, *find(loop.body, For)):
             for var, start, stop in zip(one.vars, one.starts, one.stops, strict=True):
                 known = isinstance(start, Const) and isinstance(stop, Const)
                 last = (int(start.value), int(stop.value) - 1) if known else None  # type: ignore[attr-defined]
                 self.ranges[self.atoms.variable(var)] = last
-        self.expand = Expand({n.var: n.value for n in find(loop.body, Let)})
+        self.expand: Expand = Expand({n.var: n.value for n in find(loop.body, Let)})
         changed = {n.buffer for n in find(loop.body, Store, Alloc)}  # by the nest, or an iteration's own
         self.changed = frozenset(changed)
-        self.bound = {v for one in (loop, *find(loop.body, For)) for v in one.vars}
+        self.bound: set[Var] = {v for one in (loop, *find(loop.body, For)) for v in one.vars}
         self.varying: dict[int, bool] = {}
         self.known: dict[Load | Store, list[Polynomial]] = {}
 

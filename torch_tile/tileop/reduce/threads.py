@@ -132,20 +132,27 @@ def source_layout(op: Reduce, known: Layout | None, threads: int) -> Layout | No
 class ThreadReduce:
     """The code of one reduction for one thread; the methods give its statements in order."""
 
+    dtype: dt.DType
+    op: Reduce
+    ctx: ThreadContext
+    merge: Merge
+    inner: list[Step]
+    ways: int
+
     def __init__(self, op: Reduce, ctx: ThreadContext, merge: Merge):
         self.op, self.ctx, self.merge = op, ctx, merge
-        self.registers = op.src.buffer.scope == "fragment"
+        self.registers: bool = op.src.buffer.scope == "fragment"
         layout = source_layout(op, op.src.buffer.layout, ctx.count)
         assert layout is not None
         self.layout = layout
-        self.folded = folded_dims(op) if self.registers else {op.dim}
-        self.kept = [d for d in range(len(layout.dims)) if d not in self.folded]
+        self.folded: set[int] = folded_dims(op) if self.registers else {op.dim}
+        self.kept: list[int] = [d for d in range(len(layout.dims)) if d not in self.folded]
         steps = steps_of(layout)
-        self.outer = [s for s in steps if s.dim in self.kept]
+        self.outer: list[Step] = [s for s in steps if s.dim in self.kept]
         self.inner, self.ways = _split([s for s in steps if s.dim in self.folded])
         self.dtype = accumulator(op.src.buffer.dtype, op.dst.buffer.dtype)
         count = math.prod(s.size for s in self.outer)
-        self.partial = ctx.local("partial", count * self.ways, self.dtype)
+        self.partial: Buffer = ctx.local("partial", count * self.ways, self.dtype)
 
     def statements(self) -> Stmt:
         """Return the statements of the whole reduction."""
@@ -344,8 +351,11 @@ def _split(steps: list[Step]) -> tuple[list[Step], int]:
 
 def _register(result: Layout, op: Reduce, point: list[int]) -> int:
     """Return the register of a result, given its indices without the folded dimension."""
-    if len(point) < len(result.dims):
+    if len(point) < len(op.dst.tile_shape):
         point.insert(op.dim, 0)
+    for dim, r in enumerate(op.dst.ranges):
+        if not r.keep:  # given by one index, of a dimension of size 1
+            point.insert(dim, 0)
     return result.apply(point).get("r", 0)
 
 

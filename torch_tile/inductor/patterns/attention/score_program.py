@@ -240,6 +240,10 @@ def _without_fractions(*sides: Any) -> list[Any]:
 class Text:
     """Text of an expression, and its operands, collected during writing. `i2` counts queries plus `offset`."""
 
+    rewrite: Rewrite
+    places: Places
+    dims: Sequence[Group]
+
     def __init__(self, rewrite: Rewrite, places: Places, dims: Sequence[Group], offset: Any) -> None:
         self.rewrite, self.places, self.dims = rewrite, places, dims
         self.offset = offset
