@@ -109,6 +109,23 @@ class FP8Linear(nn.Linear):
         return self.weight.float() * scale
 
 
+class Linear8bitLt(nn.Linear):
+    """As bitsandbytes holds a weight in int8: with the largest magnitude of each row, here or in its state."""
+
+    def __init__(self, threshold=0.0, used=False, training=False):
+        super().__init__(K, N)
+        most = self.weight.detach().abs().amax(1)
+        whole = (self.weight.detach() * (127 / most)[:, None]).round().to(torch.int8)
+        self.weight = nn.Parameter(whole, requires_grad=False)
+        self.state = SimpleNamespace(threshold=threshold, has_fp16_weights=training, SCB=most if used else None)
+        if not used:
+            self.weight.SCB = most
+
+    def wide(self):
+        most = self.state.SCB if self.state.SCB is not None else self.weight.SCB
+        return self.weight.float() * most[:, None] / 127
+
+
 LAYERS = {
     "nf4": lambda: Linear4bit("nf4", 64, False),
     "fp4 in large blocks": lambda: Linear4bit("fp4", 256, False),
@@ -148,9 +165,132 @@ def test_float8_layers(block, static, seed):
     torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wide.sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
 
 
+class Int8Tensor(torch.Tensor):
+    """As torchao holds a weight in int8: a tensor of its own class, with the parts as attributes."""
+
+
+class Float8Tensor(torch.Tensor):
+    """The same in float8."""
+
+
+def of_torchao(kind, columns=K, rows=1, rounded=False, **changes):
+    """A linear layer with such a weight, and this widened."""
+    layer = nn.Linear(K, N)
+    scale = torch.rand(1 if rows > 1 else N, K // columns) / 100 + 0.01
+    data = torch.randn(N, K) * 40
+    data = data.to(torch.float8_e4m3fn) if kind is Float8Tensor else data.round().clamp(-127, 127).to(torch.int8)
+    weight = torch.zeros(N, K).as_subclass(kind)
+    parts = {
+        "qdata": data, "scale": scale, "block_size": [rows, columns], "act_pre_scale": None, "act_quant_scale": None,
+        "zero_point": torch.zeros_like(scale, dtype=torch.int8),
+        "act_quant_kwargs": SimpleNamespace(mapping_type="SYMMETRIC") if rounded else None,
+    }  # fmt: skip
+    for name, value in {**parts, **changes}.items():
+        setattr(weight, name, value)
+    del layer.weight
+    layer.weight = weight
+    return layer, data.float() * scale.repeat_interleave(columns, 1)
+
+
+@pytest.mark.parametrize("kind", [Int8Tensor, Float8Tensor])
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("rows", [1, N])
+def test_torchao(kind, rounded, rows, seed):
+    layer, wide = of_torchao(kind, rows=rows, rounded=rounded)
+    bias = layer.bias.detach()
+    (done,) = torch_tile.replace_layers(nn.Sequential(layer))
+    names = {Int8Tensor: "Int8Linear", Float8Tensor: "Float8Linear"}
+    assert done.new == f"torch_tile.nn.{names[kind] if rounded else 'QuantizedLinear'}"
+    x = torch.randn(5, K)
+    got, want = layer(x), F.linear(x, wide, bias)
+    assert (got - want).norm() < (0.04 if rounded else 1e-5) * want.norm()
+
+
+def test_torchao_with_zeros(seed):
+    zeros = torch.randint(-9, 9, (N, 2), dtype=torch.int8)
+    layer, wide = of_torchao(Int8Tensor, 64, zero_point=zeros)
+    want = wide - (zeros * layer.weight.scale).repeat_interleave(64, 1)
+    torch_tile.replace_layers(nn.Sequential(layer))
+    torch.testing.assert_close(layer.dequantize(), want, rtol=1e-4, atol=1e-5)
+
+
+class Linear(nn.Linear):
+    """As compressed-tensors leaves a layer: parts of the weight, a scheme, and a forward of its own."""
+
+    def __init__(self, form):
+        super().__init__(K, N)
+        weights = SimpleNamespace(num_bits=4, symmetric=True, block_structure=None)
+        self.quantization_scheme = SimpleNamespace(weights=weights, input_activations=None)
+        self.forward = lambda x: None
+        if form == "nvfp4":
+            words, scales, whole = tnn.packing.quantize_nvfp4(torch.randn(N, K))
+            self.wide = dequantize_4bit(words, scales, "e2m1") * whole
+            self.weight_packed, self.weight_scale = (words >> 4) | (words << 4), scales
+            self.weight_global_scale = 1 / whole
+        elif form.startswith("packed"):
+            bits = weights.num_bits = int(form[-1])
+            numbers = torch.randint(0, 1 << bits, (N, K), dtype=torch.uint8)
+            zeros = torch.randint(0, 1 << bits, (N, K // 32), dtype=torch.uint8)
+            self.weight_packed = pack_fields(numbers, bits).view(torch.int32)
+            self.weight_scale, self.weight_shape = torch.rand(N, K // 32) / 50, torch.tensor([N, K])
+            self.weight_zero_point = pack_fields(zeros.t().contiguous(), bits).view(torch.int32).t()
+            difference = numbers.float() - zeros.repeat_interleave(32, 1)
+            self.wide = difference * self.weight_scale.repeat_interleave(32, 1)
+        else:
+            self.quantization_scheme.input_activations = SimpleNamespace(dynamic=True, symmetric=True)
+            dtype = {"int8": torch.int8, "float8": torch.float8_e4m3fn}[form]
+            self.weight_scale = torch.rand(N, 1) / 100 + 0.01
+            stored = (torch.randn(N, K) * 30).clamp(-127, 127).to(dtype)
+            self.weight = nn.Parameter(stored, requires_grad=False)
+            self.wide = stored.float() * self.weight_scale
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "packed 4", "packed 8", "int8", "float8"])
+def test_compressed_tensors(form, seed):
+    layer = Linear(form)
+    wide, bias = layer.wide, layer.bias.detach()
+    (done,) = torch_tile.replace_layers(nn.Sequential(layer))
+    assert done.new == f"torch_tile.nn.{ {'int8': 'Int8', 'float8': 'Float8'}.get(form, 'Quantized') }Linear"
+    x = torch.randn(5, K)
+    got, want = layer(x), F.linear(x, wide, bias)
+    assert (got - want).norm() < (0.04 if "8" in form[-1:] and form[0] != "p" else 1e-5) * want.norm()
+
+
+@pytest.mark.parametrize(
+    "name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig"]
+)
+def test_torchao_itself(name, seed):
+    torchao = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Linear(K, N))
+    torchao.quantize_(model, getattr(torchao, name)())
+    x, wide = torch.randn(5, K), model[0].weight.dequantize()
+    want = F.linear(x, wide.to(x.dtype), model[0].bias)
+    (done,) = torch_tile.replace_layers(model)
+    assert "Linear" in done.new and (model(x) - want).norm() < 0.04 * want.norm()
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+def test_int8_layers(threshold, used, seed):
+    """Large input features are multiplied as they are if there is a threshold, and spoil their rows if not."""
+    layer = Linear8bitLt(threshold, used)
+    wide, bias = layer.wide().detach(), layer.bias.detach()
+    (done,) = torch_tile.replace_layers(nn.Sequential(layer))
+    assert done.new == "torch_tile.nn.Int8Linear" and "threshold" in repr(layer)
+    x = torch.randn(2, 7, K)
+    x[..., 3] *= 100
+    x.requires_grad_()
+    got, want = layer(x), F.linear(x, wide, bias)
+    small = F.linear(x.detach().index_fill(-1, torch.tensor([3]), 0), wide)  # what is left without the large feature
+    error = (got - want).norm() / small.norm()
+    assert error < 0.02 if threshold else error > 0.1
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wide.sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("layer", "why"),
     [
+        (lambda: Linear8bitLt(training=True), "kept in float16 for training"),
         (lambda: QuantLinear(order=True), "ordered by activation"),
         (lambda: QuantLinear(group=8), "16 groups of 128 input features"),
         (lambda: Linear4bit("nf4", 48, False), "blocks of 48 do not divide rows of 128"),
@@ -168,6 +308,47 @@ def test_what_no_kernel_takes_is_left_alone_with_a_reason(layer, why, caplog):
 def test_they_are_left_alone_if_the_caller_wants():
     model = nn.Sequential(Linear4bit("nf4", 64, False))
     assert not torch_tile.replace_layers(model, quantized=False) and type(model[0]) is Linear4bit
+
+
+class LoRA(nn.Module):
+    """What peft wraps around a frozen layer (arXiv:2106.09685)."""
+
+    def __init__(self, base, rank=4):
+        super().__init__()
+        self.base_layer, self.down = base, nn.Parameter(torch.randn(rank, K) / 8)
+        self.up = nn.Parameter(torch.randn(N, rank) / 8)
+
+    def forward(self, x):
+        return self.base_layer(x) + x @ self.down.T @ self.up.T
+
+
+QLORA = {
+    **{format: lambda format=format: tnn.QuantizedLinear.from_linear(nn.Linear(K, N), format) for format in FORMATS},
+    "nvfp4": lambda: tnn.QuantizedLinear.from_linear(nn.Linear(K, N), "nvfp4"),
+    "gptq": QuantLinear,
+    "int8": lambda: tnn.Int8Linear.from_linear(nn.Linear(K, N)),
+}
+
+
+@pytest.mark.parametrize("name", QLORA)
+def test_adapters_train_on_frozen_weights(name, seed):
+    """Eagerly and under torch.compile, with the gradients of the widened weight; the base gets none."""
+    base = QLORA[name]()
+    if name == "gptq":
+        torch_tile.replace_layers(nn.Sequential(base))
+    model = LoRA(base)
+    wide = base.weight.float() * base.scale if name == "int8" else base.dequantize()
+    x = torch.randn(2, 5, K, requires_grad=True)
+    plain = F.linear(x, wide) + x @ model.down.T @ model.up.T
+    wanted = torch.autograd.grad(plain.mul(x.detach().sum()).sum(), [model.down, model.up])
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for run in (model, compiled):
+        out = run(x)
+        grads = torch.autograd.grad(out.mul(x.detach().sum()).sum(), [x, model.down, model.up])
+        torch.testing.assert_close(grads[1:], tuple(wanted), rtol=1e-3, atol=1e-3)
+        of_x = (wide + model.up @ model.down).sum(0) * x.detach().sum()
+        torch.testing.assert_close(grads[0], of_x.expand_as(x), rtol=1e-3, atol=1e-3)
+    assert not any(p.requires_grad for p in (base.words if name != "int8" else base.weight,))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -93,6 +93,9 @@ def scaled_gemm_samples(t: Maker) -> list[tuple]:
     def scale(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=t.generator) + 0.5
 
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(-128, 128, shape, generator=t.generator, dtype=torch.int8)
+
     a, b = of(torch.float8_e4m3fn, 5, 130), of(torch.float8_e4m3fn, 9, 130).mT
     bias, text = torch.randn(9, generator=t.generator), "v0=add(acc0,x0);ret v0"
     return [
@@ -100,6 +103,7 @@ def scaled_gemm_samples(t: Maker) -> list[tuple]:
         (a, of(torch.float8_e5m2, 130, 9), scale(5, 1), scale(1, 9), [bias], "r", text, t.dtype),
         (a, b, scale(5, 2), scale(2, 1), [], "", "", t.dtype),
         (a, b, scale(5, 2), scale(2, 9), [bias], "r", text, t.dtype),
+        (whole(5, 130), whole(9, 130).mT, scale(5, 1), scale(1, 9), [bias], "r", text, t.dtype),
     ]
 
 
@@ -440,6 +444,7 @@ SAMPLES = {
     "grouped_dequant_gemm": grouped_dequant_gemm_samples,
     "grouped_scaled_gemm": grouped_scaled_gemm_samples,
     "quantize_fp8": quantize_fp8_samples,
+    "quantize_int8": lambda t: [(t(5, 7).detach(), 0), (t.strided(5, 150).detach(), 128)],
     "linear": linear_samples,
     "swiglu": swiglu_samples,
     "attention": attention_samples,

@@ -156,6 +156,10 @@ CALLS = {
         lambda: (half(48, 256).to(FLOAT8), half(3, 64, 256).to(FLOAT8), torch.ones(48, 2), torch.ones(3, 2, 1),
                  torch.tensor([3, 30, 48], dtype=torch.int32), half(3, 64), half(48, 64)),
     ),
+    "quantize_int8": (
+        "ttt", lambda x, values, scales: launchers.quantize_int8(x, 0, out=(values, scales)),
+        lambda: (half(16, 256), torch.zeros(16, 256, dtype=torch.int8), torch.ones(16, 1)),
+    ),
     "quantize_fp8": (
         "ttt", lambda x, values, scales: launchers.quantize_fp8(x, 0, FLOAT8, out=(values, scales)),
         lambda: (half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
@@ -358,6 +362,7 @@ def entries_of(plan):
 SIZES = {
     "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
+    "quantize_int8": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48,
     "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,

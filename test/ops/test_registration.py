@@ -32,7 +32,7 @@ ANY_DTYPE = [
     "route",
 ]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8"]  # gradients
+REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8", "quantize_int8"]  # gradients
 INTEGERS = ["mla_schedule", "group_tokens"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
@@ -258,6 +258,7 @@ DYNAMIC["grouped_dequant_gemm"] = lambda t, n: (
     ),
     *(4, False, 8, [t(3, n + 2)], "g", "v0=add(acc0,x0);ret v0", torch.float32),
 )
+DYNAMIC["quantize_int8"] = lambda t, n: (t(n, n + 1, 150).detach(), 0)
 DYNAMIC["quantize_fp8"] = lambda t, n: (t(n, n + 1, 150).detach(), 128, torch.float8_e4m3fn)
 DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).long(), t(7).detach().abs(), -1)
 DYNAMIC["cross_entropy_backward"] = lambda t, n: (

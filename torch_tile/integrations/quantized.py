@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import torch_tile.nn as tnn
 from torch_tile.integrations.recognise import Plan, activation_of
 from torch_tile.nn.experts import Gate
-from torch_tile.nn.packing import from_awq, from_gptq, rows_of_blocks, undo_double_quantization
+from torch_tile.nn.packing import from_awq, from_gptq, rows_of_blocks, undo_double_quantization, unpack_fields
 from torch_tile.ops.families.dequant_gemm import supported_group
 
 log: logging.Logger = logging.getLogger("torch_tile")
@@ -28,8 +28,8 @@ class Unfit(Exception):
 
 def plan_quantized(module: nn.Module) -> Plan | None:
     """Return the plan for a quantised layer. Return None if the layer is unknown, or is of a form without kernels."""
-    make = RECOGNISED.get(type(module).__name__)
-    if make is None or "forward" in module.__dict__:
+    make = maker_of(module)
+    if make is None:
         return None
     try:
         with torch.no_grad():
@@ -44,6 +44,21 @@ def plan_quantized(module: nn.Module) -> Plan | None:
         return None
     attributes = {name: value for name, value in vars(made).items() if name not in vars(nn.Module())}
     return Plan(type(made), attributes, made)
+
+
+def maker_of(module: Any) -> Callable[[Any], nn.Module | None] | None:
+    """Return the function that reads a layer: by its class, by that of its weight, or by its scheme of quantisation.
+
+    None for layers whose forward someone else replaced. compressed-tensors replaces it, and tells so by a scheme.
+    """
+    scheme = module.__dict__.get("quantization_scheme")
+    if scheme is not None and type(module).__name__ in ("Linear", "CompressedLinear"):
+        return _compressed
+    if "forward" in module.__dict__:
+        return None
+    if type(module) is nn.Linear:
+        return WEIGHTS.get(type(module.weight).__name__)
+    return RECOGNISED.get(type(module).__name__)
 
 
 def _bitsandbytes(module: Any) -> nn.Module | None:
@@ -67,6 +82,19 @@ def _bitsandbytes(module: Any) -> nn.Module | None:
     return tnn.QuantizedLinear(
         words, scales.contiguous(), bias=module.bias, high_first=True, format=formats[format], compute_dtype=compute
     )
+
+
+def _bitsandbytes_int8(module: Any) -> nn.Module | None:
+    """`Linear8bitLt` with its weight rounded: int8, and the largest magnitude of each row."""
+    state: Any = module.state
+    if state.has_fp16_weights or module.weight.dtype != torch.int8:
+        raise Unfit("its weight is not rounded yet, or kept in float16 for training")
+    most = getattr(module.weight, "SCB", None)
+    most = state.SCB if most is None else most
+    if most is None:
+        raise Unfit("its weight has no scales")
+    scale = (most.detach().to(torch.float32) / 127).reshape(-1, 1)
+    return tnn.Int8Linear(module.weight.detach().data, scale, module.bias, float(state.threshold or 0.0))
 
 
 def _gptq(module: Any) -> nn.Module | None:
@@ -100,6 +128,84 @@ def _bias(module: Any) -> Tensor | None:
     """Return the bias, which some libraries hold as a buffer."""
     bias: Tensor | None = getattr(module, "bias", None)
     return bias
+
+
+def _torchao_int8(module: Any) -> nn.Module | None:
+    """torchao's `Int8Tensor`: int8 with scales of rows, of their runs or of the matrix."""
+    weight: Any = module.weight
+    if weight.act_pre_scale is not None or weight.act_quant_scale is not None:
+        raise Unfit("its activations have scales of their own")
+    n, k = weight.qdata.shape
+    rows, columns = weight.block_size
+    if rows not in (1, n) or (rows == n > 1 and columns != k) or not (columns == k or supported_group(columns)):
+        raise Unfit(f"its blocks are {rows} x {columns}")
+    scale = weight.scale.detach().reshape(n if rows == 1 else 1, -1)
+    zeros: Tensor | None = weight.zero_point
+    if zeros is not None:
+        zeros = zeros.detach().reshape(scale.shape).expand(n, -1).contiguous() if zeros.any() else None
+    if weight.act_quant_kwargs is None:
+        return tnn.QuantizedLinear(weight.qdata, scale.expand(n, -1).contiguous(), zeros, module.bias, bits=8)
+    if zeros is not None or scale.shape[1] != 1 or "ASYMMETRIC" in str(weight.act_quant_kwargs.mapping_type):
+        raise Unfit("its activations are not rounded symmetrically by rows")
+    return tnn.Int8Linear(weight.qdata, scale, module.bias)
+
+
+def _torchao_float8(module: Any) -> nn.Module | None:
+    """torchao's `Float8Tensor`: float8 with scales of rows, of blocks of 128 x 128 or of the matrix."""
+    weight: Any = module.weight
+    n, k = weight.qdata.shape
+    scale: Tensor = weight.scale.detach().to(torch.float32)
+    scale = scale if scale.dim() == 2 else scale.reshape(-1, 1)
+    blocks = (-(-n // 128), -(-k // 128))
+    if tuple(scale.shape) not in ((n, 1), (1, 1), blocks):
+        raise Unfit(f"its scales are {list(scale.shape)} of {n} x {k} numbers")
+    if weight.act_quant_kwargs is not None:
+        return tnn.Float8Linear(weight.qdata, scale, module.bias)
+    if scale.shape[1] != 1:
+        raise Unfit("its weight alone is rounded, in blocks")
+    return tnn.QuantizedLinear(weight.qdata, scale.expand(n, 1).contiguous(), bias=module.bias, bits=8)
+
+
+def _compressed(module: Any) -> nn.Module | None:
+    """compressed-tensors' layers, by which tensors they hold: packed words of integers or of NVFP4, int8, or float8."""
+    scheme: Any = module.quantization_scheme
+    words: Tensor | None = getattr(module, "weight_packed", None)
+    scale: Tensor = module.weight_scale.detach()
+    order = getattr(module, "weight_g_idx", None)
+    if order is not None and not torch.equal(order.cpu(), order.cpu().sort().values):
+        raise Unfit("its input features are ordered by activation")
+    if words is not None and words.dtype == torch.uint8:
+        if scale.dtype != torch.float8_e4m3fn:
+            raise Unfit(f"its scales are {scale.dtype}")
+        whole = 1 / module.weight_global_scale.detach().to(torch.float32).reshape(1)
+        return tnn.QuantizedLinear(words.detach(), scale, bias=module.bias, format="e2m1", whole_scale=whole)
+    if words is not None:
+        return _packed_integers(module, words.detach(), scale, int(scheme.weights.num_bits))
+    weight: Tensor = module.weight.detach()
+    if scheme.input_activations is None or not scheme.input_activations.dynamic:
+        raise Unfit("its activations are not rounded while it runs")
+    by_rows = scale.numel() == 1 or scale.shape == (weight.shape[0], 1)
+    scale = scale.reshape(-1, 1) if by_rows else scale
+    if weight.dtype == torch.int8 and by_rows and scheme.input_activations.symmetric and scheme.weights.symmetric:
+        return tnn.Int8Linear(weight, scale.to(torch.float32), module.bias)
+    if weight.dtype == torch.float8_e4m3fn and (by_rows or list(scheme.weights.block_structure or ()) == [128, 128]):
+        return tnn.Float8Linear(weight, scale.to(torch.float32), module.bias)
+    raise Unfit(f"its weight is {weight.dtype} with scales {list(scale.shape)}")
+
+
+def _packed_integers(module: Any, words: Tensor, scale: Tensor, bits: int) -> nn.Module:
+    """Integers of 4 or 8 bits in int32, the first in the lowest bits, less half of their range."""
+    n, k = (int(size) for size in module.weight_shape)
+    runs, half = scale.shape[1], 1 << (bits - 1)
+    if bits not in (4, 8) or k * bits % 32 or k % runs or not (runs == 1 or supported_group(k // runs)):
+        raise Unfit(f"{bits} bits, {runs} groups of {k} input features")
+    packed = getattr(module, "weight_zero_point", None)
+    zeros = None
+    if packed is not None:
+        fields = unpack_fields(packed.detach().t().contiguous().view(torch.uint8), bits)[:, :n]
+        zeros = (fields.to(torch.int16) - half).to(torch.int8).t().contiguous()
+    as_bytes = words.contiguous().view(torch.uint8)
+    return tnn.QuantizedLinear(as_bytes, scale.expand(n, runs).contiguous(), zeros, module.bias, bits=bits, offset=half)
 
 
 def _float8(module: Any) -> nn.Module | None:
@@ -173,6 +279,7 @@ def _activation(module: Any) -> str:
 
 RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
     "Linear4bit": _bitsandbytes,
+    "Linear8bitLt": _bitsandbytes_int8,
     "QuantLinear": _gptq,
     "TorchQuantLinear": _gptq,
     "TritonV2QuantLinear": _gptq,
@@ -183,3 +290,9 @@ RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
     "Mxfp4GptOssExperts": _mxfp4_experts,
 }
 """How to read a layer, by the name of its class."""
+
+WEIGHTS: dict[str, Callable[[Any], nn.Module | None]] = {
+    "Float8Tensor": _torchao_float8,
+    "Int8Tensor": _torchao_int8,
+}
+"""How to read an `nn.Linear`, by the name of its weight's class."""

@@ -50,6 +50,7 @@ class Plan:
         """Change the module's class and attributes in place; parameters, hooks and references stay as they are."""
         module.__class__ = self.new
         if self.like is not None:
+            module.__dict__.pop("forward", None)
             for held in ("_parameters", "_buffers", "_modules"):
                 module.__dict__[held] = self.like.__dict__[held]
                 for name in module.__dict__[held]:

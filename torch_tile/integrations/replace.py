@@ -59,8 +59,8 @@ def replace_layers(
         norm: `nn.LayerNorm`, `nn.RMSNorm` over the last dimension, and transformers' RMS norms.
         mlp: gated MLPs: `down_proj(act(gate_proj(x)) * up_proj(x))`.
         attention: DeepSeek's latent attention, and `attn_implementation="tile"` for a model of transformers.
-        quantized: frozen linear layers of bitsandbytes (4 bits), GPTQ, AWQ, and transformers' fine-grained float8; and
-            transformers' experts in float8 and MXFP4.
+        quantized: frozen linear layers of bitsandbytes (4 and 8 bits), GPTQ, AWQ, torchao (int8 and float8),
+            compressed-tensors, and transformers' fine-grained float8; and transformers' experts in float8 and MXFP4.
         scan: scans and short convolutions of transformers' models (Mamba-2 and its hybrids), in the file of
             the model: all models of the file use ours from then on. Filters are not asked.
         experts: `experts_implementation="tile"` for a model of transformers: its mixtures of experts sort tokens by

@@ -11,7 +11,7 @@ from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
 from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
-from torch_tile.nn.quantized import Float8Linear, QuantizedLinear
+from torch_tile.nn.quantized import Float8Linear, Int8Linear, QuantizedLinear
 from torch_tile.nn.scans import (
     causal_conv1d_fn,
     causal_conv1d_update,
@@ -25,6 +25,7 @@ __all__ = [
     "Float8Experts",
     "Float8Linear",
     "GatedMLP",
+    "Int8Linear",
     "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers with weights of few bits, and in float8."""
+"""Linear layers with weights of few bits, in float8 and in int8."""
 
 from __future__ import annotations
 
@@ -160,6 +160,79 @@ class Float8Linear(nn.Module):
         """The shapes of the weight and its scales."""
         n, k = self.weight.shape
         return f"{k}, {n}, {self.weight.dtype}, scales={list(self.scale.shape)}, bias={self.bias is not None}"
+
+
+class Int8Linear(nn.Module):
+    """`x @ weight.T + bias` in int8: rows of the input are rounded with a scale each (LLM.int8, arXiv:2208.07339;
+    SmoothQuant, arXiv:2211.10438).
+
+    Input features with a magnitude of `threshold` or more are not rounded: they are multiplied by the widened weight.
+    Which they are is not known to the host, so that this is a second product of the whole width.
+    The gradient of the input is that of the product with the widened weight, as if nothing were rounded; the weight is
+    frozen.
+
+    Args:
+        weight: int8 `[N, K]`.
+        scale: `[N, 1]` or `[1, 1]`.
+        bias: `[N]`, or None.
+        threshold: from which on input features are not rounded; 0: all are.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, threshold: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
+        self.threshold = threshold
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, threshold: float = 0.0) -> Int8Linear:
+        """Round a linear layer by the rows of its weight."""
+        weight, scale = torch.ops.tile.quantize_int8.default(linear.weight.detach(), 0)
+        return cls(weight, scale, None if linear.bias is None else linear.bias.detach(), threshold)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        product: Any = _Int8Product.apply
+        out: Tensor = product(flattened(input), self.weight, self.scale, self.threshold)
+        out = out if self.bias is None else out + self.bias
+        return out.to(input.dtype).reshape(*input.shape[:-1], self.weight.shape[0])
+
+    def extra_repr(self) -> str:
+        """The shapes of the weight and its scales."""
+        n, k = self.weight.shape
+        return f"{k}, {n}, scales={list(self.scale.shape)}, threshold={self.threshold}, bias={self.bias is not None}"
+
+
+class _Int8Product(torch.autograd.Function):
+    """The product of an Int8Linear."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, threshold: float) -> Tensor:
+        """Round `x` but for its large columns, and multiply."""
+        ctx.save_for_backward(weight, scale)
+        wide = scale.to(torch.float32)
+        small, rest, text = x, [], ""
+        if threshold:
+            large = (x.abs() >= threshold).any(0)
+            small = x.masked_fill(large, 0)
+            kept, op = x.masked_fill(~large, 0), torch.ops.tile.dequant_gemm.default
+            rest = [op(kept, [weight], [scale.expand(weight.shape[0], 1)], [], 8, False, 0, [], "", "", torch.float32)]
+            text = "y=add(acc0,x0);ret y"
+        a, scale_a = torch.ops.tile.quantize_int8.default(small, 0)
+        kinds = "t" * len(rest)
+        out: Tensor = torch.ops.tile.scaled_gemm.default(a, weight.mT, scale_a, wide.mT, rest, kinds, text, x.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """Multiply by the widened weight."""
+        weight, scale = ctx.saved_tensors
+        return grad @ (weight.to(torch.float32) * scale.to(torch.float32)).to(grad.dtype), None, None, None
 
 
 class _Float8Product(torch.autograd.Function):

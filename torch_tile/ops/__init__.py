@@ -5,10 +5,11 @@ Importing this registers every op; `torch_tile.ops.X(...)` is the documented Pyt
 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device. Sums are kept in
 float32 (float64 for float64). Results are fresh and, but for attention's, contiguous. Empty tensors give empty or zero
-results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm` and `quantize_fp8`, which work in float8;
-log-sum-exps have none. A refused argument raises RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor),
-ValueError (strings and numbers) or IndexError (`dim`). The message names the argument, what was got and what is wanted.
-Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
+results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm`, `quantize_fp8` and `quantize_int8`, whose operands
+or results are rounded; log-sum-exps have none. A refused argument raises RuntimeError (shapes, devices), TypeError
+(dtypes, None for a tensor), ValueError (strings and numbers) or IndexError (`dim`). The message names the argument,
+what was got and what is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in
+float32 on CUDA.
 """
 
 from torch_tile.ops import families as families
@@ -30,7 +31,7 @@ from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
 from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
-from torch_tile.ops.families.quantize_fp8 import quantize_fp8
+from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
@@ -66,6 +67,7 @@ __all__ = [
     "mla_decode_lse",
     "mla_schedule",
     "quantize_fp8",
+    "quantize_int8",
     "rms_norm",
     "route",
     "scaled_gemm",

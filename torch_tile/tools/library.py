@@ -182,20 +182,25 @@ def _scaled_gemms() -> Iterator[Case]:
     for name, form in forms.items():
         for m in (16, 4096):
             yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
+    for m in (16, 4096):
+        yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))
     for group in (0, 128):
         yield Case(f"quantize_fp8 {group}", _quantization(group))
+    yield Case("quantize_int8", _quantization(0, torch.int8))
 
 
-def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
+def _scaled_gemm(
+    m: int, of_a: tuple[int, int], of_b: tuple[int, int], dtype: torch.dtype = torch.float8_e4m3fn
+) -> Callable[[Make], object]:
     """Return a call of `scaled_gemm`; scales as (rows that share one, columns that share one or 0)."""
-    float8, n, k = torch.float8_e4m3fn, 4096, 4096
+    n = k = 4096
 
     def call(make: Make) -> object:
         scale_a, scale_b = (
             make((rows // shared, k // group if group else 1), torch.float32)
             for rows, (shared, group) in ((m, of_a), (n, of_b))
         )
-        a, b = make((m, k), float8), make((n, k), float8)
+        a, b = make((m, k), dtype), make((n, k), dtype)
         return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16)
 
     return call
@@ -253,9 +258,9 @@ def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> 
     return call
 
 
-def _quantization(group: int) -> Callable[[Make], object]:
-    """Return a call of `quantize_fp8` in runs of `group` columns."""
-    return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, torch.float8_e4m3fn)
+def _quantization(group: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Callable[[Make], object]:
+    """Return a call of `quantize_fp8` in runs of `group` columns, or of `quantize_int8`."""
+    return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, dtype)
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:

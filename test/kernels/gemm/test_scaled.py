@@ -80,6 +80,35 @@ def test_by_mma(capability, engine, problems, check, monkeypatch):
     check(scaled_gemm(*args, [], "", "", F32), exact(*args, [], "", ""), str(capability), F32)
 
 
+def whole(problems, m, n, k):
+    """Operands of int8, up to the auxiliary ones; the largest magnitudes are there, whose sums are exact."""
+    a, b = (
+        torch.randint(-128, 128, shape, generator=problems.generator, dtype=torch.int8) for shape in ((m, k), (n, k))
+    )
+    a[0], b[0] = -128, -128
+    form = problems.pick(*FORMS.values())
+    return a, b.t(), scales(problems, form[0], m, k), scales(problems, form[1], n, k).t()
+
+
+def test_int8(rounds, problems, check):
+    for _ in rounds(2):
+        m, n, k = problems.size(150), problems.size(150), problems.size(400)
+        args = whole(problems, m, n, k)
+        row = problems.tensor(n, dtype=F32)
+        got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", F32)
+        check(got, exact(*args, [row], "r", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32, own=True)
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_int8_of_aligned_rows(capability, engine, problems, check, monkeypatch):
+    """By wgmma of int8 on Hopper, and mma.sync elsewhere."""
+    machine = Machine(Target("cuda", capability), 4)
+    monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm.scaled"), "machine_of", lambda x: machine)
+    args = whole(problems, 70, 130, 256)
+    check(scaled_gemm(*args, [], "", "", F32), exact(*args, [], "", ""), str(capability), F32, own=True)
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 16), (3, 0, 16), (3, 4, 0), (1, 1, 1)])
 def test_empty_and_tiny(shape, engine, problems):
     m, n, k = shape

@@ -34,7 +34,12 @@ def test_scales_as_torch_takes_them(seed):
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ((A.float(), B, ONE, ONE), TypeError, "a has dtype torch.float32; expected float8_e4m3fn or float8_e5m2"),
+        ((A.float(), B, ONE, ONE), TypeError, "a has dtype torch.float32; expected float8_e4m3fn, float8_e5m2 or int8"),
+        (
+            (A.view(torch.int8), B, ONE, ONE),
+            TypeError,
+            "a has dtype torch.int8 and b torch.float8_e4m3fn; expected both",
+        ),
         ((A[0], B, ONE, ONE), RuntimeError, r"a has 1 dimensions \[300\]; expected 2"),
         ((A, B[:8], ONE, ONE), RuntimeError, r"b has size 8 in dimension 0 .* expected 300"),
         ((A, B, ONE[0], ONE), RuntimeError, r"scale_a has 1 dimensions \[1\]; expected 2"),
@@ -92,3 +97,18 @@ def test_rows_and_columns_are_sharded_where_no_scale_spans_several(of_a, of_b, f
 def test_quantize_fp8_refuses(args, error, message):
     with pytest.raises(error, match=f"tile.quantize_fp8: {message}"):
         ops.quantize_fp8(*args)
+
+
+def test_rows_in_int8_are_close_and_exact_where_they_are_whole(seed):
+    x, w = torch.randn(3, 5, 300), torch.randn(33, 300)
+    (a, scale_a), (b, scale_b) = ops.quantize_int8(x.flatten(0, 1)), ops.quantize_int8(w)
+    got, want = ops.scaled_gemm(a, b.mT, scale_a, scale_b.mT, None, torch.float32), x.flatten(0, 1) @ w.T
+    assert (got - want).norm() < 0.02 * want.norm()
+    row = torch.tensor([[127.0, -127.0, 2.5, 3.5, 0.0]])  # halves go to even numbers
+    assert ops.quantize_int8(row)[0].tolist() == [[127, -127, 2, 4, 0]]
+    values, scale = ops.quantize_int8(torch.tensor([[1.0, float("nan")], [0.0, 0.0]]))
+    assert scale[0].isnan() and values[1].eq(0).all()
+    with pytest.raises(TypeError, match=r"tile\.quantize_int8: x has dtype torch.int32"):
+        ops.quantize_int8(ONE.int())
+    with pytest.raises(NotImplementedError, match=r"tile\.quantize_int8 has no gradient"):
+        ops.quantize_int8(torch.ones(3, 5, requires_grad=True))[1].sum().backward()

@@ -433,6 +433,7 @@ def prepare(
 
 SIGNS = -0x77777778  # 0x88888888: the sign of each field of 4 bits of an int32
 MOST_SUMS = 96  # of a thread
+LEAST_LATE = 32  # columns of a group whose sum is scaled
 LEAST_PIECE = 16  # columns, of one product of tensor cores
 LONG_PRODUCTS = 128  # columns of a product from which on it takes as long as widening its weights
 BYTES = 0x4B000000  # 2^23, whose last bit is 1
@@ -589,10 +590,14 @@ class Spec:
     operand: torch.dtype
 
     def scales_late(self, config: Config) -> bool:
-        """Return whether group sums are scaled instead of weights, where registers have room for a step's sums."""
+        """Return whether group sums are scaled instead of weights, where registers have room for a step's sums.
+
+        Sums of groups of 16 are one instruction each, and ptxas makes their wgmmas wait for each other (C7518).
+        """
         sums = config.block_m * config.block_n // config.threads * len(self.storage.transposed)
         few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
-        return bool(self.storage.words == torch.int32 and self.storage.group and self.storage.scale and few)
+        long = self.storage.group >= LEAST_LATE
+        return bool(self.storage.words == torch.int32 and long and self.storage.scale and few)
 
     def pieces(self, config: Config) -> list[Piece]:
         """Return the pieces in which a step is widened.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of float8 matrices with scales and a fused epilogue: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
+"""Products of float8 or int8 matrices with scales and a fused epilogue: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
 Sums are of two levels: a product of 128 columns of a is summed by tensor cores, scaled, and added to a float32 sum.
-Tensor cores of Hopper sum float8 products in fewer bits than float32 has (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
+Tensor cores of Hopper sum float8 products in fewer bits than float32 has (DeepSeek-V3, arXiv:2412.19437, 3.3.2). Those
+of int8 are exact: they are summed in int32.
 Assumes that `ops` checked shapes and dtypes.
 """
 
@@ -112,6 +113,11 @@ class Spec:
     operands: tuple[torch.dtype, torch.dtype]
     scales: tuple[Scale, Scale]
 
+    @property
+    def sums(self) -> torch.dtype:
+        """The dtype in which runs of 128 columns are summed."""
+        return torch.float32 if self.operands[0].is_floating_point else torch.int32
+
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
         """Return m, n and k of a problem, and the types of a, b, their scales and all other operands.
 
@@ -166,7 +172,7 @@ def multiply(
     bm, bn = config.block_m, config.block_n
     b, *scales = operands[:3]
     a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
-    product, part = (T.alloc_fragment((bm, bn), "float32") for _ in range(2))
+    product, part = (T.alloc_fragment((bm, bn), dtype) for dtype in ("float32", spec.sums))
     T.clear(product)
     places = (row, bm, ()), (col, bn, matrix)
     of_a, of_b = (
@@ -182,7 +188,7 @@ def multiply(
             each.take(step + 1)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(bm, bn):
-            value = part[i, j]
+            value = T.cast(part[i, j], "float32")
             if of_a is not None:
                 value = value * of_a.of(i)
             if of_b is not None:
@@ -278,12 +284,12 @@ def prepare(
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
-    """Return the dtype in which a product takes float8 operands: float8 if the target multiplies it, else float16,
-    which holds all its numbers; float32 on the CPU.
+    """Return the dtype in which a product takes operands: their own if the target multiplies it, else float16, which
+    holds all numbers of float8; float32 on the CPU, in which sums of 128 products of int8 are exact.
     """
     if not machine.is_gpu:
         return torch.float32
-    return dtype if machine.target.has_fp8 else torch.float16
+    return dtype if machine.target.has_fp8 or dtype == torch.int8 else torch.float16
 
 
 # Tilings of a scaled product. They change the speed, never the result.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounding of rows, or of runs of their columns, to float8 with a scale each.
+"""Rounding of rows, or of runs of their columns, to float8 or int8 with a scale each.
 
 Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns fresh contiguous ones.
 """
@@ -25,7 +25,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 LEAST = 2.0**-100  # what counts as the largest magnitude of a run of zeros
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
 
 def runs_of(columns: int, group: int) -> int:
@@ -45,6 +45,8 @@ def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Te
     padded = torch.nn.functional.pad(wide, (0, runs * width - x.shape[-1])).reshape(*x.shape[:-1], runs, width)
     scales = (padded.abs().amax(-1).clamp_min(LEAST) / largest).to(torch.float32)
     values = (padded * (1.0 / scales)[..., None]).clamp(-largest, largest)
+    if dtype == torch.int8:
+        values = values.round().nan_to_num(0.0)
     values = values.reshape(*x.shape[:-1], runs * width)[..., : x.shape[-1]]
     return values.to(dtype).contiguous(), scales
 
@@ -91,8 +93,10 @@ def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype) ->
 
 
 def rounded(value: Any, dtype: torch.dtype) -> Any:
-    """Round a value to float8, clamped to its largest number. NaN stays NaN."""
+    """Round a value, clamped to the largest number of the dtype. NaN stays NaN in float8, and is 0 in int8."""
     largest = LARGEST[dtype]
+    if dtype == torch.int8:
+        value = T.if_then_else(value == value, T.round(value), 0.0)
     return T.cast(T.minimum(T.maximum(value, -largest), largest), dtype)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.quantize_fp8`: rows, or runs of their columns, rounded to float8 with a scale each.
+"""`tile.quantize_fp8` and `tile.quantize_int8`: rows, or runs of their columns, rounded to float8 or int8 with a scale
+each.
 
-It has no gradient, as that of a rounding is 0: the caller chooses another.
+Neither has a gradient, as that of a rounding is 0: the caller chooses another.
 """
 
 from __future__ import annotations
@@ -30,35 +31,57 @@ class QuantizeFp8Args(NamedTuple, Generic[V]):
     dtype: torch.dtype
 
 
+class QuantizeInt8Args(NamedTuple, Generic[V]):
+    """Arguments of `tile.quantize_int8`."""
+
+    x: V
+    group: int
+
+
 def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.quantize_fp8` and make its empty results."""
     x, group, dtype = args
-    checks.check_floating(OP, x=x)
-    require(
-        x.dim() > 0 and x.shape[-1] > 0,
-        lambda: f"tile.{OP}: x has shape {shape_of(x)}; expected a last dimension that is not empty",
-    )
-    require_value(group >= 0, lambda: f"tile.{OP}: group is {group}; expected a number of columns, or 0 for whole rows")
     require_type(
         dtype in FLOAT8, lambda: f"tile.{OP}: dtype is {dtype}; expected torch.float8_e4m3fn or torch.float8_e5m2"
     )
+    return _results(OP, x, group, dtype)
+
+
+def _results(op: str, x: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Check x and the group, and return empty values and scales."""
+    checks.check_floating(op, x=x)
+    require(
+        x.dim() > 0 and x.shape[-1] > 0,
+        lambda: f"tile.{op}: x has shape {shape_of(x)}; expected a last dimension that is not empty",
+    )
+    require_value(group >= 0, lambda: f"tile.{op}: group is {group}; expected a number of columns, or 0 for whole rows")
     runs = kernels(OP).runs_of(x.shape[-1], group)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
 
 
-def _setup(ctx: Any, args: QuantizeFp8Args[Tensor], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
     """Save nothing, as there is no gradient."""
 
 
 def _backward(ctx: Any, *grads: Tensor) -> Never:
-    """Compute the gradients of `tile.quantize_fp8`."""
+    """Refuse the gradients of `tile.quantize_fp8`."""
+    _refuse(OP)
+
+
+def _backward_of_int8(ctx: Any, *grads: Tensor) -> Never:
+    """Refuse the gradients of `tile.quantize_int8`."""
+    _refuse("quantize_int8")
+
+
+def _refuse(op: str) -> Never:
+    """Say what to do about the gradient of a rounding."""
     raise NotImplementedError(
-        f"tile.{OP} has no gradient. Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
+        f"tile.{op} has no gradient. Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
     )
 
 
-def _sharding(args: QuantizeFp8Args[Spec]) -> Rule:
-    """Name the dimensions of `tile.quantize_fp8` for sharding."""
+def _sharding(args: QuantizeFp8Args[Spec] | QuantizeInt8Args[Spec]) -> Rule:
+    """Name the dimensions of `tile.quantize_fp8` and `tile.quantize_int8` for sharding."""
     dims = tuple(f"row{i}" for i in range(len(args.x.shape) - 1))
     return Rule(outputs=[(*dims, "k"), (*dims, "run")], inputs=[(*dims, "k")], free=dims)
 
@@ -97,6 +120,47 @@ register(
     setup_context=_setup,
     backward=_backward,
     as_aten=_as_aten,
+    sharding=_sharding,
+    flops=no_flops,
+)
+
+
+def _fake_int8(args: QuantizeInt8Args[Tensor]) -> tuple[Tensor, Tensor]:
+    return _results("quantize_int8", *args, torch.int8)
+
+
+def _int8_in_torch(args: QuantizeInt8Args[Tensor]) -> Any:
+    return kernels(OP).reference(*args, torch.int8)
+
+
+def quantize_int8(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
+    """Round rows to int8 with a scale each: `x` is about `values * scale` (LLM.int8, arXiv:2208.07339, section 2.1).
+
+    A scale is the largest magnitude of its row, at least 2^-100, over 127. Halves are rounded to even numbers. Results
+    are arguments of `scaled_gemm`. The scale of a row with NaN is NaN, and its values are numbers of no meaning.
+
+    Args:
+        x: `[..., K]`, of any floating dtype.
+        group: columns that share a scale; the last run may be shorter. 0: all of a row.
+
+    Returns:
+        values int8 `[..., K]`, and float32 scales `[..., K / group]`, rounded up. Neither has a gradient.
+    """
+    out: tuple[Tensor, Tensor] = torch.ops.tile.quantize_int8.default(x, group)
+    return out
+
+
+register(
+    name="quantize_int8",
+    args=QuantizeInt8Args,
+    returns=("values", "scales"),
+    form=quantize_int8,
+    fake=_fake_int8,
+    run=entry(OP, OP, "out", "scales", dtype=torch.int8),
+    reference=_int8_in_torch,
+    setup_context=_setup,
+    backward=_backward_of_int8,
+    as_aten=_int8_in_torch,
     sharding=_sharding,
     flops=no_flops,
 )

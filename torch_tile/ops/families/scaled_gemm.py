@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.scaled_gemm`: products of float8 matrices with scales for matrices, rows and columns, or blocks.
+"""`tile.scaled_gemm`: products of float8 or int8 matrices with scales for matrices, rows and columns, or blocks.
 
-It has no gradient: float8 operands are results of a rounding, whose gradient the caller chooses.
+It has no gradient: operands are results of a rounding, whose gradient the caller chooses.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class ScaledGemmArgs(NamedTuple, Generic[V]):
 def _check(args: ScaledGemmArgs[Tensor]) -> None:
     """Check the arguments of `tile.scaled_gemm`."""
     a, b, scale_a, scale_b, aux, kinds, epilogue, dtype = args
-    check_operands(OP, a, b, ("[M, K]", "[K, N]"))
+    check_operands(OP, a, b, ("[M, K]", "[K, N]"), (*FLOAT8, torch.int8))
+    both = torch.int8 not in (a.dtype, b.dtype) or a.dtype == b.dtype
+    require_type(both, lambda: f"tile.{OP}: a has dtype {a.dtype} and b {b.dtype}; expected both int8, or both float8")
     (m, k), n = a.shape, b.shape[1]
     check_scale(OP, "scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
@@ -50,11 +52,14 @@ def _check(args: ScaledGemmArgs[Tensor]) -> None:
     gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
 
 
-def check_operands(op: str, a: Tensor, b: Tensor, dims: tuple[str, str]) -> None:
+def check_operands(
+    op: str, a: Tensor, b: Tensor, dims: tuple[str, str], allowed: Sequence[torch.dtype] = FLOAT8
+) -> None:
     """Check dtypes and dimensions of both operands, whose K must agree; b may be one matrix or several."""
     for name, x, meaning in (("a", a, dims[0]), ("b", b, dims[1])):
-        what = f"{name} has dtype {x.dtype}; expected float8_e4m3fn or float8_e5m2"
-        require_type(x.dtype in FLOAT8, lambda what=what: f"tile.{op}: {what}")  # type: ignore[misc]
+        names = [str(dtype).removeprefix("torch.") for dtype in allowed]
+        what = f"{name} has dtype {x.dtype}; expected {', '.join(names[:-1])} or {names[-1]}"
+        require_type(x.dtype in allowed, lambda what=what: f"tile.{op}: {what}")  # type: ignore[misc]
         checks.check_dims(op, name, x, meaning.count(",") + 1, meaning)
     checks.check_device(op, "b", b, "a", a)
     checks.check_size(op, "b", b, b.dim() - 2, a.shape[1], "K, as a")
@@ -130,14 +135,16 @@ def scaled_gemm(
     kinds: str = "",
     epilogue: str = "",
 ) -> Tensor:
-    """A product of float8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
+    """A product of float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
-    Tensor cores sum runs of 128 columns, which are added up in float32 (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
-    Where the machine has no float8 products, operands are widened, which is exact.
+    Tensor cores sum runs of 128 columns, of int8 in int32 and so exactly, which are added up in float32 (DeepSeek-V3,
+    arXiv:2412.19437, 3.3.2; SmoothQuant, arXiv:2211.10438, for int8). Where the machine has no float8 products,
+    operands are widened, which is exact.
 
     Args:
-        a: `[M, K]`, float8_e4m3fn or float8_e5m2.
-        b: `[K, N]`, either of these; best stored as `[N, K]`, so a transposed weight is a view.
+        a: `[M, K]`, float8_e4m3fn, float8_e5m2, or int8.
+        b: `[K, N]`, float8 of either kind beside float8, or int8; best stored as `[N, K]`, so a transposed weight is a
+            view.
         scale_a: of a floating dtype, taken as float32; for the whole matrix `[1, 1]`, for rows `[M, 1]`, for rows and
             runs of 128 columns `[M, K / 128]`, or for blocks of 128 x 128 `[M / 128, K / 128]`; divisions are rounded
             up.
