@@ -36,6 +36,18 @@ def raised(n):
 
 
 @torch_tile.jit
+def copied(n):
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                if bx * 128 + i < n:
+                    B[bx * 128 + i] = A[bx * 128 + i]
+
+    return kernel
+
+
+@torch_tile.jit
 def weighted(A, B, by: T.float32):
     n = T.const("n")
     A: T.Tensor((n,), T.float32)
@@ -147,6 +159,52 @@ def test_an_input_that_requires_gradients_is_refused():
         run(torch.ones(64, requires_grad=True))
     with torch.no_grad():
         assert torch.equal(run(torch.ones(64, requires_grad=True)), torch.full((64,), 2.0))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: scaled(64, 2.0)(x), "argument `A` of kernel requires gradients, and the kernel has none: give"),
+        (lambda x: weighted(torch.zeros(64), x, 2.0), "argument `B` of weighted requires gradients, and the"),
+        (lambda x: raised(64)(x, 1.0), "argument `A` of kernel requires gradients, and the kernel writes it, which"),
+        (lambda x: copied(64)(torch.ones(64), x), "argument `B` of kernel requires gradients, and the kernel writes"),
+    ],
+    ids=["read", "eager style", "changed", "only written"],
+)
+def test_no_call_loses_a_gradient(call, words, compiled):
+    run = torch.compile(call, fullgraph=True, backend="eager") if compiled else call
+    x = torch.randn(64, requires_grad=True)
+    for given in (x, x * 1):
+        with pytest.raises(Exception, match=words) as found:
+            run(given)
+        assert ".detach()" in str(found.value) and "torch.no_grad()" in str(found.value)
+    run(x.detach())
+    with torch.no_grad():
+        run(x)
+
+
+def test_a_kernel_below_autograd_is_not_refused():
+    """Whoever writes the operator around the kernel gives the gradient."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return scaled(64, 2.0)(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return scaled(64, 2.0)(grad.contiguous())
+
+    @torch.library.custom_op("torch_tile_test::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return scaled(64, 2.0)(x)
+
+    doubled.register_autograd(lambda ctx, grad: scaled(64, 2.0)(grad.contiguous()))
+    for run in (Doubled.apply, doubled):
+        x = torch.randn(64, requires_grad=True)
+        run(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((64,), 2.0))
 
 
 def test_a_gradient_of_the_authors():

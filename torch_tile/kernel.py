@@ -14,7 +14,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.launch import BaseLauncher
-from torch_tile.user_op import kept, operator_name
+from torch_tile.user_op import kept, operator_name, refuse_gradients
 
 if TYPE_CHECKING:
     from torch_tile.runtime.nvrtc import Cubin, Resources
@@ -26,7 +26,8 @@ _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 class JITKernel:
     """A compiled kernel; call it with the tensors and scalars of its signature (without those of out_idx).
 
-    Raises LaunchError for arguments that the kernel cannot take, or where its target is missing.
+    Raises LaunchError for arguments that the kernel cannot take, or where its target is missing. In grad mode, tensors
+    that require gradients are refused: `torch_tile.custom_op` gives a kernel a gradient.
     """
 
     program: Program
@@ -58,8 +59,11 @@ class JITKernel:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on `args`; return the results that the kernel allocates."""
-        if _torch is not None and _torch.compiler.is_dynamo_compiling():
-            return getattr(kept, operator_name(self))(*args, **named)
+        if _torch is not None:
+            if _torch.compiler.is_dynamo_compiling():
+                return getattr(kept, operator_name(self))(*args, **named)
+            if _torch.is_grad_enabled():
+                refuse_gradients(self, args)
         return self.run(*args, **named)
 
     def _first_call(self, *args: Any, **named: Any) -> Any:

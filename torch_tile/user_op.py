@@ -145,18 +145,35 @@ def _fake(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> An
     return None if not made else made[0] if len(made) == 1 else tuple(made)
 
 
+def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
+    """Raise LaunchError for the first argument that autograd would record; a kernel alone has no gradient.
+
+    Calls below autograd, as those of operators and of torch.autograd.Function, have a gradient from elsewhere.
+    """
+    import torch
+
+    found = next((n for n, value in enumerate(args) if getattr(value, "requires_grad", False)), None)
+    given = kernel.launcher.binding.given
+    below = torch._C.DispatchKey.AutogradFunctionality
+    if found is None or found >= len(given) or torch._C._dispatch_tls_is_dispatch_key_excluded(below):
+        return
+    param, out = given[found], [kernel.program.params[n] for n in written_params(kernel.lowered)]
+    name = f"argument `{param.name}` of {kernel.__name__}"
+    rest = "pass .detach(), or call it under torch.no_grad()"
+    if any(param is w for w in out):
+        raise LaunchError(f"{name} requires gradients, and the kernel writes it, which autograd cannot see: {rest}")
+    raise LaunchError(
+        f"{name} requires gradients, and the kernel has none: give it one by torch_tile.custom_op(kernel, "
+        f"backward=...), {rest}"
+    )
+
+
 def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, args: Sequence[Any]) -> Any:
     """Run below autograd; refuse calls that would silently lack a gradient."""
     import torch
 
     if torch.is_grad_enabled():
-        for param, value in zip(kernel.launcher.binding.given, args, strict=True):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                raise LaunchError(
-                    f"argument `{param.name}` of {kernel.__name__} requires gradients, and the kernel has none: "
-                    "give it one by torch_tile.custom_op(kernel, backward=...), pass .detach(), or call it under "
-                    "torch.no_grad()"
-                )
+        refuse_gradients(kernel, args)
     with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
 

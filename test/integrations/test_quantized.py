@@ -187,6 +187,25 @@ def test_rounding_is_to_the_nearest_number(format, seed):
         assert (dequantize_4bit(words, scale, format) - large).abs().max() <= large / 3
 
 
+def test_nvfp4_has_scales_of_two_levels(seed):
+    linear = nn.Linear(K, N)
+    layer = tnn.QuantizedLinear.from_linear(linear, "nvfp4")
+    assert layer.scales.shape == (N, K // 16) and layer.scales.dtype == torch.float8_e4m3fn
+    got = layer.dequantize()
+    steps = layer.scales.float().repeat_interleave(16, 1) * layer.whole_scale
+    table = torch.tensor(FORMATS["e2m1"].values)
+    best = (linear.weight / steps)[..., None].sub(table).abs().amin(-1)
+    torch.testing.assert_close((linear.weight - got).abs() / steps, best, rtol=1e-3, atol=1e-4)
+    x = torch.randn(5, K, requires_grad=True)
+    want = F.linear(x, got, linear.bias)
+    torch.testing.assert_close(layer(x), want, rtol=1e-4, atol=1e-4)
+    (grad,), (wanted,) = (torch.autograd.grad(y.square().sum(), x) for y in (layer(x), want))
+    torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-3)
+    with pytest.raises(ValueError, match="group is 32; NVFP4 has runs of 16"):
+        tnn.QuantizedLinear.from_linear(linear, "nvfp4", 32)
+    assert tnn.QuantizedLinear.from_linear(nn.Linear(16, 4).requires_grad_(False), "nvfp4").words.shape == (4, 8)
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("high_first", [False, True])
 def test_packing_has_an_inverse(bits, high_first, seed):

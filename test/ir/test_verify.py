@@ -169,7 +169,7 @@ BAD = {
     "a role in a role": (program(Role(0, 32, Block((Role(0, 32, nothing),)))), "roles are statements of the kernel"),
     "a role beyond the block": (roles(Role(256, 160, nothing)), "a role has threads of 384 by 32"),
     "a part of a warp": (roles(Role(0, 48, nothing)), "a role has threads of 384 by 32"),
-    "registers of a part of a warpgroup": (roles(Role(0, 32, nothing, 240)), "a role has threads of 384 by 128"),
+    "registers of a part of a warpgroup": (roles(Role(0, 32, nothing, 240)), "change their registers together"),
     "registers that there are not": (roles(Role(0, 128, nothing, 260)), "registers are a multiple of 8 from 24 to 256"),
     "two roles of a warp": (roles(Role(0, 256, nothing), Role(128, 128, nothing)), "a warp has one role"),
     "an mbarrier in a role": (program(Role(0, 32, Block((Alloc(ready),)))), "mbarriers are for the whole block"),

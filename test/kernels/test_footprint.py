@@ -44,6 +44,8 @@ FOOTPRINTS = {
     "dequant_gemm": of_dequant,
     "split_dequant_gemm": of_dequant,
     "cluster_dequant_gemm": of_dequant,
+    "grouped_dequant_gemm": of_dequant,
+    "grouped_scaled_gemm": lambda config, spec, bulk: scaled.footprint(config, spec.operands, bulk),
     "scaled_gemm": lambda config, spec, bulk: scaled.footprint(config, spec.operands, bulk),
     "attention": attention.footprint,
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),

@@ -199,3 +199,82 @@ def test_registers_are_of_warpgroups():
         def outside(A: T.Tensor((128,), "float32")):
             with T.Kernel(1, threads=128):
                 T.set_max_nreg(240, 1)
+
+
+def producers_of_a_warp(steps=3):
+    """A warpgroup gives its registers away, and each of its warps brings another tile."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 192), "float16"), B: T.Tensor((192, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            a = T.alloc_shared((2, 64, 64), "float16")
+            b = T.alloc_shared((2, 64, 64), "float16")
+            scale = T.alloc_shared((2, 64), "float32")
+            c = T.alloc_fragment((64, 64), "float32")
+            full, empty = T.alloc_barrier([96] * 2), T.alloc_barrier([128] * 2)
+            if tx < 128:
+                T.set_max_nreg(208, 1)
+                T.clear(c)
+                for k in T.serial(steps):
+                    T.barrier_wait(full[k % 2], k // 2 % 2)
+                    T.gemm(a[k % 2, :, :], b[k % 2, :, :], c)
+                    for i, j in T.Parallel(64, 64):
+                        c[i, j] = c[i, j] * scale[k % 2, i]
+                    T.barrier_arrive(empty[k % 2])
+                T.copy(c, C)
+            else:
+                T.set_max_nreg(24, 0)
+                late = T.alloc_var("int32", 1)
+                last = steps - late
+                if tx < 160:
+                    for k in T.serial(last + 1):
+                        T.barrier_wait(empty[k % 2], (k // 2 + 1) % 2)
+                        T.tma_copy(A[0, k * 64], a[k % 2, :, :], barrier=full[k % 2])
+                        T.barrier_arrive(full[k % 2])
+                elif tx < 192:
+                    for k in T.serial(last + 1):
+                        T.barrier_wait(empty[k % 2], (k // 2 + 1) % 2)
+                        for i, j in T.Parallel(64, 64):
+                            b[k % 2, i, j] = B[k * 64 + i, j]
+                        T.fence_proxy_async()
+                        T.barrier_arrive(full[k % 2])
+                elif tx < 224:
+                    for k in T.serial(last + 1):
+                        T.barrier_wait(empty[k % 2], (k // 2 + 1) % 2)
+                        T.fill(scale[k % 2, :], T.cast(k, "float32") * 0.5 + 1)
+                        T.barrier_arrive(full[k % 2])
+
+    return kernel
+
+
+def test_warps_of_a_branch_part_again():
+    kernel = producers_of_a_warp()
+    assert roles(kernel) == [(0, 128, 208), (128, 32, 24), (160, 32, 24), (192, 32, 24), (224, 32, 24)]
+    compiled = torch_tile.compile(kernel, target="cuda:sm_90a")
+    a, b, c = torch.randn(64, 192).half(), torch.randn(192, 64).half(), torch.zeros(64, 64)
+    findings = compiled.interpret(a, b, c)
+    assert not findings, findings.report()
+    want = torch.zeros(64, 64)
+    for k, scale in enumerate((1.0, 1.5, 2.0)):
+        want = (want + a[:, 64 * k : 64 * k + 64].float() @ b[64 * k : 64 * k + 64].float()) * scale
+    torch.testing.assert_close(c, want, rtol=2e-2, atol=5e-2)
+    text = compiled.get_kernel_source()  # all four warps of the group say what registers they have, together
+    assert text.count("set_registers<24") == 1
+
+
+def test_what_all_threads_of_a_branch_do_keeps_it_whole():
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((128,), "float32")
+            if tx < 128:
+                T.copy(A, tile)
+                T.sync_threads()
+                if tx < 64:
+                    T.copy(tile, B)
+
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert caught.value.code == "parted_threads"

@@ -247,3 +247,42 @@ def test_copies_whose_shapes_differ(dtype):
                 T.copy(A, T.reshape(tile, (24,)))
 
     assert caught.value.code == "copy_shape"
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_sizes_of_one_in_a_reduction(way, groups, keeps):
+    """A view's dimensions of size 1 count for `dim`, also where the tile itself lacks them."""
+    shape = (8, groups, 1) if keeps else (8, groups)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 128), "float32"), B: T.Tensor((8, groups), "float32"), C: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((8, 128), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            most = T.alloc_fragment(shape, "float32")
+            T.copy(A, x)
+            T.reduce_max(T.reshape(x, [8, groups, 128 // groups]), most, dim=2)
+            if groups == 1:  # a second shape that an operation needs
+                T.reduce_sum(x, total, dim=1)
+                T.copy(total, C)
+            for i, j in T.Parallel(8, groups):
+                B[i, j] = most[i, j, 0] if keeps else most[i, j]
+
+    a, b, c = torch.randn(8, 128), torch.zeros(8, groups), torch.zeros(8)
+    way(kernel, a, b, c)
+    assert torch.equal(b, a.view(8, groups, -1).amax(-1))
+    torch.testing.assert_close(c, a.sum(1) if groups == 1 else c, rtol=1e-4, atol=1e-4)
+
+
+def test_a_size_of_one_is_not_reduced_by_another_shape():
+    with pytest.raises(TileError, match="dimension of size 1"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((128,), "float32")):
+            with T.Kernel(1, threads=128):
+                x, y = T.alloc_fragment((4, 32), "float32"), T.alloc_fragment((4, 32), "float32")
+                z = T.alloc_fragment((4,), "float32")
+                T.clear(x)
+                T.reduce_sum(x, z, dim=1)
+                T.reduce_sum(T.reshape(x, [4, 1, 32]), y, dim=1)

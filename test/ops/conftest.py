@@ -51,12 +51,15 @@ def gemm_samples(t: Maker) -> list[tuple]:
 
 
 def grouped_gemm_samples(t: Maker) -> list[tuple]:
-    swiglu, text = "v0=silu(acc0);v1=mul(v0,acc1);ret v1", "v0=mul(acc0,x0);v1=add(v0,x1);v2=add(v1,x2);ret v2"
-    offsets, aux = int32([2, 2, 6]), [t(7, 1), t(7, 9), t(9)]
+    swiglu, text = (
+        "v0=silu(acc0);v1=mul(v0,acc1);ret v1",
+        "v0=mul(acc0,x0);v1=add(v0,x1);v2=add(v1,x2);v3=mul(v2,x3);ret v3",
+    )
+    offsets, aux = int32([2, 2, 6]), [t(7, 1), t(7, 9), t(9), t(3, 9)]
     return [
         (t(7, 5), [t(3, 5, 9)], offsets, [], "", "", t.dtype),
         (t(7, 5), [t(3, 9, 5).mT, t(3, 9, 5).mT], int32([0, 5, 7]), [], "", swiglu, t.dtype),
-        (t.strided(7, 5), [t.strided(3, 5, 9)], offsets, aux, "ctr", text, torch.float32),
+        (t.strided(7, 5), [t.strided(3, 5, 9)], offsets, aux, "ctrg", text, torch.float32),
     ]
 
 
@@ -97,6 +100,38 @@ def scaled_gemm_samples(t: Maker) -> list[tuple]:
         (a, of(torch.float8_e5m2, 130, 9), scale(5, 1), scale(1, 9), [bias], "r", text, t.dtype),
         (a, b, scale(5, 2), scale(2, 1), [], "", "", t.dtype),
         (a, b, scale(5, 2), scale(2, 9), [bias], "r", text, t.dtype),
+    ]
+
+
+def grouped_dequant_gemm_samples(t: Maker) -> list[tuple]:
+    def words(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, generator=t.generator, dtype=torch.uint8)
+
+    whole, nibbles = words(3, 9, 7).view(torch.int8), [words(3, 18, 32)[:, i::2] for i in range(2)]
+    leaves = [x.detach().requires_grad_(t.requires_grad) for x in (t(3, 9, 2) / 16, t(3, 9, 2))]
+    gated = "v=add(acc0,x0);w=silu(v);y=mul(w,acc1);ret y"
+    return [
+        (t(7, 7) / 64, [whole], [], [], int32([2, 2, 6]), 8, False, 0, [], "", "", t.dtype),
+        (
+            *(t.strided(7, 64), nibbles[:1], leaves[:1], leaves[1:], int32([0, 5, 7]), 4, True, 8),
+            *([t(7, 1)], "c", "v0=mul(acc0,x0);ret v0", t.dtype),
+        ),
+        (t(7, 64), nibbles, leaves, [], int32([3, 4, 6]), 4, False, 0, [t(3, 9)], "g", gated, t.dtype, "e2m1"),
+    ]
+
+
+def grouped_scaled_gemm_samples(t: Maker) -> list[tuple]:
+    def of(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=t.generator).to(torch.float8_e4m3fn)
+
+    def scale(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=t.generator) + 0.5
+
+    a, b, bias = of(7, 130), of(3, 9, 130).mT, torch.randn(3, 9, generator=t.generator)
+    return [
+        (a, b, scale(1, 1), scale(3, 1, 1), int32([2, 2, 6]), [], "", "", t.dtype),
+        (a, b, scale(7, 1), scale(3, 1, 9), int32([0, 5, 7]), [bias], "g", "v0=add(acc0,x0);ret v0", t.dtype),
+        (a, b, scale(7, 2), scale(3, 2, 1), int32([7, 7, 7]), [], "", "", t.dtype),
     ]
 
 
@@ -290,6 +325,29 @@ def cross_entropy_backward_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def linear_cross_entropy_samples(t: Maker) -> list[tuple]:
+    def classes(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 7, shape, generator=t.generator)
+
+    some, weight = torch.where(classes(2, 3) < 3, -100, classes(2, 3)), t(7).detach().abs()
+    return [
+        (t(3, 5), t(7, 5), classes(3)),
+        (t.strided(2, 3, 5), t.strided(7, 5), some, t(7), weight, -100, 0.1, 1e-2, 2.0),
+        (t(2, 3, 5), t(7, 5), some.int(), None, None, -100, 0.0, 0.0, 1.5),
+        (t(5), t(7, 5), classes(), t(7), None, 3, 0.2, 0.5),
+    ]
+
+
+def linear_cross_entropy_gradients_samples(t: Maker) -> list[tuple]:
+    made = []
+    for n, (hidden, weight, target, *more) in enumerate(linear_cross_entropy_samples(t)):
+        dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
+        options = [None, None, -100, 0.0, 0.0, None]
+        options[: len(more)] = more
+        made.append((t(*target.shape, dtype=dtype), hidden, weight, target, *options, n != 1, n != 2))
+    return made
+
+
 def causal_conv1d_samples(t: Maker) -> list[tuple]:
     return [
         (t(2, 5, 7), t(7, 4)),
@@ -354,11 +412,15 @@ SAMPLES = {
     "selective_state_update": selective_state_update_samples,
     "cross_entropy": cross_entropy_samples,
     "cross_entropy_backward": cross_entropy_backward_samples,
+    "linear_cross_entropy": linear_cross_entropy_samples,
+    "linear_cross_entropy_gradients": linear_cross_entropy_gradients_samples,
     "gemm": gemm_samples,
     "grouped_gemm": grouped_gemm_samples,
     "k_grouped_gemm": k_grouped_gemm_samples,
     "dequant_gemm": dequant_gemm_samples,
     "scaled_gemm": scaled_gemm_samples,
+    "grouped_dequant_gemm": grouped_dequant_gemm_samples,
+    "grouped_scaled_gemm": grouped_scaled_gemm_samples,
     "quantize_fp8": quantize_fp8_samples,
     "linear": linear_samples,
     "swiglu": swiglu_samples,

@@ -45,6 +45,16 @@ def scaled_call(a, b, scale_a, scale_b, x, out):
     launchers.scaled_gemm(a, b.mT, scale_a, scale_b, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
 
 
+def grouped_dequant_call(a, b, scale, offsets, x, out):
+    fields, text = (4, False, 8), "v0=add(acc0,x0);ret v0"
+    launchers.grouped_dequant_gemm(a, [b], [scale], [], offsets, *fields, [x], "g", text, BF16, out=out)
+
+
+def grouped_scaled_call(a, b, scale_a, scale_b, offsets, x, out):
+    text = "v0=add(acc0,x0);ret v0"
+    launchers.grouped_scaled_gemm(a, b.mT, scale_a, scale_b, offsets, [x], "g", text, BF16, out=out)
+
+
 def attention_call(qkv, out):
     q, k, v = (launchers.view(qkv, (2, 4, 40, 32), (15360, 32, 384, 1), n * 128) for n in range(3))
     launchers.attention(q, k, v, None, True, out=out)
@@ -136,6 +146,16 @@ CALLS = {
         lambda: (half(16, 256).to(FLOAT8), half(64, 256).to(FLOAT8), torch.ones(16, 2), torch.ones(2, 1), half(64),
                  half(16, 64)),
     ),
+    "grouped_dequant_gemm": (
+        "tttttt", grouped_dequant_call,
+        lambda: (half(48, 256), torch.zeros(3, 64, 128, dtype=torch.uint8), half(3, 64, 2),
+                 torch.tensor([3, 30, 48], dtype=torch.int32), half(3, 64), half(48, 64)),
+    ),
+    "grouped_scaled_gemm": (
+        "ttttttt", grouped_scaled_call,
+        lambda: (half(48, 256).to(FLOAT8), half(3, 64, 256).to(FLOAT8), torch.ones(48, 2), torch.ones(3, 2, 1),
+                 torch.tensor([3, 30, 48], dtype=torch.int32), half(3, 64), half(48, 64)),
+    ),
     "quantize_fp8": (
         "ttt", lambda x, values, scales: launchers.quantize_fp8(x, 0, FLOAT8, out=(values, scales)),
         lambda: (half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
@@ -214,6 +234,15 @@ CALLS = {
     "cross_entropy_backward": (
         "ttttt", lambda g, x, y, lse, out: launchers.cross_entropy_backward(g, x, y, lse, None, out=out),
         lambda: (torch.ones(3, 5), half(3, 5, 64), torch.ones(3, 5).int(), torch.ones(3, 5), half(3, 5, 64)),
+    ),
+    "linear_cross_entropy": (
+        "tttttt", lambda x, w, y, b, *out: launchers.linear_cross_entropy(x, w, y, b, None, -1, 0.1, 0.1, 9.0, out=out),
+        lambda: (half(3, 5, 64), half(24, 64), torch.ones(3, 5).long(), half(24), torch.empty(3, 5), torch.empty(3, 5)),
+    ),
+    "linear_cross_entropy_gradients": (
+        "tttttttt", lambda *x: launchers.linear_cross_entropy_gradients(*x[:4], out=x[4:]),
+        lambda: (torch.ones(3, 5), half(3, 5, 64), half(24, 64), torch.ones(3, 5).long(), torch.empty(()),
+                 half(3, 5, 64), half(24, 64), half(0)),
     ),
     "causal_conv1d": (
         "tttt", lambda x, w, b, out: launchers.causal_conv1d(x, w, b, None, "silu", out=out),
@@ -321,6 +350,7 @@ def entries_of(plan):
 SIZES = {
     "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
+    "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48,
     "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,

@@ -17,7 +17,7 @@ from torch_tile.ops.registration import SCHEMAS
 
 OPS = sorted(SCHEMAS)
 PRODUCTS = [
-    *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "linear", "swiglu"),
+    *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "linear", "swiglu"),
     *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
@@ -25,11 +25,15 @@ PRODUCTS = [
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
 OF_ATTENTION = ["attention_backward", "attention_varlen_backward"]  # each gradient in the memory order of its tensor
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
-ANY_DTYPE = ["cross_entropy"]  # sums and results are in float32 whatever the logits' dtype
+ANY_DTYPE = [
+    "cross_entropy",
+    "linear_cross_entropy",
+    "linear_cross_entropy_gradients",
+]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-REFUSING = ["scaled_gemm", "quantize_fp8"]  # gradients
+REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8"]  # gradients
 INTEGERS = ["mla_schedule"]  # arguments and results
-WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "fused_norm"]
+WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
 
 def overload(name):
@@ -56,7 +60,7 @@ def test_opcheck(name, dtype, samples, seed):
     for i, args in random.Random(seed).sample(cases, min(most, len(cases))):
         print("sample", i)
         # torch's check of the schema multiplies by numbers, which float8 does not have.
-        checks = [c for c in OPCHECKS if not (name == "scaled_gemm" and c == "test_schema")]
+        checks = [c for c in OPCHECKS if not ("scaled_gemm" in name and c == "test_schema")]
         torch.library.opcheck(overload(name), args, test_utils=checks)
 
 
@@ -239,11 +243,29 @@ DYNAMIC["scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(n + 2, 130).to(torch.float8_e4m3fn).mT),
     *(torch.ones(n, 2), torch.ones(1, n + 2), [], "", "", torch.float32),
 )
+DYNAMIC["grouped_scaled_gemm"] = lambda t, n: (
+    *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),
+    *(torch.ones(n, 2), torch.ones(3, 1, n + 2), torch.tensor([2, 2, 3], dtype=torch.int32), [], "", "", torch.float32),
+)
+DYNAMIC["grouped_dequant_gemm"] = lambda t, n: (
+    *(
+        t(n, 64),
+        [torch.ones(3, n + 2, 32, dtype=torch.uint8)],
+        [t(3, n + 2, 2)],
+        [],
+        torch.tensor([2, 2, 3], dtype=torch.int32),
+    ),
+    *(4, False, 8, [t(3, n + 2)], "g", "v0=add(acc0,x0);ret v0", torch.float32),
+)
 DYNAMIC["quantize_fp8"] = lambda t, n: (t(n, n + 1, 150).detach(), 128, torch.float8_e4m3fn)
 DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).long(), t(7).detach().abs(), -1)
 DYNAMIC["cross_entropy_backward"] = lambda t, n: (
     *(t(n, n + 1), t(n, n + 1, 7), torch.ones(n, n + 1).int(), t(n, n + 1).detach()),
     *(None, -1),
+)
+DYNAMIC["linear_cross_entropy"] = lambda t, n: (t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5))
+DYNAMIC["linear_cross_entropy_gradients"] = lambda t, n: (
+    *(t(n, n + 1).detach(), t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5)),
 )
 DYNAMIC["causal_conv1d"] = lambda t, n: (t(n, n + 1, 7), t(7, 4), t(7), t(n, 3, 7), "silu")
 DYNAMIC["causal_conv1d_backward"] = lambda t, n: (t(n, n + 1, 7), *DYNAMIC["causal_conv1d"](t, n))

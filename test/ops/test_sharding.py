@@ -85,6 +85,7 @@ def calls():
     classes = torch.tensor([[1, 7, -100], [0, 3, 2], [5, 5, 6], [-100, 1, 4]])
     yield "cross_entropy", (t(4, 3, 8), classes)
     yield "cross_entropy", (t(4, 3, 8), classes, t(8).detach().abs(), -100, 0.1, 0.01)
+    yield "linear_cross_entropy", (t(4, 3, 5), t(8, 5), classes, t(8), None, -100, 0.1, 0.01, 3.0)
     decay = (-t(4).detach().abs()).requires_grad_()
     yield "causal_conv1d", (t(4, 3, 6), t(6, 4), t(6), t(4, 3, 6), "silu")
     yield "causal_conv1d_update", (t(4, 6), t(4, 6, 4), t(6, 4))
@@ -264,18 +265,24 @@ def test_heads_stay_with_their_keys(kv_heads, sizes, fine):
 SCRIPT = """
 import sys, torch
 {first}
-assert {loaded} == ("torch.distributed.tensor" in sys.modules)
-import torch_tile, importlib.util
+LATE = "torch.distributed.tensor", "torch.utils.flop_counter"
+before = set(sys.modules)
+assert [{loaded}] * 2 == [name in before for name in LATE]
+import torch_tile, gc, importlib.util
+assert gc.isenabled()
+assert {loaded} or all(name.split(".")[0] == "torch_tile" for name in set(sys.modules) - before)
 importlib.util.find_spec("torch.distributed.tensor")
-assert {loaded} == ("torch.distributed.tensor" in sys.modules)
-import torch.distributed.tensor
-from torch_tile.ops import sharding
-assert sharding.register.cache_info().currsize == 1
-assert not any(isinstance(f, sharding._WhenImported) for f in sys.meta_path)
+assert [{loaded}] * 2 == [name in sys.modules for name in LATE]
+import torch.distributed.tensor, torch.utils.flop_counter
+from torch_tile.ops import when_imported
+known = torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+op = torch.ops.tile.linear
+assert op.default in known and op in torch.utils.flop_counter.flop_registry
+assert when_imported._finder not in sys.meta_path and not when_imported._finder.waiting
 """
 
 
-@pytest.mark.parametrize("first", ["", "import torch.distributed.tensor"])
+@pytest.mark.parametrize("first", ["", "import torch.distributed.tensor, torch.utils.flop_counter"])
 def test_registered_whoever_is_imported_first(first):
     script = SCRIPT.format(first=first, loaded=bool(first))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

@@ -62,7 +62,7 @@ def rates_of(target: Target) -> Rates:
 
 @dataclass
 class Work:
-    """The work of one block: flops of products (as 16-bit ones), scalar operations, bytes, steps of loops."""
+    """The work of one block: flops of products (as 16-bit ones), scalar operations, bytes, loop iterations."""
 
     products: float = 0.0
     scalars: float = 0.0
@@ -115,7 +115,7 @@ def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var,
 def _launch(
     kernel: Kernel, program: Program, target: Target, rates: Rates, num_sms: int, values: dict[Var, Scalar]
 ) -> Estimate:
-    """The estimate of one kernel."""
+    """Estimate one kernel."""
     grid = [max(1, _number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
     count, threads = math.prod(grid), math.prod(kernel.threads)
     work = _typical_work(kernel, grid, values, target)
@@ -156,7 +156,7 @@ def _typical_work(kernel: Kernel, grid: Sequence[int], values: dict[Var, Scalar]
 
 
 def _wave(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:
-    """Return the seconds that one SM or core takes for `resident` blocks side by side."""
+    """Estimate the seconds that one SM or core takes for `resident` blocks side by side."""
     if not resident:
         return 0.0
     busy = min(1.0, resident * threads / 32 / WARPS_AT_FULL_RATE) if target.kind == "cuda" else 1.0
@@ -167,7 +167,7 @@ def _wave(work: Work, resident: int, threads: int, target: Target, rates: Rates)
 
 
 def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Scalar]) -> float:
-    """Count the bytes that must move to or from memory at least once: no more of a buffer than it holds."""
+    """Count the bytes that must move to or from memory at least once: no more of a buffer than its size."""
     total = 0.0
     for buffer in (*program.params, *program.workspaces, *program.outputs, *program.views):
         if isinstance(buffer, Buffer) and buffer in work.moved:
@@ -185,7 +185,7 @@ def work_of(kernel: Kernel, values: dict[Var, Scalar], target: Target) -> Work:
 
 
 class _Counter:
-    """Walk a body, with the number of times that each part of it runs."""
+    """Walk a kernel's body and sum up the work, each part times its number of runs."""
 
     def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
         self.work, self.values, self.target = Work(), values, target
@@ -289,12 +289,12 @@ class _Counter:
         return math.prod(self.size(extent) for extent in region.extents)
 
     def size(self, extent: Expr) -> float:
-        """An extent as a number, at least 1."""
+        """Evaluate an extent, as a number of at least 1."""
         return float(max(1, _number(extent, self.values, 1)))
 
 
 def _bytes(tile: Buffer) -> int:
-    """Bytes of an on-chip tile."""
+    """Return the bytes of an on-chip tile."""
     return math.prod(tile.static_shape or (1,)) * tile.dtype.bits // 8
 
 
@@ -307,6 +307,6 @@ def _known(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
 
 
 def _number(expr: Expr, values: Mapping[Var, Scalar], otherwise: int) -> int:
-    """An integer expression's value, or `otherwise`."""
+    """Evaluate an integer expression, or return `otherwise`."""
     found = _known(expr, values)
     return otherwise if found is None else int(found)

@@ -103,7 +103,8 @@ class AutotunedFunction:
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Lazy style: the fastest kernel for these arguments. Eager style: run it on these tensors.
+        """Return the fastest kernel for these arguments (lazy style), or run it on these tensors (eager style). Eager
+        style: run it on these tensors.
 
         Tunable arguments that are given stay as they are.
         """
@@ -116,7 +117,7 @@ class AutotunedFunction:
         return kernel if kernel is not None else function(*args, **kwargs, **config)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
-        """The fastest kernel for these arguments; of an eager kernel, for sizes given by name, as JITFunction.compile.
+        """Compile the fastest kernel for these arguments; of an eager kernel, for sizes given by name.
 
         Tensors that are left out are made up for the search.
         """
@@ -154,7 +155,7 @@ class AutotunedFunction:
 
     @property
     def _tuner_cache(self) -> dict[Any, Any]:
-        """The results so far, under TileLang's name; `clear()` forgets them."""
+        """Return the results so far, under TileLang's name; `clear()` forgets them."""
         return self.found
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -198,6 +199,7 @@ class AutotunedFunction:
             raise TypeError(f"{self.__name__}() {problem}") from None
 
     def _find(self, key: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[JITFunction, Config, Any]:
+        """Tune a kernel function for a new form of arguments, and keep the result."""
         if len(self.found) >= MOST_FORMS:
             self.found.clear()
         result = self.tune(*args, **kwargs)

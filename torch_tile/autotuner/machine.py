@@ -43,13 +43,15 @@ def device_name(target: Target) -> str:
 
 
 def surroundings(target: Target) -> tuple[str, ...]:
-    """Return the target and all facts that decide how a program is compiled for it."""
+    """Collect the facts that decide how a program is compiled for a target."""
     compiler = find_nvrtc().identity if target.kind == "cuda" else find_compiler().identity
     return str(target), compiler, own_text()
 
 
 def own_text() -> str:
-    """Return a digest of the compiler's own source. Measurements with another source do not apply."""
+    """Return a digest of the compiler's own source, as measurements with another source do not apply. Measurements with
+    another source do not apply.
+    """
     return key_of(headers_digest(), source_digest("autotuner", *PARTS))
 
 
@@ -62,7 +64,7 @@ def synchronize(target: Target) -> None:
 
 
 def on_device(tensors: Sequence[Any]) -> AbstractContextManager[Any]:
-    """The GPU of the tensors is the current one inside."""
+    """Make the GPU of the tensors the current one inside."""
     import torch
 
     device = next((t.device for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda), None)

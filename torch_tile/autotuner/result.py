@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Try:
-    """One configuration: measured ms (None if it was not), ms by the model, and why it is out ("" if it finished)."""
+    """The trial of one configuration: measured and modelled ms, and why it is out."""
 
     config: Config
     latency: float | None = None
@@ -71,7 +71,7 @@ class AutotuneResult:
 
 
 def table(tries: Sequence[Try], best: int | None = None) -> list[str]:
-    """Lines that show measured time, the model's, the configuration and the note; fastest first."""
+    """Format measured time, the model's, the configuration and the note; fastest first."""
     order = sorted(range(len(tries)), key=lambda i: (i != best, tries[i].note != "", tries[i].latency or float("inf")))
     lines = ["        ms   model ms  configuration"]
     for number in order:
@@ -82,16 +82,19 @@ def table(tries: Sequence[Try], best: int | None = None) -> list[str]:
 
 
 def show(config: Config) -> str:
-    """A configuration as its author would pass it."""
+    """Format a configuration as its author would pass it."""
     return ", ".join(f"{name}={value!r}" for name, value in config.items()) or "(defaults)"
 
 
 def _number(milliseconds: float | None) -> str:
+    """Format milliseconds for the table, "-" for none."""
     return f"{'-':>10}" if milliseconds is None else f"{milliseconds:10.4f}"
 
 
 def to_json(result: AutotuneResult) -> str:
-    """The text of a file. Configurations stand there for readers only: they are found again by their order."""
+    """Write a result as JSON. Configurations stand there for readers only: they are found again by their order.
+    Configurations stand there for readers only: they are found again by their order.
+    """
     tries = [
         {"config": show(each.config), "latency": each.latency, "estimate": each.estimate, "note": each.note}
         for each in result.tries
@@ -140,7 +143,9 @@ class Settings:
 
     @property
     def effort(self) -> tuple[object, ...]:
-        """The settings that decide how thorough the search is. Another value makes another search."""
+        """Return the settings that decide how thorough the search is. Another value makes another search. Another value
+        makes another search.
+        """
         factor = self.early_stop_factor if self.early_stop else None
         return self.checks, self.warmup, self.rep, factor, self.prune
 

@@ -45,9 +45,7 @@ _log = logging.getLogger("torch_tile")
 
 
 class Session:
-    """One search: `function` with each of `configs` beside the arguments `args` and `kwargs`; a lazy kernel is timed on
-    `inputs`, if given.
-    """
+    """One search of the autotuner: a kernel function, its configurations, and the arguments of the call."""
 
     function: JITFunction
     settings: Settings
@@ -85,7 +83,7 @@ class Session:
             return self.found()
 
     def found(self) -> AutotuneResult:
-        """Find the result of several candidates, on the current device."""
+        """Tune several candidates on the current device, or load the stored result."""
         self.rank()
         if os.environ.get(ENABLED, "1") == "0" or not can_measure(self.target):
             _log.info("autotune: %s is not measured; the model chooses", self.name)
@@ -102,14 +100,14 @@ class Session:
         return made[0] if made else from_json(found.read_text(), [c.config for c in self.candidates])
 
     def key(self) -> str:
-        """The key of the outcome: the traced programs, the toolchain and machine, and how they are tried."""
+        """Return the key of the outcome: the traced programs, the toolchain and machine, and how they are tried."""
         texts = [part for c in self.candidates for part in (repr(c.program), repr(c.function.options))]
         sizes = [str(max(0, size - 1).bit_length()) for size in self.sizes().values()]  # classes: powers of two
         how = str(self.settings.effort)
         return key_of("autotune", *surroundings(self.target), device_name(self.target), how, *sizes, "of", *texts)
 
     def sizes(self) -> dict[Any, int]:
-        """The sizes known only at run time."""
+        """Return the sizes known only at run time."""
         if not dimensions(self.program):
             return {}
         binding = self.binding()
@@ -124,7 +122,7 @@ class Session:
         return binding.sizes_of(inputs, self.target.kind)
 
     def binding(self) -> Binding:
-        """The parameters that a caller gives."""
+        """Return the parameters that a caller gives."""
         out_idx = self.function.out_idx
         made = [] if out_idx is None else [out_idx] if isinstance(out_idx, int) else out_idx
         return Binding(self.program, [i % len(self.program.params) for i in made])
@@ -218,18 +216,18 @@ class AutoTuner:
 
     @classmethod
     def from_kernel(cls, kernel: Any, configs: Sequence[Config]) -> AutoTuner:
-        """A tuner of a function that takes a configuration as keyword arguments, decorated with @jit or not."""
+        """Make a tuner of a function that takes a configuration as keyword arguments, decorated with @jit or not."""
         return cls(kernel if isinstance(kernel, JITFunction) else JITFunction(kernel), configs)
 
     def set_compile_args(
         self, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
     ) -> AutoTuner:
-        """Options of `jit` for the kernel."""
+        """Set the options of `jit` for the kernel."""
         self.function = JITFunction(self.function.function, out_idx, target, pass_options("AutoTuner", **options))
         return self
 
     def set_profile_args(self, **settings: Unpack[SearchSettings]) -> AutoTuner:
-        """Fields of Settings."""
+        """Set fields of Settings."""
         self.settings = settings_of("AutoTuner", settings, self.settings)
         return self
 

@@ -95,7 +95,7 @@ def time_all(
 
 
 def _timed(backend: str, call: Callable[[], object], warmup: float, rep: float) -> float:
-    """Return the milliseconds of a call: on the CPU of the least sample, since other processes disturb the clock."""
+    """Time a call; return its milliseconds, on the CPU of the least sample, since other processes disturb the clock."""
     return float(do_bench(call, warmup, rep, "median" if backend == "event" else "min", backend))
 
 
@@ -164,8 +164,8 @@ def written(program: Program) -> set[Buffer]:
 
 
 def spare(value: Any) -> Any:
-    """Return a copy of a tensor with its strides. Return anything else, and a tensor that overlaps itself,
-    unchanged.
+    """Copy a tensor with its strides. Return anything else, and a tensor that overlaps itself, unchanged. Return
+    anything else, and a tensor that overlaps itself, unchanged.
     """
     import torch
 
@@ -180,7 +180,7 @@ def spare(value: Any) -> Any:
 
 @contextlib.contextmanager
 def made_by_seed() -> Iterator[None]:
-    """Random numbers made inside are always the same; the caller's stream goes on as if there had been none."""
+    """Seed torch's random numbers inside, and restore the caller's stream afterwards."""
     import torch
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

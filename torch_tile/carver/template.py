@@ -25,12 +25,12 @@ PANEL = 8  # blocks that a panel of a large product has
 
 @dataclass
 class BaseTemplate:
-    """A kind of kernel with its sizes."""
+    """A kind of kernel with its problem sizes, which suggests tilings."""
 
     arch: TileDevice | None = field(default=None, kw_only=True)
 
     def with_arch(self, arch: TileDevice) -> BaseTemplate:
-        """The same for a machine."""
+        """Return a copy of the template for a machine."""
         self.arch = arch
         return self
 
@@ -40,23 +40,23 @@ class BaseTemplate:
 
     @property
     def target(self) -> Target:
-        """The machine's target; without a machine the one that "auto" means."""
+        """Return the machine's target; without a machine the one that "auto" means."""
         return (self.arch or get_arch()).target
 
     def candidates(self) -> Iterator[Hint]:
-        """Tilings that fit the sizes."""
+        """List tilings that fit the sizes."""
         raise NotImplementedError
 
     def kernel(self, hint: Hint) -> PrimFunc:
-        """The kernel by a tiling."""
+        """Build the kernel with a tiling."""
         raise NotImplementedError
 
     def equivalent_function(self) -> PrimFunc:
-        """A kernel that computes what the template stands for, by the first suggestion."""
+        """Build the kernel with the first suggested tiling."""
         return self.kernel(self.recommend_hints(1)[0])
 
     def recommend_hints(self, topk: int = 10) -> list[Hint]:
-        """The `topk` tilings that the cost model takes for the fastest, best first."""
+        """Return the `topk` tilings that the cost model takes for the fastest, best first."""
         target, fitting = self.target, []
         for hint in self.candidates():
             found = estimate(self.kernel(hint).program, target, num_sms_of(target))
@@ -83,7 +83,7 @@ class MatmulTemplate(BaseTemplate):
     with_bias: bool = False
 
     def candidates(self) -> Iterator[Hint]:
-        """Tiles of 1 to 8 warps, in steps of 64 or 128 bytes of K, with 2 to 4 stages."""
+        """List tiles of 1 to 8 warps, in steps of 64 or 128 bytes of K, with 2 to 4 stages."""
         bits, least = to_dtype(self.in_dtype).bits, min(self.M, self.N)
         steps = [8 * bytes // bits for bytes in (64, 128) if 8 * bytes // bits <= max(self.K, 512 // bits)]
         plan = Rasterization2DRow(PANEL) if self.M * self.N >= 1 << 22 else NoRasterization()
@@ -96,7 +96,7 @@ class MatmulTemplate(BaseTemplate):
                 yield Hint([m, n], [wm, wn], [], [step], stages, plan, use_tc=True)
 
     def kernel(self, hint: Hint) -> PrimFunc:
-        """A product by tiles in shared memory."""
+        """Build the matrix product with tiles in shared memory."""
         (bm, bn), (wm, wn), bk = hint.block, hint.warp, hint.rstep[0]
         M, N, K, ta, tb = self.M, self.N, self.K, self.trans_A, self.trans_B
 
@@ -129,7 +129,7 @@ class ElementwiseTemplate(BaseTemplate):
     dtype: Any = "float16"
 
     def candidates(self) -> Iterator[Hint]:
-        """Pieces of a row, by 32 to 256 threads of 16 bytes or an element each."""
+        """List pieces of a row, by 32 to 256 threads of 16 bytes or an element each."""
         columns, wide = self.shape[-1], 128 // to_dtype(self.dtype).bits
         for threads, each in product((32, 64, 128, 256), (1, wide, 2 * wide)):
             if threads * each < 2 * max(columns, 32):
@@ -137,7 +137,7 @@ class ElementwiseTemplate(BaseTemplate):
                 yield Hint([*ones, threads * each], [], [*ones, threads], [])
 
     def kernel(self, hint: Hint) -> PrimFunc:
-        """Each element plus one."""
+        """Build the kernel that adds one to each element."""
         columns, rows, size, threads = self.shape[-1], math.prod(self.shape[:-1]), hint.block[-1], hint.thread[-1]
 
         @T.prim_func

@@ -150,6 +150,7 @@ class Names:
 
 
 # Precedence of C++ operators. `above` in the methods below is that of the operator around a value.
+SHIFTS = ("<<", ">>")  # operators whose type in C++ is that of the left operand alone
 PRECEDENCE = {
     "or": 1, "and": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
     "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,
@@ -305,17 +306,18 @@ class Text(Visitor):
             name, kind = "floordiv" if node.op == "//" else "floormod", held(node.dtype)
             return self._fit(node, f"tile::{name}<{kind}>({self.value(node.a)}, {self.value(node.b)})", 99)
         naturals = self.is_natural(node.a) and self.is_natural(node.b)
+        wide_a, wide_b = (wide or (self.is_index(node) and self._wraps_alone(x)) for x in (node.a, node.b))
         if node.op in ("min", "max") or (node.op in ("//", "%") and not naturals):
             kind = f"<{'int64_t' if wide or self.is_index(node) else storage(node.a.dtype)}>" if integer else ""
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
-            return f"tile::{name}{kind}({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
+            return f"tile::{name}{kind}({self.value(node.a, wide_a)}, {self.value(node.b, wide_b)})", 99
         if node.op == "+" and isinstance(node.b, Const) and integer and node.b.value < 0:
             opposite = const(-node.b.value, node.b.type)  # the least value of a type has none
             node = Binary("-", node.a, opposite) if opposite.value > 0 else node
         own = PRECEDENCE[node.op]
-        a = self.shifted(node) if node.op == "<<" else None
-        b = self.divisor(node.b, wide) if node.op in ("//", "%") else self.value(node.b, wide, own + 1)
-        a = a or self.value(node.a, wide, own)
+        a = self.typed(node.a) if node.op in SHIFTS else None  # whose type alone decides the width of the shift
+        b = self.divisor(node.b, wide_b) if node.op in ("//", "%") else self.value(node.b, wide_b, own + 1)
+        a = a or self.value(node.a, wide_a, own)
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
 
     def divisor(self, expr: Expr, wide: bool) -> str:
@@ -325,11 +327,20 @@ class Text(Visitor):
         kind = "int64_t" if wide or self.is_index(expr) else storage(expr.dtype)
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
-    def shifted(self, node: Binary) -> str | None:
-        """C++ text of a literal that is shifted left; its type alone decides the width of the shift."""
-        if not isinstance(node.a, Const) or node.dtype.bits != 64 or not fits_int(node.a):
+    def typed(self, expr: Expr, wide: bool = False) -> str | None:
+        """C++ text of a literal that names its type of 64 bits, or None if the plain literal is as wide as its type.
+
+        `wide` computes integers in 64 bits.
+        """
+        if not isinstance(expr, Const) or not expr.dtype.is_integer or not fits_int(expr):
             return None
-        return f"({storage(node.dtype)}){literal(node.a)}"
+        if expr.dtype.bits != 64 and not (wide and expr.dtype in SIGNED):
+            return None
+        return f"({storage(expr.dtype if expr.dtype.bits == 64 else dt.int64)}){literal(expr)}"
+
+    def _wraps_alone(self, expr: Expr) -> bool:
+        """Return whether an operand is computed from elements alone, and so would wrap but for the index beside it."""
+        return isinstance(expr, Binary | Unary | Select) and not self.is_index(expr)
 
     def _computes(self, expr: Expr) -> bool:
         """Return whether a signed integer may leave its type on the way to a comparison."""
@@ -356,12 +367,15 @@ class Text(Visitor):
         if (of.is_float and to.is_integer) or to.kind == "bool":
             text = f"tile::convert<{storage(to)}>({self.value(node.a)})"
             return (f"(int64_t){text}", PREFIX) if wide else (text, 99)
-        text = f"({storage(to)}){self.value(node.a, wide and of in SIGNED, PREFIX)}"
+        wide_a = (wide and of in SIGNED) or ((of, to) == (dt.int32, dt.int64) and self._wraps_alone(node.a))
+        text = f"({storage(to)}){self.value(node.a, wide_a, PREFIX)}"
         return (f"(int64_t){text}" if wide and to != dt.int64 else text), PREFIX
 
     def visit_Select(self, node: Select, wide: bool) -> tuple[str, int]:
         """Write a choice."""
         a, b = self.value(node.a, wide, 1), self.value(node.b, wide, 1)
+        if isinstance(node.b, Const) and (typed := self.typed(node.a, wide)):
+            a = typed  # the type of two plain literals would be int, and so that of what is computed from them
         return f"{self.value(node.condition, above=1)} ? {a} : {b}", 0
 
     def visit_Call(self, node: Call, wide: bool) -> tuple[str, int]:

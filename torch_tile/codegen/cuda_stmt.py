@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, reads_memory, storage, string
@@ -12,10 +13,10 @@ from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type
 from torch_tile.codegen.cuda_wgmma import Product, joined
 from torch_tile.codegen.lines import Lines, place, pragma
 from torch_tile.diagnostics.errors import InternalError, Span
-from torch_tile.hardware import equal_share
+from torch_tile.hardware import WARPGROUP, equal_share
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
-from torch_tile.ir.bounds import Interval
+from torch_tile.ir.bounds import Interval, range_of
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from torch_tile.ir.node import Visitor, contains, find
 from torch_tile.ir.simplify import simplify
@@ -58,7 +59,7 @@ class CudaStatements(Visitor, Lines):
         """Print all statements of a block."""
         for kind, stmts in groupby(block.stmts, type):
             if kind is Role:
-                self.roles([s for s in stmts if isinstance(s, Role)])
+                self.roles(whole_warpgroups([s for s in stmts if isinstance(s, Role)]))
                 continue
             for stmt in stmts:
                 self.statement(stmt)
@@ -181,7 +182,7 @@ class CudaStatements(Visitor, Lines):
         if text.is_from_indices(value):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
-            text.bind(let.var, text.interval(value))
+            text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
@@ -309,6 +310,21 @@ def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> 
     is_greatest = sum(r.count for r in before if r.first >= end) == threads - end
     tests = ([] if is_least else [f"{thread} >= {role.first}"]) + ([] if is_greatest else [f"{thread} < {end}"])
     return " && ".join(tests)
+
+
+def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
+    """Put roles that share a warpgroup into one role that moves its registers: all its warps must do that together."""
+    found: list[Role] = []
+    shared: dict[int, list[Role]] = {}  # by warpgroup
+    for role in roles:
+        if not role.registers or role.first % WARPGROUP == role.count % WARPGROUP == 0:
+            found.append(role)
+            continue
+        shared.setdefault(role.first // WARPGROUP, []).append(role)
+    for number, parts in shared.items():
+        body = Block(tuple(replace(part, registers=0) for part in parts))
+        found.append(replace(parts[0], first=WARPGROUP * number, count=WARPGROUP, body=body))
+    return found
 
 
 def registers_call(role: Role, threads: int, blocks: int = 1) -> str:

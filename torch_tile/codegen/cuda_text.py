@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from torch_tile.codegen.c_text import (
     PRECEDENCE,
     PREFIX,
+    SHIFTS,
     SPELLING,
     Names,
     Text,
@@ -46,7 +47,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, IndexValues
+from torch_tile.ir.widths import SIGNED, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -145,9 +146,17 @@ class CudaText(Text):
         """Return whether an int32 is held in 64 bits."""
         return expr.dtype == dt.int32 and self.is_long(expr, False)
 
+    def typed(self, expr: Expr, wide: bool = False) -> str | None:
+        """C++ text of a literal that names its type of 64 bits; int32 that needs 64 bits is known by its interval."""
+        return super().typed(expr)
+
     def is_natural(self, expr: Expr) -> bool:
         """Return whether an integer is never negative."""
         return self.interval(expr).low >= 0
+
+    def wraps(self, expr: Expr) -> bool:
+        """Return whether an integer of elements may wrap on the way to its value, so that its interval is wrong."""
+        return may_wrap(expr, self.is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
         """C++ text of a value, and how tightly its outermost operator binds.
@@ -252,15 +261,15 @@ class CudaText(Text):
         whole, a, b = (self.is_long(x, wide) for x in (node, node.a, node.b))
         if self._wraps_once(node) and not a:
             return f"tile::wrapped<{node.b}>({self.value(node.a, wide)})", 99
-        if node.op in ("min", "max") or (node.op in ("//", "%") and not (self._naturals(node))):
+        if node.op in ("min", "max") or (node.op in ("//", "%") and not self._naturals(node, wide)):
             kind = "int64_t" if whole or a or b else "int"
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
             text = f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})"
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
-        if node.op == "<<" and (shifted := self.shifted(node)):
-            left = shifted
+        if node.op in SHIFTS and (typed := self.typed(node.a)):
+            left = typed
         elif whole and not (a or b):
             left = f"(int64_t){left}"
         # From left to right, so that neighbours of an address differ by a constant added last.
@@ -298,11 +307,15 @@ class CudaText(Text):
         falls below 0, although it moved the 2 out of it. Where it holds the remainder in 8 bits, it then writes a
         megabyte past the tile.
         """
-        if node.op != "%" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1:
+        if node.op != "%" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1 or self.wraps(node.a):
             return False
         return self.interval(node.a).within(Interval(0, 2 * int(node.b.value) - 1))
 
-    def _naturals(self, node: Binary) -> bool:
+    def _naturals(self, node: Binary, wide: bool) -> bool:
+        """Return whether both operands are never negative; with `wide` int32 does not wrap."""
+        wraps = self.wraps(node.a) or self.wraps(node.b)
+        if wraps and not (wide and node.a.dtype == dt.int32):
+            return False
         return self.is_natural(node.a) and self.is_natural(node.b)
 
     def visit_Cast(self, node: Cast, wide: bool) -> tuple[str, int]:

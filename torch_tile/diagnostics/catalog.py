@@ -88,7 +88,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "not_compiled": ("the kernel `{name}` is called before it is compiled", "torch_tile.compile({name})(...)"),
     "return_in_region": (
         "`return` inside a device loop or branch",
-        "compute the value in a T.alloc_var and return after the region",
+        "compute the value in a T.alloc_var and return after the region; T.thread_return() ends a thread",
     ),
     "bad_break": (
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
@@ -177,6 +177,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
     "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
+    "unwritten_element": (
+        "an element of `{buffer}` is read here that no statement before has written",
+        "write all that is read, as by `T.clear({buffer})`, or guard the read",
+    ),
     "unwritten_result": (
         "`{buffer}` is made by T.empty and returned, but no statement writes it: it would hold garbage",
         "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",

@@ -81,6 +81,15 @@ class Select:
         """
         return None
 
+    def of_linear_loss(
+        self, tensors: Sequence[Any], ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None
+    ) -> Outcome | None:
+        """Time a linear layer with its cross-entropy, and their gradients if some are wanted; None where nothing is.
+
+        tensors: hidden, weight, target, bias or None, weights of the classes or None.
+        """
+        return None
+
 
 class Context:
     """State of the families on one graph: settings, selection, and nodes already handled."""

@@ -18,6 +18,15 @@ from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.norm import fused_norm
 from torch_tile.inductor.report import rows as report
 
+# Attention over sequences of different lengths: no contest times it, and ATen has no form for it.
+OF_SEQUENCES = tuple(
+    getattr(torch.ops.tile, name).default
+    for name in (
+        "attention_varlen", "attention_varlen_lse", "attention_varlen_backward", "attention_paged",
+        "attention_paged_lse",
+    )
+)  # fmt: skip
+
 
 @family(None, "settle", 10)
 def settle(context: Context) -> None:
@@ -28,6 +37,11 @@ def settle(context: Context) -> None:
             what = f"{node.target}".removesuffix(".default") + rewrite.signature(node)
             times = node.meta.get(TIMES)
             context.note("attention", report.REPLACED, what, node, str(times or ""), [node], times)
+        if is_call(node, *OF_SEQUENCES):
+            context.note(
+                "attention", report.REPLACED, f"{node.target}".removesuffix(".default") + _signature(node), node
+            )
+            continue
         found = captured(node)
         if found is None or (_settled(context, node) and node not in context.left):
             continue

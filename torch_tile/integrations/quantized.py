@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognise other libraries' quantised linear layers by their class and its attributes; none is imported.
+"""Recognise other libraries' quantised linear layers and experts by their class and its attributes; none is imported.
 
 A layer of ours is made of the same numbers: words are re-packed where the layout differs, and nothing is rounded again.
 """
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_tile.nn as tnn
-from torch_tile.integrations.recognise import Plan
+from torch_tile.integrations.recognise import Plan, activation_of
+from torch_tile.nn.experts import Gate
 from torch_tile.nn.packing import from_awq, from_gptq, rows_of_blocks, undo_double_quantization
 from torch_tile.ops.families.dequant_gemm import supported_group
 
@@ -22,13 +23,13 @@ log: logging.Logger = logging.getLogger("torch_tile")
 
 
 class Unfit(Exception):
-    """Why a quantised layer has no counterpart."""
+    """Raised if a quantised layer has no counterpart, with the reason."""
 
 
 def plan_quantized(module: nn.Module) -> Plan | None:
     """Return the plan for a quantised layer. Return None if the layer is unknown, or is of a form without kernels."""
     make = RECOGNISED.get(type(module).__name__)
-    if make is None or isinstance(module, tnn.QuantizedLinear | tnn.Float8Linear) or "forward" in module.__dict__:
+    if make is None or "forward" in module.__dict__:
         return None
     try:
         with torch.no_grad():
@@ -46,7 +47,7 @@ def plan_quantized(module: nn.Module) -> Plan | None:
 
 
 def _bitsandbytes(module: Any) -> nn.Module | None:
-    """`Linear4bit` with its weight quantised: two elements in memory order to a byte, the first in the upper bits."""
+    """Plan bitsandbytes' `Linear4bit`, quantised: two elements to a byte, the first in the upper bits."""
     state: Any = getattr(module.weight, "quant_state", None) or getattr(module, "quant_state", None)
     if state is None or module.weight.dtype != torch.uint8:
         raise Unfit("its weight is not quantised yet, or is stored in other words than bytes")
@@ -69,7 +70,7 @@ def _bitsandbytes(module: Any) -> nn.Module | None:
 
 
 def _gptq(module: Any) -> nn.Module | None:
-    """GPTQ's layers: int32 words along the input features, with zeros and scales of runs of them."""
+    """Plan GPTQ's layers: int32 words along the input features, with zeros and scales of runs of them."""
     bits = int(module.bits)
     k, n = module.qweight.shape[0] * 32 // bits, module.qweight.shape[1]
     groups = module.scales.shape[0]
@@ -87,7 +88,7 @@ def _gptq(module: Any) -> nn.Module | None:
 
 
 def _awq(module: Any) -> nn.Module | None:
-    """AWQ's layers for matrix products: int32 words along the output features, interleaved."""
+    """Plan AWQ's layers for matrix products: int32 words along the output features, interleaved."""
     k, groups = module.qweight.shape[0], module.scales.shape[0]
     if module.w_bit != 4 or k % groups or not (groups == 1 or supported_group(k // groups)):
         raise Unfit(f"{module.w_bit} bits, {groups} groups of {k} input features")
@@ -102,7 +103,7 @@ def _bias(module: Any) -> Tensor | None:
 
 
 def _float8(module: Any) -> nn.Module | None:
-    """transformers' fine-grained float8: scales of blocks of 128 x 128, or of the matrix."""
+    """Plan transformers' fine-grained float8 layers: scales of blocks of 128 x 128, or of the matrix."""
     scale: Tensor = module.weight_scale_inv
     if module.weight.dtype != torch.float8_e4m3fn:
         raise Unfit(f"its weight is {module.weight.dtype}")
@@ -113,6 +114,63 @@ def _float8(module: Any) -> nn.Module | None:
     return tnn.Float8Linear(module.weight.detach(), scale, module.bias, None if static is None else static.detach())
 
 
+def _mxfp4_experts(module: Any) -> nn.Module | None:
+    """transformers' experts of gpt-oss: words and powers of two, laid out for a library that can undo that."""
+    held: list[Tensor] = []
+    for name in ("gate_up_proj", "down_proj"):
+        config = getattr(module, f"{name}_precision_config")
+        if config is None:
+            raise Unfit("its weights are not loaded yet")
+        held += [_as_stored(getattr(module, name)), _as_stored(config.weight_scale)]
+    words, powers, down, down_powers = held
+    groups, rows, count = powers.shape
+    if words.shape != (groups, rows, 16 * count) or words.dtype != torch.uint8:
+        raise Unfit(f"its words are {words.dtype} {list(words.shape)} for scales {list(powers.shape)}")
+    gate = Gate(limit=float(module.limit), alpha=float(module.alpha))
+    stored = words, powers.view(torch.float8_e8m0fnu), down, down_powers.view(torch.float8_e8m0fnu)
+    biases = module.gate_up_proj_bias, module.down_proj_bias
+    return tnn.QuantizedExperts(*stored, *biases, gate=gate, interleaved=True, format="e2m1")
+
+
+def _as_stored(tensor: Any) -> Tensor:
+    """Return a tensor of the Triton kernels `[G, columns, rows]` as checkpoints have it: `[G, rows, columns]`."""
+    storage = tensor.storage
+    found: Tensor = storage.layout.unswizzle_data(storage.data).mT.contiguous()
+    return found
+
+
+def _float8_experts(module: Any) -> nn.Module | None:
+    """transformers' fine-grained float8: scales of blocks of 128 x 128, or of matrices; or MXFP4 in bytes."""
+    if not module.has_gate or module.activation_scheme != "dynamic":
+        raise Unfit("it has no gate, or its activations have one scale")
+    if getattr(module, "gate_softcap", None) is not None:
+        raise Unfit("its gate has a soft cap")
+    gate = Gate(_activation(module.act_fn), getattr(module, "limit", None), getattr(module, "swiglu_alpha", None))
+    (words, scale), (down, down_scale) = (
+        (getattr(module, name).detach(), getattr(module, f"{name}_scale_inv").detach())
+        for name in ("gate_up_proj", "down_proj")
+    )
+    if words.dtype == torch.int8:
+        as_bytes = words.view(torch.uint8), scale, down.view(torch.uint8), down_scale
+        return tnn.QuantizedExperts(*as_bytes, gate=gate, format="e2m1")
+    if words.dtype != torch.float8_e4m3fn:
+        raise Unfit(f"its weights are {words.dtype}")
+    if module.block_size is None:  # gate and up have a scale each
+        scale = scale.repeat_interleave(words.shape[1] // scale.shape[1], 1)
+    elif tuple(module.block_size) != (128, 128):
+        raise Unfit(f"its blocks are {tuple(module.block_size)}")
+    return tnn.Float8Experts(words, scale.to(torch.float32), down, down_scale.to(torch.float32), gate=gate)
+
+
+def _activation(module: Any) -> str:
+    """Return our name of an activation."""
+    name = activation_of(module)
+    if name in (None, "none"):
+        raise Unfit(f"its activation is {type(module).__name__}")
+    assert name is not None
+    return name
+
+
 RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
     "Linear4bit": _bitsandbytes,
     "QuantLinear": _gptq,
@@ -120,5 +178,8 @@ RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
     "TritonV2QuantLinear": _gptq,
     "WQLinear_GEMM": _awq,
     "FP8Linear": _float8,
+    "FP8Expert": _float8_experts,
+    "FP8Experts": _float8_experts,
+    "Mxfp4GptOssExperts": _mxfp4_experts,
 }
 """How to read a layer, by the name of its class."""

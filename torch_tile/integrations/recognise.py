@@ -37,7 +37,7 @@ MLA_SIZES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The class that replaces a module's, and the attributes that it needs beside the old module's state.
+    """The class that shall replace a module's class, and the attributes that it needs beside the module's state.
 
     With `like`, its parameters and buffers replace the old object's.
     """
@@ -47,7 +47,7 @@ class Plan:
     like: nn.Module | None = None
 
     def apply(self, module: nn.Module) -> None:
-        """Turn the object into one of ours: parameters, hooks and whoever refers to it stay as they are."""
+        """Change the module's class and attributes in place; parameters, hooks and references stay as they are."""
         module.__class__ = self.new
         if self.like is not None:
             for held in ("_parameters", "_buffers", "_modules"):
@@ -80,12 +80,12 @@ def plan_for(module: nn.Module, kinds: Mapping[str, bool]) -> Plan | None:
 
 
 def plan_linear(module: nn.Module) -> Plan | None:
-    """nn.Linear, but no class derived from it."""
+    """Plan an nn.Linear, but no class derived from it."""
     return Plan(tnn.Linear, {"activation": "none"}) if type(module) is nn.Linear else None
 
 
 def plan_norm(module: nn.Module) -> Plan | None:
-    """nn.LayerNorm, nn.RMSNorm, and RMS norms with one weight in any of the forms that models write out."""
+    """Plan nn.LayerNorm, nn.RMSNorm, and written-out RMS norms with one weight."""
     if type(module) in (nn.LayerNorm, nn.RMSNorm):
         if len(module.normalized_shape) != 1:  # type: ignore[arg-type]
             return None
@@ -112,7 +112,7 @@ def plan_norm(module: nn.Module) -> Plan | None:
 
 
 def norm_parameters(module: nn.Module) -> list[inspect.Parameter] | None:
-    """The parameters of forward: an input and perhaps a gate; None if there are others."""
+    """Return the parameters of forward: an input and perhaps a gate; None if there are others."""
     found = list(inspect.signature(module.forward).parameters.values())
     usual = all(each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for each in found)
     return found if usual and len(found) in (1, 2) else None
@@ -121,7 +121,7 @@ def norm_parameters(module: nn.Module) -> list[inspect.Parameter] | None:
 def rms_norm_forms(
     module: nn.Module, size: int, eps: float, parameters: Sequence[inspect.Parameter]
 ) -> Iterator[tuple[float, dict[str, Any]]]:
-    """(share of elements that differ from the module's, attributes of ours) for every form of RMS norm."""
+    """Try every form of RMS norm; return the share of elements that differ from the module's, and our attributes."""
     gated = len(parameters) == 2
     samples = []
     for dtype, weight_dtype in (
@@ -146,15 +146,16 @@ def rms_norm_forms(
 
 
 class ReferenceNorm(tnn.RMSNorm):
-    """Our norm without a kernel, which a trial need not compile."""
+    """Our RMS norm in plain torch, for a trial that need not compile a kernel."""
 
     def _normalised(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Compute the RMS norm by its reference."""
         eps = 0.0 if self.eps is None else self.eps
         return rms_norm_reference(x, weight, None, eps, "none", self.weight_offset, self.cast_first)[0]
 
 
 def norm_of_form(weight: Tensor, eps: float, form: Mapping[str, Any], *arguments: Tensor) -> Tensor:
-    """Compute our norm of that form."""
+    """Make our norm with the attributes of a form."""
     ours = ReferenceNorm(weight.shape[0], eps, dtype=weight.dtype)
     ours.weight = nn.Parameter(weight)
     Plan(ReferenceNorm, form).apply(ours)
@@ -163,7 +164,7 @@ def norm_of_form(weight: Tensor, eps: float, form: Mapping[str, Any], *arguments
 
 
 def share_of_differences(a: Tensor, b: Tensor) -> float:
-    """The share of elements that differ: in low precision at all, in float32 by more than rounding explains."""
+    """Return the share of elements that differ: in low precision at all, in float32 by more than rounding explains."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return 1.0
     tolerance = 1e-5 if a.dtype == torch.float32 else 0.0
@@ -171,7 +172,7 @@ def share_of_differences(a: Tensor, b: Tensor) -> float:
 
 
 def plan_mlp(module: nn.Module) -> Plan | None:
-    """Gated feed-forward layers with gate_proj, up_proj, down_proj and an activation, and nothing else."""
+    """Plan gated feed-forward layers with gate_proj, up_proj, down_proj and an activation, and nothing else."""
     if not {"gate_proj", "up_proj", "down_proj"} <= module._modules.keys() or isinstance(module, tnn.GatedMLP):
         return None
     linears = {name: module._modules[name] for name in ("gate_proj", "up_proj", "down_proj")}
@@ -202,7 +203,7 @@ def plan_mlp(module: nn.Module) -> Plan | None:
 
 
 def plan_mla(module: nn.Module) -> Plan | None:
-    """Multi-head latent attention with DeepSeek-V3's parameters, as transformers has it."""
+    """Plan multi-head latent attention with DeepSeek-V3's parameters, as transformers has it."""
     wanted = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
     if not wanted <= module._modules.keys() or isinstance(module, tnn.MLAAttention):
         return None
@@ -233,7 +234,7 @@ def plan_mla(module: nn.Module) -> Plan | None:
 
 
 def mla_stand_in(module: nn.Module, ours: tnn.MLAAttention, config: Any) -> nn.Module:
-    """The module with our small random children, computing eagerly."""
+    """Copy the module with small random children, for a trial in eager torch."""
     children: dict[str, nn.Module | None] = dict.fromkeys(module._modules)
     for name, child in ours.named_children():
         old = module._modules[name]
@@ -257,7 +258,7 @@ def mla_stand_in(module: nn.Module, ours: tnn.MLAAttention, config: Any) -> nn.M
 
 
 def stand_in(module: nn.Module | None, parameters: Mapping[str, Any], children: Mapping[str, Any]) -> nn.Module:
-    """A copy in evaluation mode with other parameters and children, and without hooks."""
+    """Copy a module in evaluation mode, with other parameters and children, and without hooks."""
     made = copy.copy(module)
     if made is None:
         raise ValueError("a layer is missing")
@@ -290,7 +291,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_of(function: Any) -> str | None:
-    """The name that our ops have for an activation function or module; None if they have none."""
+    """Return the name that our ops have for an activation function or module; None if they have none."""
     if isinstance(function, nn.Module) and (list(function.parameters()) or is_watched(function)):
         return None
     x = torch.cat([torch.linspace(-12, 12, 241, dtype=torch.float64), torch.tensor([-1e3, 1e3], dtype=torch.float64)])

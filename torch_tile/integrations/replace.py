@@ -23,7 +23,7 @@ log: logging.Logger = logging.getLogger("torch_tile")
 
 @dataclass(frozen=True)
 class Replacement:
-    """One change: the layer's name in the model, what it was and what it is."""
+    """One replaced layer: its name in the model, its old class and its new class."""
 
     name: str
     old: str
@@ -58,7 +58,8 @@ def replace_layers(
         norm: `nn.LayerNorm`, `nn.RMSNorm` over the last dimension, and transformers' RMS norms.
         mlp: gated MLPs: `down_proj(act(gate_proj(x)) * up_proj(x))`.
         attention: DeepSeek's latent attention, and `attn_implementation="tile"` for a model of transformers.
-        quantized: frozen linear layers of bitsandbytes (4 bits), GPTQ, AWQ, and transformers' fine-grained float8.
+        quantized: frozen linear layers of bitsandbytes (4 bits), GPTQ, AWQ, and transformers' fine-grained float8; and
+            transformers' experts in float8 and MXFP4.
         scan: scans and short convolutions of transformers' models (Mamba-2 and its hybrids), in the file of
             the model: all models of the file use ours from then on. Filters are not asked.
         filter_fn: called with each layer that could be replaced and its name; False leaves it alone.

@@ -26,7 +26,7 @@ PACKED = ("seq_idx", "cu_seqlens")
 
 
 def convolution(old: Call, x: Any, weight: Any, bias: Any = None, activation: Any = None, **more: Any) -> Any:
-    """`causal_conv1d_fn` as model files have it."""
+    """Compute `causal_conv1d_fn` as model files call it, by our operator."""
     if activation not in scans.ACTIVATIONS or weight.shape[1] > 8 or is_packed(more):
         return old(x, weight, bias, activation=activation, **without_run(more))
     return scans.causal_conv1d_fn(x, weight, bias, activation=activation, **run_of(more))
@@ -35,14 +35,14 @@ def convolution(old: Call, x: Any, weight: Any, bias: Any = None, activation: An
 def convolution_step(
     old: Call, x: Any, state: Any, weight: Any, bias: Any = None, activation: Any = None, **more: Any
 ) -> Any:
-    """`causal_conv1d_update` as model files have it."""
+    """Compute `causal_conv1d_update` as model files call it, by our operator."""
     if activation not in scans.ACTIVATIONS or weight.shape[1] > 8 or x.shape[-1] != 1:
         return old(x, state, weight, bias, activation)
     return scans.causal_conv1d_update(x, state, weight, bias, activation, **run_of(more))
 
 
 def scan(old: Call, x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int, *given: Any, **more: Any) -> Any:
-    """`mamba2_chunk_scan` as model files have it."""
+    """Compute `mamba2_chunk_scan` as model files call it, by our operator."""
     names = ("D", "dt_bias", "initial_states", "dt_softplus", "dt_limit", "return_final_states")
     more |= dict(zip(names, given, strict=False))
     if is_packed(more):
@@ -52,7 +52,7 @@ def scan(old: Call, x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int, *g
 
 
 def scan_step(old: Call, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, *given: Any, **more: Any) -> Any:
-    """`mamba2_selective_state_update` as model files have it."""
+    """Compute `mamba2_selective_state_update` as model files call it, by our operator."""
     names = ("D", "dt_bias", "dt_softplus", "z")
     more |= dict(zip(names, given, strict=False))
     kept = {name: more[name] for name in names if name in more}
@@ -65,7 +65,7 @@ def is_packed(more: dict[str, Any]) -> bool:
 
 
 def run_of(more: dict[str, Any]) -> dict[str, Any]:
-    """Return the function that calls operators, the one of a trial if the arguments have it."""
+    """Return the keyword argument `run`, the function by which a trial calls operators, if the arguments have it."""
     return {"run": more["run"]} if "run" in more else {}
 
 
@@ -114,7 +114,9 @@ ROLES: dict[str, tuple[Call, Call]] = {
 
 
 def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """Replace the scans of the files of a model's classes. Return the file and the name of each."""
+    """Replace the scan functions in the files of a model's classes. Return the file and the name of each. Return the
+    file and the name of each.
+    """
     done = []
     for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
         file = sys.modules.get(name)
@@ -133,7 +135,7 @@ def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
 
 
 def replacement(old: Call, ours: Call) -> Call:
-    """Our function in the place of an old one, which it calls for what it does not take."""
+    """Wrap an old function: our function runs instead, and calls the old one for arguments that it does not take."""
 
     def call(*args: Any, **named: Any) -> Any:
         return ours(old, *args, **named)

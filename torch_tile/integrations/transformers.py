@@ -2,32 +2,37 @@
 """`attn_implementation="tile"` for models of transformers; importing this module registers it.
 
 A mask is None only where "causal, the last query at the last key" says everything; otherwise it is a bool tensor that
-says everything itself. `attention_forward` relies on that.
+says everything itself, or for a packed batch an int32 tensor of the first key that each query sees (packed_batches.py).
+`attention_forward` relies on that.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers.masking_utils import and_masks, causal_mask_function, eager_mask, sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
-from torch_tile.nn.functional import attend
+from torch_tile.integrations import continuous_batching, packed_batches
+from torch_tile.nn.functional import attend, attend_varlen, visible
 
 Tensor = torch.Tensor
 log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
+AND = and_masks(causal_mask_function).__qualname__  # of functions that `and_masks` makes
 
 
 def register_with_transformers() -> None:
-    """Make `attn_implementation="tile"` known to transformers; may be called again."""
+    """Make `attn_implementation="tile"` known to transformers, and to its continuous batching; may be called again."""
     AttentionInterface.register("tile", attention_forward)
     AttentionMaskInterface.register("tile", attention_mask)
+    continuous_batching.allow("tile")
 
 
 def attention_forward(
@@ -46,7 +51,7 @@ def attention_forward(
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' models call it.
+    """Compute attention as transformers' models call it.
 
     Args:
         module: the attention layer, whose `is_causal` counts if the argument is None.
@@ -62,25 +67,41 @@ def attention_forward(
         s_aux: `[H]`, attention sinks (GPT-OSS).
         position_bias: broadcastable to `[B, H, Sq, Skv]`, added to the scores (T5).
         cache: a paged cache of continuous batching, which transformers' own sdpa takes.
-        **kwargs: what other implementations use.
+        **kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` of a packed batch; what a paged
+            cache needs; and what other implementations use.
 
     Returns:
         `[B, Sq, H, Dv]`, and None in place of the weights, which are not computed.
     """
-    if cache is not None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        tell('a paged cache is not supported by attn_implementation="tile": transformers\' sdpa is used')
-        more = {"position_bias": position_bias, "cache": cache, "sliding_window": sliding_window, **kwargs}
-        more |= {"softcap": softcap, "s_aux": s_aux}
-        out: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
-        )
-        return out
     if kwargs.get("output_attentions", False):
         tell('attn_implementation="tile" does not compute attention weights; use "eager" for output_attentions=True')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    if cache is not None:
+        if position_bias is not None:
+            raise ValueError('position_bias with a paged cache; attn_implementation="tile" has no kernel for both')
+        own = sliding_window or 0
+        return continuous_batching.attend_cached(
+            module.layer_idx, query, key, value, cache, own, kwargs, **options
+        ), None
     mask = attention_mask
+    first = mask if packed_batches.is_first_keys(mask) else None
+    own = sliding_window or 0 if causal or first is not None else 0
+    packed = packed_batches.given_sequences(kwargs, query, key, own)
+    if packed is None and first is not None and position_bias is None and not is_tracing():
+        packed = packed_batches.sequences_of(first)
+    if packed is not None and mask is first and position_bias is None:
+        causal = causal or first is not None
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        found = attend_varlen(q, k, v, *packed[:4], causal=causal, window=packed.window, dropout=dropout, **options)
+        return found.view(query.shape[0], query.shape[2], *found.shape[1:]), None
+    if packed is not None:  # what else hides keys has no kernel over sequences
+        if query.shape[0] != 1:
+            raise ValueError("cu_seq_lens_q with a mask or position_bias, and several rows; expected one row")
+        sequences = visible(*packed[:2], query.shape[2], key.shape[2], causal or mask is not None, packed.window)
+        mask = hidden_too(mask, sequences)
+    elif first is not None:
+        mask = packed_batches.as_mask(first)
     if mask is not None:
         if mask.dim() != 4:
             raise ValueError(f'attention_mask is {tuple(mask.shape)}; attn_implementation="tile" wants four dimensions')
@@ -91,11 +112,16 @@ def attention_forward(
             bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
         mask = bias
     window = sliding_window or 0 if causal else 0
-    attended = attend(
-        query, key, value, mask,
-        causal=causal, scale=scaling, window=window, dropout=dropout, softcap=softcap, sinks=s_aux,
-    )  # fmt: skip
+    attended = attend(query, key, value, mask, causal=causal, window=window, dropout=dropout, **options)
     return attended.transpose(1, 2).contiguous(), None
+
+
+def hidden_too(mask: Tensor | None, seen: Tensor) -> Tensor:
+    """Return a mask as `attention_forward` takes it that also hides what is not `seen`, bool `[Sq, Skv]`."""
+    if mask is None or packed_batches.is_first_keys(mask):
+        return seen[None, None]
+    mask = mask[..., : seen.shape[1]]
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))
 
 
 def attention_mask(
@@ -110,7 +136,7 @@ def attention_mask(
     allow_is_causal_skip: bool = True,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask of a forward pass, or None where plain causal attention that ends with the keys says the same.
+    """Build the mask of a forward pass, or return None where plain causal attention says the same.
 
     Args:
         batch_size: B.
@@ -125,24 +151,44 @@ def attention_mask(
         **kwargs: what transformers' own `sdpa_mask` takes.
 
     Returns:
-        None or bool `[B, 1, Sq, Skv]`, True where a query sees a key; for a model that computes attention by itself,
-        and adds the mask to its scores, what `eager_mask` makes.
+        None; or bool `[B, 1, Sq, Skv]`, True where a query sees a key; or for a packed batch int32 `[B, 1, Sq, 1]`, the
+        first key that each query sees. For a model that computes attention by itself, and adds the mask to its scores,
+        what `eager_mask` makes.
     """
-    config = type(kwargs.get("config"))
+    config = kwargs.get("config")
     kwargs |= {
         "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
         "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask,
     }  # fmt: skip
-    if computes_itself(config):
-        tell(f'models of {config.__name__} compute attention by themselves: attn_implementation="tile" changes nothing')
+    if computes_itself(type(config)):
+        name = type(config).__name__
+        tell(f'models of {name} compute attention by themselves: attn_implementation="tile" changes nothing')
         numbers: Tensor = eager_mask(**kwargs)
         return numbers
     if allow_is_causal_skip and (local_size is None or kv_length < local_size):
         ends = not has_unknown_value(q_offset, kv_offset) and bool(q_offset + q_length == kv_offset + kv_length)
         if ends and not has_padding(attention_mask, kv_length, int(kv_offset)):
             return None
+    if is_packed(mask_function, config, allow_is_causal_skip, local_size, kwargs) and attention_mask is None:
+        return packed_batches.first_keys(mask_function, batch_size, q_length, kwargs.get("device"), local_size)
     mask: Tensor | None = sdpa_mask(local_size=local_size, allow_is_causal_skip=False, **kwargs)
     return mask
+
+
+def is_packed(
+    mask_function: Callable[..., Any], config: Any, may_skip: bool, local_size: int | None, kwargs: dict[str, Any]
+) -> bool:
+    """Return whether a pattern is causal, with at most a window, inside of sequences that restart their positions.
+
+    transformers says it by the last function that it put around the pattern: "and" is the one for sequences, unless a
+    model gave its own (`use_vmap`). Under chunks a query sees other keys than in a window.
+    """
+    if kwargs.get("use_vmap", True) or may_skip or not 1 < kwargs["q_length"] == kwargs["kv_length"]:
+        return False
+    # Not by getattr with a default, which the tracer of torch 2.13 answers with the default.
+    if not isinstance(mask_function, FunctionType) or mask_function.__qualname__ != AND:
+        return False
+    return local_size is None or local_size == getattr(config, "sliding_window", None)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # it reads source files

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds of integer expressions: numeric intervals, and proofs of inequalities with symbolic sizes.
 
-Assumes that int32 and int64 arithmetic does not wrap. Assumes that dimensions are not negative, and not 0 if something
+Assumes that int32 and int64 arithmetic does not wrap, as in indices and comparisons; `Ranges.is_exact` tells where that
+holds of a value that is stored. Assumes that dimensions are not negative, and not 0 if something
 is divided by them. Every claim is true. A fact that needs more than a small budget of steps is not claimed.
 """
 
@@ -28,8 +29,10 @@ from torch_tile.ir.expr import (
     const,
     to_expr,
 )
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
 from torch_tile.ir.stmt import Kernel
+from torch_tile.ir.widths import IndexValues, may_wrap
 
 # Intervals of integers, and operators on them. Every result contains all possible values.
 
@@ -151,6 +154,8 @@ class Ranges:
         self._verdicts: dict[Hashable, bool] = {}
         self._intervals: dict[Expr, Interval] = {}
         self._values: dict[Var, Expr] = {}
+        self._elements: IdSet[Var] = IdSet()  # names of values that are computed from elements alone
+        self._is_from_indices = IndexValues(elements=self._elements)
 
     # Entering scopes.
 
@@ -185,6 +190,12 @@ class Ranges:
         if isinstance(value, Const | Var):
             new._values[var] = value
         if not var.dtype.is_integer:
+            return new
+        if not self._is_from_indices(value):
+            self._elements.add(var)
+        if self.may_wrap(value):
+            new._numeric[var] = range_of(var.dtype)
+            new._enter(var)
             return new
         new._numeric[var] = self.interval(value)
         polynomial = self._atoms.of(value)
@@ -267,6 +278,14 @@ class Ranges:
             found = range_of(dtype)
         self._intervals[expr] = found
         return found
+
+    def may_wrap(self, expr: Expr) -> bool:
+        """Return whether an integer of elements may wrap on the way to its value, where it makes no index."""
+        return may_wrap(expr, self._is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
+
+    def is_exact(self, expr: Binary) -> bool:
+        """Return whether an operator's operands do not wrap, so that `interval` and `prove` hold for them."""
+        return self._is_from_indices(expr) or not (self.may_wrap(expr.a) or self.may_wrap(expr.b))
 
     def _of_var(self, var: Var) -> Interval:
         """Return the interval of a variable."""

@@ -77,6 +77,8 @@ class DType(str):
         """Bytes of one element."""
         return (self.bits * self.lanes + 7) // 8
 
+    bytes = itemsize
+
     @property
     def is_float(self) -> bool:
         """Any floating type, fp8 included."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simplify expressions, keeping their values.
 
-Assumes, as bounds.py does, that int32 and int64 arithmetic does not wrap. Floating arithmetic is never reordered, and
+Arithmetic of int32 and int64 elements may wrap, that of indices does not (widths.py); a rule that holds for exact
+numbers only is not used on what may wrap. Floating arithmetic is never reordered, and
 rules for it hold for nan, infinities and -0.0. An expression that cannot be improved is returned as the same object.
 Simplifying twice changes nothing more.
 """
@@ -163,6 +164,8 @@ def _division(e: Binary, ranges: Ranges) -> Expr | None:
     a, b, quotient = e.a, e.b, e.op == "//"
     if _is(b, 1):
         return a if quotient else const(0, e.dtype)
+    if not ranges.is_exact(e):
+        return None
     found = ranges.interval(e)
     if found.is_point:
         return const(int(found.low), e.dtype)
@@ -200,6 +203,8 @@ def _division_by_constant(e: Binary, c: int, ranges: Ranges) -> Expr | None:
 
 def _extremum(e: Binary, ranges: Ranges) -> Expr | None:
     a, b = e.a, e.b
+    if not ranges.is_exact(e):
+        return None
     if ranges.prove(Binary("<=", a, b)):
         return a if e.op == "min" else b
     if ranges.prove(Binary("<=", b, a)):

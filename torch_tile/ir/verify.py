@@ -134,6 +134,12 @@ class _Verifier:
         for together in (list(s) for kind, s in groupby(k.body.stmts, type) if kind is stmt.Role):
             taken = [n for r in together if isinstance(r, stmt.Role) for n in range(r.first, r.first + r.count, 32)]
             self.need(len(taken) == len(set(taken)), "a warp has one role", together[0])
+            counts: dict[int, list[int]] = {}  # of registers, by warpgroup
+            for r in (r for r in together if isinstance(r, stmt.Role)):
+                for n in range(r.first, r.first + r.count, 32):
+                    counts.setdefault(n // 128, []).append(r.registers)
+            agreed = all(n == [n[0]] * 4 for n in counts.values() if any(n))
+            self.need(agreed, "all warps of a warpgroup change their registers together", together[0])
         with self.scope(k.blocks if k.thread is None else (*k.blocks, k.thread), k):
             self(k.body)
 
@@ -189,11 +195,10 @@ class _Verifier:
             self.need(node.value.dtype == buffer.dtype, f"`{buffer.name}` holds {buffer.dtype}", node)
 
     def role(self, r: stmt.Role) -> None:
-        """Whole warps of the block; whole warpgroups if they change their registers."""
+        """Whole warps of the block."""
         self.need(r in self.outermost, "roles are statements of the kernel itself", r)
-        unit = 128 if r.registers else 32
         fits = r.first >= 0 and r.count > 0 and r.first + r.count <= self.threads
-        self.need(fits and r.first % unit == r.count % unit == 0, f"a role has threads of {self.threads} by {unit}", r)
+        self.need(fits and r.first % 32 == r.count % 32 == 0, f"a role has threads of {self.threads} by 32", r)
         allowed = r.registers == 0 or (r.registers % 8 == 0 and 24 <= r.registers <= 256)
         self.need(allowed, "registers are a multiple of 8 from 24 to 256", r)
 

@@ -2,13 +2,16 @@
 """Tell the int32 and int64 values that never wrap from those that do.
 
 Arithmetic of indices and sizes is exact: targets compute it in 64 bits where it may leave 32. Arithmetic of elements
-and variables alone wraps after each operation, as that of torch's tensors does.
+and variables alone wraps after each operation, as that of torch's tensors does. It is exact where its value is an
+operand of an index, of a comparison or of a cast to int64: `A[i] * 4 + b`, with a block index `b`, never wraps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Load, Var
+from torch_tile.ir.expr import Binary, Expr, Load, Select, Unary, Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children
 
@@ -17,10 +20,14 @@ ROLES = ("loop", "block", "thread", "dim", "param")  # of variables that are ind
 
 
 class IndexValues:
-    """Tell which values are computed from indices and sizes. `names` are the names of such values."""
+    """Tell which values are computed from indices and sizes. `names` are the names of such values.
 
-    def __init__(self, names: IdSet[Var] | None = None):
+    With `elements`, all names are such but these.
+    """
+
+    def __init__(self, names: IdSet[Var] | None = None, elements: IdSet[Var] | None = None):
         self.names: IdSet[Var] = IdSet[Var]() if names is None else names
+        self.elements: IdSet[Var] | None = elements
         self.known: IdMap[Expr, bool] = IdMap()
 
     def __call__(self, expr: Expr) -> bool:
@@ -34,5 +41,20 @@ class IndexValues:
         if expr.dtype not in SIGNED or isinstance(expr, Load):
             return False
         if isinstance(expr, Var):
-            return expr.role in ROLES or expr in self.names
+            return expr.role in ROLES or (expr in self.names if self.elements is None else expr not in self.elements)
         return any(isinstance(c, Expr) and self(c) for c in children(expr))
+
+
+def may_wrap(expr: Expr, is_from_indices: IndexValues, fits: Callable[[Expr], bool]) -> bool:
+    """Return whether a signed integer of elements may leave its type on the way to its value, and so wraps there.
+
+    Where the value is part of an index, a size or a comparison, it does not wrap after all. `fits` tells whether a
+    value without wrapping lies in its type.
+    """
+    if expr.dtype not in SIGNED or not isinstance(expr, Binary | Unary | Select) or is_from_indices(expr):
+        return False
+    if isinstance(expr, Select):
+        return any(may_wrap(arm, is_from_indices, fits) for arm in (expr.a, expr.b))
+    if not fits(expr):
+        return True
+    return any(isinstance(c, Expr) and may_wrap(c, is_from_indices, fits) for c in children(expr))

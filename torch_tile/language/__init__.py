@@ -199,6 +199,7 @@ from torch_tile.language.scopes import (
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip
+from torch_tile.language.thread_return import thread_return
 from torch_tile.language.threads import (
     get_block_binding,
     get_block_bindings,

@@ -255,6 +255,9 @@ from torch_tile.language.scopes import (
     dynamic as symbolic,
     use_swizzle as use_swizzle,
 )
+from torch_tile.language.thread_return import (
+    thread_return as thread_return,
+)
 from torch_tile.language.threads import (
     get_block_binding as get_block_binding,
     get_block_bindings as get_block_bindings,
@@ -414,16 +417,11 @@ def asin(x: Any) -> Any:
 def asinh(x: Any) -> Any:
     """`asinh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
-def async_copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, disable_tma: builtins.bool = False, eviction_policy: builtins.str | None = None, prefer_instruction: builtins.str | None = None, annotations: Any = None, loop_layout: Any = None) -> None:
-    """Copy `src` to `dst`, converted to dst's dtype.
+def async_copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, disable_tma: builtins.bool = False, eviction_policy: builtins.str | None = None, prefer_instruction: builtins.str | None = None, annotations: Any = None, loop_layout: Any = None, commit: builtins.bool = True) -> None:
+    """Start to copy `src` to `dst`, from a tensor to shared memory. T.ptx_wait_group waits for it.
 
-    Operands are buffers or regions; an element takes the other operand's shape.
-
-    Dimensions of size 1 are ignored. What lies outside a tensor reads as 0 and is not written.
-
-    The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
-    or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-    `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ."""
+    Operands and hints are those of T.copy. Each copy is a group of its own; without `commit` it belongs to the
+    group that T.ptx_commit_group ends. Raises TileError where the shapes differ."""
 
 def async_loop(loop: Any) -> None:
     """Build the op from a T.Parallel loop."""
@@ -1190,6 +1188,7 @@ __all__ = [
     "tfloat32",
     "thread_binding",
     "thread_index",
+    "thread_return",
     "tma_copy",
     "tma_store_arrive",
     "tma_store_wait",

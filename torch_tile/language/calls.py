@@ -37,8 +37,8 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
         if any(isinstance(value, Steps) for value in (*args, *kwargs.values())):
             at.emit(_call(name, _in_steps(name), args, kwargs))
         else:
-            made = _call(name, build, args, kwargs)
-            at.emit(settled(made) if isinstance(made, Copy) else made)
+            for one in _call(name, build, args, kwargs).recorded():
+                at.emit(settled(one) if isinstance(one, Copy) else one)
 
     record.__name__ = record.__qualname__ = name
     record.__doc__ = build.__doc__

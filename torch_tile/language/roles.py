@@ -16,10 +16,8 @@ from functools import reduce
 
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import REGISTERS, WARPGROUP, equal_share
-from torch_tile.intrinsics import memory
-from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Load, Var
-from torch_tile.ir.node import Node, Rewriter, contains, find, rebuilt, symbols, walk
+from torch_tile.ir.node import Rewriter, contains, find, symbols
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -35,7 +33,7 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.language.thread_roles import roles_by_threads
+from torch_tile.language.thread_roles import Fresh, registers_of, roles_by_threads
 from torch_tile.language.trace import (
     Tracer,
     author_span,
@@ -44,8 +42,6 @@ from torch_tile.language.trace import (
     tracer,
     with_span,
 )
-
-SYMBOLS = (Var, Buffer)
 
 
 def outermost(what: str) -> Tracer:
@@ -155,7 +151,7 @@ def _each_role(one: Stmt) -> list[Role]:
     for number, (key, same) in enumerate(roles.items()):
         body = Block(tuple(_part(one, key)))
         if number:
-            body = _Fresh(body)(body)
+            body = Fresh(body)(body)
         made.append(replace(same[0], body=body, registers=reduce(_registers, same, 0)))
     return made
 
@@ -181,32 +177,6 @@ def _part(one: Stmt, key: tuple[int, int]) -> Iterator[Stmt]:
 
 def _part_of(block: Block, key: tuple[int, int]) -> Block:
     return Block(tuple(new for one in block.stmts for new in _part(one, key)))
-
-
-class _Fresh(Rewriter):
-    """Copy a statement with fresh symbols."""
-
-    def __init__(self, node: Node):
-        bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
-        self.new = {x: replace(x) for x in bound}
-
-    def visit_Var(self, var: Var) -> Var:
-        return self.new.get(var, var)  # type: ignore[return-value]
-
-    def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        return self.new.get(buffer, buffer)  # type: ignore[return-value]
-
-    def visit_Stmt(self, node: Stmt) -> Stmt:
-        new = self.children(node)
-        return rebuilt(new, **{name: _renamed(getattr(node, name), self) for name in node.binders})
-
-
-def _listed(value: object) -> tuple[Var | Buffer, ...]:
-    return tuple(x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, SYMBOLS))
-
-
-def _renamed(value: object, names: _Fresh) -> object:
-    return tuple(map(names, value)) if isinstance(value, tuple) else names(value)
 
 
 def _together(stmts: Sequence[Stmt]) -> list[Stmt]:
@@ -267,7 +237,7 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
 def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
     assert isinstance(user, Role)
     body = Block((*allocs, *user.body.stmts))
-    return replace(user, body=_Fresh(Block(tuple(allocs)))(body))
+    return replace(user, body=Fresh(Block(tuple(allocs)))(body))
 
 
 # Registers.
@@ -275,14 +245,14 @@ def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
 
 def with_registers(one: Role) -> Role:
     """Give a role the registers that its T.set_max_nreg asks for."""
-    said = [s for s in one.body.stmts if _registers_of(s)]
+    said = [s for s in one.body.stmts if registers_of(s)]
     if not said:
         return one
     if one.first % WARPGROUP or one.count % WARPGROUP:
         why, fix = f"is said of {one.count} threads from {one.first} on", "give it to whole warpgroups of 128 threads"
         raise error("bad_argument", said[0].span, op="T.set_max_nreg", name="n", why=why, fix=fix)
     made = replace(one, body=Block(tuple(s for s in one.body.stmts if s not in said)))
-    counts = [replace(one, registers=_registers_of(s), span=s.span) for s in said]
+    counts = [replace(one, registers=registers_of(s), span=s.span) for s in said]
     return replace(made, registers=reduce(_registers, counts, one.registers))
 
 
@@ -304,14 +274,8 @@ def _registers(known: int, one: Role) -> int:
     return known or one.registers
 
 
-def _registers_of(one: Node) -> int:
-    """Return the registers that a call sets, or 0 for other statements."""
-    call = one.call if isinstance(one, Do) else None
-    return memory.option(call) if isinstance(call, Call) and call.name == "set_registers" and call.options else 0
-
-
 def _no_registers(node: Stmt) -> None:
-    wrong = next((n for n in find(node, Do) if _registers_of(n)), None)
+    wrong = next((n for n in find(node, Do) if registers_of(n)), None)
     if wrong is not None:
         why, fix = "is said of some statements only", "say it in the body of a T.ws itself: it holds for all of it"
         raise error("bad_argument", wrong.span, op="T.set_max_nreg", name="n", why=why, fix=fix)

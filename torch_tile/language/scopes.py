@@ -21,6 +21,7 @@ from torch_tile.language.grid_sync import cut_at_grid_syncs
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
+from torch_tile.language.thread_return import without_returns
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
@@ -97,7 +98,8 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            for part, blocks, thread in cut_at_grid_syncs(close_body(self.opened), self.blocks, self.thread):
+            whole = without_returns(close_body(self.opened))
+            for part, blocks, thread in cut_at_grid_syncs(whole, self.blocks, self.thread):
                 own = thread if self.uses_thread else None
                 body = with_safe_values(part, at.safe_values)
                 body = pin_results(gather_roles(body, self.threads, self.min_blocks, own))

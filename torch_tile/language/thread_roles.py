@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Roles by conditions on the thread: `if tx < 128:` around operations of tiles gives them to these warps.
 
-A branch becomes a role, as `with T.ws(...)` makes one, where whole warps in a row take it together. Branches without
-operations of all threads stay as they are. Roles in a row get a barrier between them, unless the kernel has mbarriers,
-by which its author orders them. Without mbarriers branches in loops stay, and the check of the kernel refuses them.
+A branch becomes a role, as `with T.ws(...)` makes one, where whole warps in a row take it together. Warps that part
+again inside a branch become roles of their own, with copies of what each thread does by itself around the inner branch.
+Branches without operations of all threads stay as they are. Roles in a row get a barrier between them, unless the
+kernel has mbarriers, by which its author orders them. Without mbarriers branches in loops stay, and the check of the
+kernel refuses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from torch_tile.hardware import WARP
+from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import lookup, memory
+from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir.arith_util import evaluate
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Expr, Var
-from torch_tile.ir.node import find, rebuilt
+from torch_tile.ir.node import Node, Rewriter, find, rebuilt, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Role, Stmt, While
 from torch_tile.language.trace import with_span
 from torch_tile.tileop.base import RegisteredOp, is_of_each
@@ -43,7 +48,50 @@ def needs_all(node: object) -> bool:
         return not is_of_each((*reads, *writes))
     if isinstance(node, For):
         return node.kind is LoopKind.PARALLEL
-    return isinstance(node, Do) and isinstance(node.call, Call) and lookup(node.call.name).name == "set_registers"
+    return registers_of(node) > 0
+
+
+def registers_of(node: object) -> int:
+    """Return the registers that a call sets, or 0 for other statements."""
+    call = node.call if isinstance(node, Do) else None
+    return memory.option(call) if isinstance(call, Call) and call.name == "set_registers" and call.options else 0
+
+
+def is_of_a_thread(one: Stmt) -> bool:
+    """Return whether each thread runs a statement by itself, so that each role may have a copy."""
+    calls = [lookup(call.name) for call in find(one, Call)]
+    return not any(needs_all(n) or isinstance(n, TmaCopy | Role) for n in walk(one)) and not any(
+        call.sync is Sync.BARRIER or (call.sync is Sync.REGISTERS) for call in calls
+    )
+
+
+class Fresh(Rewriter):
+    """Copy a statement with fresh symbols."""
+
+    def __init__(self, node: Node):
+        bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
+        self.new = {x: replace(x) for x in bound}
+
+    def visit_Var(self, var: Var) -> Var:
+        """Return the new symbol."""
+        return self.new.get(var, var)  # type: ignore[return-value]
+
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
+        """Return the new tile."""
+        return self.new.get(buffer, buffer)  # type: ignore[return-value]
+
+    def visit_Stmt(self, node: Stmt) -> Stmt:
+        """Bind the new symbols."""
+        new = self.children(node)
+        return rebuilt(new, **{name: _renamed(getattr(node, name), self) for name in node.binders})
+
+
+def _listed(value: object) -> tuple[Var | Buffer, ...]:
+    return tuple(x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Var | Buffer))
+
+
+def _renamed(value: object, names: Fresh) -> object:
+    return tuple(map(names, value)) if isinstance(value, tuple) else names(value)
 
 
 class _Branches:
@@ -67,9 +115,9 @@ class _Branches:
                 continue
             if after_role and not self.ordered:
                 found.append(with_span(memory.barrier(), one.span))
-            for those, part in parts:
-                role = Role(those[0], len(those), part, by_hand=True)
-                found += part.stmts if len(those) == self.threads else [with_span(role, one.span)]
+            for part in parts:
+                role = Role(part.those[0], len(part.those), part.body, part.registers, by_hand=True)
+                found += part.body.stmts if len(part.those) == self.threads else [with_span(role, one.span)]
             after_role = True
         return found
 
@@ -102,29 +150,74 @@ class _Branches:
         except (KeyError, ValueError, ArithmeticError):
             return None
 
-    def _parts(self, one: If) -> list[tuple[list[int], Block]] | None:
+    def _parts(self, one: If) -> list[_Part] | None:
         """Return what each set of warps runs of a branch. Return None unless the branch splits into whole warps and
         must be split.
         """
-        if not any(needs_all(n) for n in find(one, RegisteredOp, For, Do)):
+        if not _must_split(one):
             return None
         found = self._split(one, list(range(self.threads)))
-        whole = found and all(_are_warps(those) for those, _ in found)
+        whole = found and all(_are_warps(part.those) for part in found)
         return found if whole else None
 
-    def _split(self, one: If, those: list[int]) -> list[tuple[list[int], Block]] | None:
+    def _split(self, one: If, those: list[int]) -> list[_Part] | None:
         values = self._values(one.condition, those)
         if values is None:
             return None
-        found: list[tuple[list[int], Block]] = []
+        found: list[_Part] = []
         for holds, block in ((True, one.then), (False, one.otherwise)):
             some = [n for n, value in zip(those, values, strict=True) if bool(value) is holds]
-            if not some or not block.stmts:
-                continue
-            only = block.stmts[0] if len(block.stmts) == 1 else None
-            deeper = self._split(only, some) if isinstance(only, If) else None  # `elif`
-            found += [(some, block)] if deeper is None else deeper
+            if some and block.stmts:
+                found += self._inner(block, some) or [_Part(some, block)]
         return found
+
+    def _inner(self, block: Block, those: list[int]) -> list[_Part] | None:
+        """Return what warps of a branch run that part again in it; None if they do not."""
+        for let in block.stmts:
+            if isinstance(let, Let):
+                self._name(let)
+        inner = {s: p for s in block.stmts if isinstance(s, If) and _must_split(s) and (p := self._split(s, those))}
+        rest = [s for s in block.stmts if s not in inner]
+        asked = [registers_of(s) for s in rest if registers_of(s)]
+        if not all(registers_of(s) or is_of_a_thread(s) for s in rest) or len(asked) > 1:
+            return None
+        if asked and (not _are_warps(those) or those[0] % WARPGROUP or len(those) % WARPGROUP):
+            return None
+        if len(inner) == len(block.stmts) == 1:  # `elif`: threads without a branch have nothing to do
+            return next(iter(inner.values()))
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for n in those:
+            key = tuple(next((k for k, p in enumerate(parts) if n in p.those), -1) for parts in inner.values())
+            groups.setdefault(key, []).append(n)
+        if len(groups) < 2 or any(p.registers for parts in inner.values() for p in parts):
+            return None
+        if asked and any(
+            len(some) % WARPGROUP and some[0] // WARPGROUP != some[-1] // WARPGROUP for some in groups.values()
+        ):
+            return None
+        found: list[_Part] = []
+        for key, some in groups.items():
+            taken: dict[Stmt, tuple[Stmt, ...]] = {}
+            for (s, parts), k in zip(inner.items(), key, strict=True):
+                taken[s] = parts[k].body.stmts if k >= 0 else ()
+            stmts = [new for s in block.stmts for new in taken.get(s, () if registers_of(s) else (s,))]
+            body = Block(tuple(stmts))
+            found.append(_Part(some, Fresh(body)(body) if found else body, *asked))
+        return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What these threads run of a branch, and the registers that they ask for, 0 if they do not."""
+
+    those: list[int]
+    body: Block
+    registers: int = 0
+
+
+def _must_split(one: If) -> bool:
+    """Return whether a branch has something that its threads do together."""
+    return any(needs_all(n) for n in find(one, RegisteredOp, For, Do))
 
 
 def _are_warps(those: Sequence[int]) -> bool:

@@ -142,12 +142,12 @@ def sync_warp() -> None:
 
 
 def ptx_commit_group() -> None:
-    """End a group of T.async_copy."""
+    """End a group of asynchronous copies. Each T.async_copy ends its own, so that this one is empty behind it."""
     tracer("T.ptx_commit_group").emit(memory.cp_async_commit())
 
 
 def ptx_wait_group(pending: int = 0) -> None:
-    """Wait until at most `pending` groups of T.async_copy are on their way."""
+    """Wait until at most the `pending` newest groups are on their way. Each T.async_copy is a group of its own."""
     if not isinstance(pending, int) or isinstance(pending, bool) or pending < 0:
         fix = "give a natural number"
         raise error("bad_argument", None, op="T.ptx_wait_group", name="pending", why=f"is {pending!r}", fix=fix)

@@ -28,9 +28,20 @@ from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Program, Stmt, Store, TileOp
 from torch_tile.language.trace import name_symbol, tracer
 from torch_tile.language.values import Handle, dtype_of, shape_of
-from torch_tile.tileop.base import conjunction, describe, is_one, need_region, parallel, same_extents, spread, squeezed
+from torch_tile.tileop.base import (
+    conjunction,
+    describe,
+    is_one,
+    need_region,
+    of_each,
+    parallel,
+    same_extents,
+    spread,
+    squeezed,
+)
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
+from torch_tile.tileop.reduce.op import Reduce
 
 Sizes = tuple[Expr, ...]
 
@@ -185,8 +196,25 @@ class _Homes(Rewriter):
         def put(point: Sequence[Expr]) -> Stmt:
             return Store(dst.buffer, spread(dst, point), value(point), span=node.span)
 
-        made = parallel(extents, put) if extents else put(())
+        nest = of_each if any(r.buffer.scope == "local" for r in regions) else parallel
+        made = nest(extents, put) if extents else put(())
         return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
+
+    def visit_Reduce(self, node: Reduce) -> Stmt:
+        """The same reduction of the home, which lacks the view's dimensions of size 1."""
+        box = self.box(node.src)
+        if box is None or len(box.tile_shape) == len(node.src.tile_shape):
+            return self.children(node)
+        sizes, dst = node.src.tile_shape, self(node.dst)
+        gone = {d for d, size in enumerate(sizes) if is_one(size)}
+        if node.dim in gone or len(sizes) - len(gone) != len(box.tile_shape):
+            why, fix = f"is {node.dim}, a dimension of size 1 of a view", "T.copy the tile instead"
+            raise error("bad_argument", node.span, op=f"T.{node.op_name}", name="dim", why=why, fix=fix)
+        dropped = gone | ({node.dim} if len(dst.tile_shape) < len(sizes) else set())
+        left = iter([d for d in range(len(sizes)) if d not in dropped - gone])
+        ranges = [replace(r, keep=next(left) not in gone) if r.keep else r for r in dst.ranges]
+        dim = node.dim - len([d for d in gone if d < node.dim])
+        return rebuilt(node, src=box, dst=rebuilt(dst, ranges=tuple(ranges)), dim=dim)
 
     def visit_Region(self, node: Region) -> Region:
         """The same box of the home."""
@@ -206,6 +234,8 @@ class _Homes(Rewriter):
             return rebuilt(node, ranges=tuple(map(self, node.ranges)))
         if home.dtype != view.dtype:
             return None
+        if home.rank == view.rank and same_extents(home.shape, view.shape):  # its own dimensions, of size 1 as well
+            return rebuilt(node, buffer=home, ranges=tuple(map(self, node.ranges)))
         ranges: list[Range] = []
         for mine, others in _groups(view, home):
             wide = [d for d in mine if not is_one(view.shape[d])]

@@ -6,8 +6,9 @@ They work in eager mode, under `torch.compile` with any backend, in training and
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
+from torch_tile.nn.experts import Float8Experts, QuantizedExperts
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
-from torch_tile.nn.loss import CrossEntropyLoss, cross_entropy
+from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
 from torch_tile.nn.quantized import Float8Linear, QuantizedLinear
@@ -21,18 +22,22 @@ from torch_tile.nn.scans import (
 __all__ = [
     "Attention",
     "CrossEntropyLoss",
+    "Float8Experts",
     "Float8Linear",
     "GatedMLP",
     "LayerNorm",
     "Linear",
+    "LinearCrossEntropyLoss",
     "MLAAttention",
     "PagedLatents",
+    "QuantizedExperts",
     "QuantizedLinear",
     "RMSNorm",
     "SwiGLU",
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "cross_entropy",
+    "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "selective_state_update",
 ]

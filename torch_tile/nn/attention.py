@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 class Attention(nn.Module):
-    """Projections, rotary embedding, attention (arXiv:2305.13245), output projection.
+    """Grouped-query attention layer: projections, rotary embedding, attention (arXiv:2305.13245), output projection.
 
     Parameters are named as in transformers: `q_proj k_proj v_proj o_proj`, and `q_norm k_norm` with `qk_norm`.
 
@@ -179,7 +179,7 @@ class PagedLatents:
         self.schedule: Tensor | None = None
 
     def sequences(self, rows: slice) -> PagedLatents:
-        """The same cache for some of its sequences, say those whose prompts begin now; memory is shared."""
+        """Return a view of the cache for some of its sequences, say those whose prompts begin now."""
         part = object.__new__(PagedLatents)
         part.kv, part.k_pe = self.kv, self.k_pe
         part.block_table, part.seq_lens = self.block_table[rows], self.seq_lens[rows]
@@ -198,7 +198,7 @@ class PagedLatents:
         return self.kv[layer_idx], self.k_pe[layer_idx]
 
     def plan(self, length: int, num_heads: int) -> None:
-        """Divide the work of the next step, of `length` new positions, by the lengths of the sequences."""
+        """Plan the schedule of the next decoding step, of `length` new positions, by the lengths of the sequences."""
         self.schedule = torch.ops.tile.mla_schedule.default(self.seq_lens + length, length * num_heads, 0)
 
     def advance(self, length: int) -> None:

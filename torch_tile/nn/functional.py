@@ -29,7 +29,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention whose last query is at the last key, as with a KV cache.
+    """Compute scaled dot-product attention whose last query is at the last key, as with a KV cache.
 
     Dropout, and sinks that need a gradient, are computed by plain torch, which is logged once for each.
 
@@ -57,16 +57,98 @@ def attend(
     if sinks is None:
         out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, offset, *cap)
         return out
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, sinks)):
-        _warn_once("sinks in training")  # the log-sum-exp of our kernel has no gradient
+    if _sinks_want_gradients(q, k, v, sinks):
+        _warn_once(SINKS)
         return _plain(q, k, v, mask, causal, scale, window, dropout, softcap, sinks)
     out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, offset, *cap)
-    # With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
-    return out * torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])[..., None].to(out.dtype)
+    return with_sinks(out.transpose(1, 2), lse.transpose(1, 2), sinks).transpose(1, 2)
+
+
+def attend_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor,
+    k_starts: Tensor,
+    most_queries: int,
+    most_keys: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Compute `attend` for sequences that lie one after the other; the last query of each is at its last key.
+
+    Args:
+        q: `[Tq, H, D]`.
+        k: `[Tk, Hkv, D]`.
+        v: `[Tk, Hkv, Dv]`.
+        q_starts: int32 `[n + 1]`, where the queries of each sequence begin, and where the last ones end.
+        k_starts: the same of keys.
+        most_queries: that a sequence has.
+        most_keys: that a sequence has.
+        causal: as in `attend`, of each sequence, and so are the options that follow.
+        scale: of the scores.
+        window: how many keys a query sees, 0 for all.
+        dropout: probability of dropping a weight.
+        softcap: bound of the scores.
+        sinks: `[H]`.
+
+    Returns:
+        `[Tq, H, Dv]` in q's dtype. Rows of no sequence are 0.
+    """
+    if dropout or _sinks_want_gradients(q, k, v, sinks):
+        _warn_once("dropout" if dropout else SINKS)
+        seen = visible(q_starts, k_starts, q.shape[0], k.shape[0], causal, window)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return _plain(q, k, v, seen, False, scale, 0, dropout, softcap, sinks)[0].transpose(0, 1).contiguous()
+    score = "" if softcap is None else soft_cap(softcap)
+    given = (q, k, v, q_starts, k_starts, most_queries, most_keys, causal, scale, window, None, score)
+    if sinks is None:
+        out: Tensor = torch.ops.tile.attention_varlen.default(*given)
+        return out
+    out, lse = torch.ops.tile.attention_varlen_lse.default(*given)
+    return with_sinks(out, lse.mT, sinks)
+
+
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return attention with sinks `[H]` from attention without, `[..., H, Dv]`, and its log-sum-exp `[..., H]`.
+
+    With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
+    """
+    return out * torch.sigmoid(lse - sinks.to(lse.dtype))[..., None].to(out.dtype)
+
+
+def visible(q_starts: Tensor, k_starts: Tensor, queries: int, keys: int, causal: bool, window: int) -> Tensor:
+    """Return the mask of sequences that lie one after the other, bool `[Tq, Tk]`."""
+    count = q_starts.shape[0] - 1
+    row, key = (torch.arange(n, device=q_starts.device) for n in (queries, keys))
+    q_of, k_of = (
+        torch.searchsorted(x[1:].contiguous(), n.int(), right=True) for x, n in ((q_starts, row), (k_starts, key))
+    )
+    # Behind the last sequence a row has no number of its own.
+    place = key - torch.nn.functional.pad(k_starts, (0, 1))[k_of]
+    ends = torch.nn.functional.pad(k_starts.diff() - q_starts[1:], (0, 1))[q_of]
+    own = (row + ends)[:, None]
+    seen = (q_of[:, None] == k_of) & (k_of < count)
+    if causal:
+        seen = seen & (place <= own)
+    return seen & (place > own - window) if window else seen
+
+
+SINKS = "sinks in training"
+
+
+def _sinks_want_gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
+    """Return whether sinks take part in training: the log-sum-exp of our kernels has no gradient."""
+    return sinks is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, sinks))
 
 
 def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> Any:
-    """The cache of an attention layer's call, under either of its names.
+    """Return the cache of an attention layer's call, under either of its names.
 
     Raises:
         TypeError: if one of the call's `others`, which are ignored, is a cache under a third name.
@@ -96,7 +178,7 @@ def _plain(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """`attend` in plain torch, in float32 or better."""
+    """Compute `attend` in plain torch, in float32 or better."""
     wide = torch.promote_types(q.dtype, torch.float32)
     groups, sq, skv = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -121,7 +203,7 @@ def _plain(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotary position embedding (RoFormer, arXiv:2104.09864).
+    """Apply the rotary position embedding (RoFormer, arXiv:2104.09864).
 
     Args:
         x: `[B, H, S, R]`.

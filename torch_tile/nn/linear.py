@@ -12,7 +12,9 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 def check_activation(name: str) -> str:
-    """The name itself. Raises ValueError if it is not an activation of the ops."""
+    """Return an activation's name. Raises ValueError if the ops have no such activation. Raises ValueError if it is not
+    an activation of the ops.
+    """
     if name not in ACTIVATIONS:
         raise ValueError(f"activation is {name!r}; it may be {', '.join(ACTIVATIONS)}")
     return name

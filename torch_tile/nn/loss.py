@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropy whose forward and backward are a kernel each."""
+"""Cross-entropy of logits, whose forward and backward are a kernel each, and of a linear layer without its logits."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from torch_tile.ops.losses import cross_entropy_loss as cross_entropy
+from torch_tile.ops.losses import (
+    cross_entropy_loss as cross_entropy,
+    linear_cross_entropy_loss as linear_cross_entropy,
+)
 
-__all__ = ["CrossEntropyLoss", "cross_entropy"]
+__all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "cross_entropy", "linear_cross_entropy"]
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
@@ -37,3 +40,58 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         """Compute `cross_entropy` of these arguments."""
         options = self.ignore_index, self.reduction, self.label_smoothing, self.z_loss
         return cross_entropy(input, target, self.weight, *options)
+
+
+class LinearCrossEntropyLoss(nn.Linear):
+    """A linear layer and the cross-entropy of its results, which are not stored: `linear_cross_entropy`.
+
+    Its parameters are those of `nn.Linear(in_features, num_classes, bias)`. `weight` may be tied to an embedding's.
+
+    Args:
+        in_features: K.
+        num_classes: C.
+        bias: whether the layer has a bias.
+        ignore_index: targets that do not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: 0.0 to 1.0.
+        z_loss: the factor of the squared log-sum-exp (arXiv:2204.02311).
+        softcap: bound of the logits (Gemma 2), or None.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        bias: bool = False,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, num_classes, bias, device, dtype)
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Compute the loss of `[..., K]` against class indices `[...]`."""
+        return linear_cross_entropy(
+            input,
+            self.weight,
+            target,
+            linear_bias=self.bias,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            softcap=self.softcap,
+        )
+
+    def extra_repr(self) -> str:
+        """The layer's sizes and what is not default."""
+        return f"{super().extra_repr()}, reduction={self.reduction!r}, softcap={self.softcap}"

@@ -98,7 +98,7 @@ class MLAAttention(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attention of the new positions over themselves and the cached ones, causally.
+        """Attend from the new positions to themselves and the cached ones, causally.
 
         Args:
             hidden_states: `[B, S, hidden_size]`.
@@ -137,7 +137,7 @@ class MLAAttention(nn.Module):
         return self.o_proj(out.flatten(2)), None
 
     def absorbing_pays(self, length: int) -> bool:
-        """Return whether `length` queries on the latents cost less than expanding the latents, per key.
+        """Return whether attention on latents costs less than expanding the latents, for `length` queries.
 
         Per head and key, expanding multiplies C (nope + v) times. A query multiplies nope + R + v times with expanded
         keys and values, and C + R + C times on the latents.
@@ -148,7 +148,7 @@ class MLAAttention(nn.Module):
     def paged(
         self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None, cache: PagedLatents
     ) -> Tensor:
-        """The same with new latents `[B, 1, S, C]` and `[B, 1, S, R]` that go into pages first."""
+        """Attend over a cache in pages; write the new latents `[B, 1, S, C]` and `[B, 1, S, R]` to it first."""
         if mask is not None:
             raise ValueError("attention_mask must be None with PagedLatents, whose seq_lens say what is there")
         length = kv.shape[2]
@@ -161,7 +161,8 @@ class MLAAttention(nn.Module):
         self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor,
         table: Tensor | None = None, lengths: Tensor | None = None, schedule: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Queries `[B, H, S, nope]` and `[B, H, S, R]`, latents `[B, keys, C]` and `[B, keys, R]` to `[B, S, H, v]`.
+        """Attend on the latents, with weights absorbed into queries and outputs: queries `[B, H, S, nope]` and `[B, H,
+        S, R]` to `[B, S, H, v]`.
 
         With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`,
         and `tile.mla_schedule` may have made a schedule of the lengths.
@@ -175,7 +176,9 @@ class MLAAttention(nn.Module):
         return values
 
     def expanded(self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None) -> Tensor:
-        """The same with keys and values of every head; latents are `[B, 1, keys, C]` and `[B, 1, keys, R]`."""
+        """Attend after expanding the latents to keys and values of every head; latents are `[B, 1, keys, C]` and `[B,
+        1, keys, R]`.
+        """
         batch, _, keys, _ = kv.shape
         sizes = batch, keys, self.num_heads, self.qk_nope_head_dim + self.v_head_dim
         both = self.kv_b_proj(kv).view(sizes).transpose(1, 2)

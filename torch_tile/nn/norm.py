@@ -10,7 +10,9 @@ from torch import nn
 
 
 def last_dimension(normalized_shape: int | Sequence[int]) -> int:
-    """The one dimension to normalise over. Raises ValueError for several, which the kernels do not take."""
+    """Return the one dimension to normalise over. Raises ValueError for several, which the kernels do not take. Raises
+    ValueError for several, which the kernels do not take.
+    """
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if len(shape) != 1:
         raise ValueError(f"normalized_shape is {shape}; only the last dimension can be normalised over")
@@ -74,7 +76,9 @@ class RMSNorm(nn.Module):
     def _arguments(
         self, args: tuple[torch.Tensor | None, ...], named: dict[str, torch.Tensor | None]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The input and the gate. Raises TypeError as a function with parameters `names` does."""
+        """Bind the input and the gate. Raises TypeError as a function with parameters `names` does. Raises TypeError as
+        a function with parameters `names` does.
+        """
         if len(args) > len(self.names):
             raise TypeError(f"forward() takes {', '.join(self.names)}, but {len(args)} arguments were given")
         given = dict(zip(self.names, args, strict=False))
@@ -89,6 +93,7 @@ class RMSNorm(nn.Module):
         return x, given.get(self.names[1]) if len(self.names) > 1 else None
 
     def _normalised(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Normalise rows by the kernel."""
         eps = self.eps
         if eps is None:  # half precision is computed in float32
             eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
@@ -98,7 +103,7 @@ class RMSNorm(nn.Module):
         return out
 
     def _gated(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """The norm with a gate; what is not `gate_rounded` stays in float32 up to the last product."""
+        """Normalise with a gate; what is not `gate_rounded` stays in float32 up to the last product."""
         dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
         factor = nn.functional.silu(gate if self.gate_rounded else gate.to(wide))
         if self.gate_rounded:

@@ -7,6 +7,8 @@ are re-packed without rounding: both stand for the same numbers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -68,10 +70,37 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
     else:
         scales = most / known.largest
     numbers = runs / torch.where(scales > 0, scales, 1.0)[..., None]
-    table, order = known.table(torch.float32, weight.device).sort()
+    return pack_fields(_nearest(numbers, known).flatten(-2), BITS, high_first=True), scales.to(known.scale)
+
+
+def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round a weight `[N, K]` to NVFP4: e2m1 numbers, in runs of 16 columns with a scale of float8_e4m3fn each, and a
+    scale of the whole matrix, which maps the largest magnitude to 6 x 448 (NVIDIA, arXiv:2509.25149, appendix A).
+
+    Returns words `[N, K / 2]`, whose first column is in the upper bits, scales `[N, K / 16]` and the scale `[1]` of
+    float32. A weight is its number times both scales.
+
+    Raises ValueError if 16 does not divide K.
+    """
+    if weight.shape[-1] % 16:
+        raise ValueError(f"weight has {weight.shape[-1]} columns; expected a multiple of 16")
+    known = kernels("dequant_gemm").FORMATS["e2m1"]
+    runs = weight.detach().to(torch.float32).unflatten(-1, (-1, 16))
+    most = runs.abs().amax(-1)
+    whole = (most.amax() / (known.largest * torch.finfo(torch.float8_e4m3fn).max)).reshape(1)
+    whole = torch.where(whole > 0, whole, 1.0)
+    scales = (most / known.largest / whole).to(torch.float8_e4m3fn)
+    steps = scales.to(torch.float32) * whole
+    numbers = runs / torch.where(steps > 0, steps, 1.0)[..., None]
+    return pack_fields(_nearest(numbers, known).flatten(-2), BITS, high_first=True), scales, whole
+
+
+def _nearest(numbers: Tensor, format: Any) -> Tensor:
+    """Return the codes of the numbers of a format that lie nearest."""
+    table, order = format.table(torch.float32, numbers.device).sort()
     between = (table[1:] + table[:-1]) / 2
-    codes = order[torch.bucketize(numbers, between)]
-    return pack_fields(codes.flatten(-2), BITS, high_first=True), scales.to(known.scale)
+    codes: Tensor = order[torch.bucketize(numbers, between)]
+    return codes
 
 
 def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
-from torch_tile.nn.packing import quantize_4bit
+from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
 from torch_tile.ops.layers import flattened
 
 
@@ -30,6 +30,7 @@ class QuantizedLinear(nn.Module):
         offset: what is subtracted from every weight.
         format: "nf4", "fp4", "e2m1", or "" for integers and float8.
         compute_dtype: that the input is cast to, and the result from; None: the input's own.
+        whole_scale: `[1]`, a scale of the whole matrix beside the others, as NVFP4 has; or None.
     """
 
     bits: int
@@ -40,6 +41,7 @@ class QuantizedLinear(nn.Module):
     scales: Tensor | None
     zeros: Tensor | None
     bias: Tensor | None
+    whole_scale: Tensor | None
 
     def __init__(
         self,
@@ -53,9 +55,10 @@ class QuantizedLinear(nn.Module):
         offset: int = 0,
         format: str = "",
         compute_dtype: torch.dtype | None = None,
+        whole_scale: Tensor | None = None,
     ) -> None:
         super().__init__()
-        for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
+        for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros), ("whole_scale", whole_scale)):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
         self.bits, self.high_first, self.offset, self.format = bits, high_first, offset, format
@@ -65,21 +68,28 @@ class QuantizedLinear(nn.Module):
     def from_linear(cls, linear: nn.Linear, format: str = "nf4", group: int | None = None) -> QuantizedLinear:
         """Round a linear layer to a format of 4 bits, in runs of `group` input features (64; 32 for "e2m1").
 
-        Raises ValueError as `quantize_4bit` does.
+        "nvfp4" is e2m1 in runs of 16, with scales of two levels.
+
+        Raises ValueError as `quantize_4bit` and `quantize_nvfp4` do.
         """
+        bias = None if linear.bias is None else linear.bias.detach()
+        if format == "nvfp4":
+            if group not in (None, 16):
+                raise ValueError(f"group is {group}; NVFP4 has runs of 16")
+            words, scales, whole = quantize_nvfp4(linear.weight)
+            return cls(words, scales, bias=bias, high_first=True, format="e2m1", whole_scale=whole)
         group = group or (32 if format == "e2m1" else 64)
         words, scales = quantize_4bit(linear.weight, format, group)
-        bias = None if linear.bias is None else linear.bias.detach()
         return cls(words, scales, bias=bias, high_first=True, format=format)
 
     @property
     def in_features(self) -> int:
-        """K."""
+        """Return the number of input features."""
         return self.words.shape[1] * 8 // self.bits
 
     @property
     def out_features(self) -> int:
-        """N."""
+        """Return the number of output features."""
         return self.words.shape[0]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -87,16 +97,20 @@ class QuantizedLinear(nn.Module):
         fields = self.bits, self.high_first, self.offset
         widen = kernels("dequant_gemm").dequantize
         weight: Tensor = widen(self.words, self.scales, self.zeros, *fields, dtype, self.format)
-        return weight
+        return weight if self.whole_scale is None else weight * self.whole_scale.to(dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
         x = input if self.compute_dtype is None else input.to(self.compute_dtype)
         aux, kinds = ([], "") if self.bias is None else ([self.bias], "r")
+        text = of_layer("none", bool(aux), False) if aux else ""
+        if self.whole_scale is not None:
+            aux, kinds = [*aux, self.whole_scale], kinds + "s"
+            text = f"s=mul(acc0,x{len(aux) - 1});" + ("v=add(s,x0);ret v" if self.bias is not None else "ret s")
         factors = [[] if factor is None else [factor] for factor in (self.scales, self.zeros)]
         out: Tensor = torch.ops.tile.dequant_gemm.default(
             flattened(x), [self.words], *factors, self.bits, self.high_first, self.offset,
-            aux, kinds, of_layer("none", bool(aux), False) if aux else "", x.dtype, self.format,
+            aux, kinds, text, x.dtype, self.format,
         )  # fmt: skip
         return out.reshape(*input.shape[:-1], self.out_features).to(input.dtype)
 
@@ -149,7 +163,7 @@ class Float8Linear(nn.Module):
 
 
 class _Float8Product(torch.autograd.Function):
-    """The product of a Float8Linear."""
+    """The product of a Float8Linear, with a gradient of the input only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor | None) -> Tensor:

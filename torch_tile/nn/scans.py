@@ -32,7 +32,7 @@ def causal_conv1d_fn(
     activation: str | None = None,
     run: Run = operator,
 ) -> Any:
-    """`tile.causal_conv1d` of channels-first tensors.
+    """Compute `tile.causal_conv1d` of channels-first tensors.
 
     Args:
         x: `[B, D, L]`; fastest where its channels are dense in memory.
@@ -68,7 +68,7 @@ def causal_conv1d_update(
     conv_state_indices: Tensor | None = None,
     run: Run = operator,
 ) -> Tensor:
-    """`tile.causal_conv1d_update`, which writes the new state into `conv_state`.
+    """Compute `tile.causal_conv1d_update`, which writes the new state into `conv_state`.
 
     Args:
         x: `[B, D]` or `[B, D, L]`, tokens in order.
@@ -113,7 +113,7 @@ def mamba_chunk_scan_combined(
     return_varlen_states: bool = False,
     run: Run = operator,
 ) -> Any:
-    """`tile.ssd_chunk_scan`.
+    """Compute `tile.ssd_chunk_scan` under the name and parameters of mamba_ssm.
 
     Args:
         x: `[B, L, H, P]`.
@@ -160,7 +160,8 @@ def selective_state_update(
     state_batch_indices: Tensor | None = None,
     run: Run = operator,
 ) -> Tensor:
-    """`tile.selective_state_update`, which writes the new state into `state`; a form without heads has one head.
+    """Compute `tile.selective_state_update`, which writes the new state into `state`; without a head dimension there is
+    one head.
 
     Args:
         state: `[B, P, N]` or `[B, H, P, N]`; updated in place.

@@ -5,10 +5,10 @@ Importing this registers every op; `torch_tile.ops.X(...)` is the documented Pyt
 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device. Sums are kept in
 float32 (float64 for float64). Results are fresh and, but for attention's, contiguous. Empty tensors give empty or zero
-results. All have gradients but `scaled_gemm` and `quantize_fp8`, which work in float8; log-sum-exps have none. A
-refused argument raises RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor), ValueError (strings and
-numbers) or IndexError (`dim`). The message names the argument, what was got and what is wanted. Under autocast,
-products follow its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
+results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm` and `quantize_fp8`, which work in float8;
+log-sum-exps have none. A refused argument raises RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor),
+ValueError (strings and numbers) or IndexError (`dim`). The message names the argument, what was got and what is wanted.
+Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
 from torch_tile.ops import families as families
@@ -24,15 +24,15 @@ from torch_tile.ops.families.causal_conv1d import causal_conv1d, causal_conv1d_b
 from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
 from torch_tile.ops.families.gemm import gemm, linear, swiglu
+from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
+from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
-from torch_tile.ops.sharding import register_when_imported
-
-register_when_imported()
 
 __all__ = [
     "add_rms_norm",
@@ -52,10 +52,14 @@ __all__ = [
     "cross_entropy_backward",
     "dequant_gemm",
     "gemm",
+    "grouped_dequant_gemm",
     "grouped_gemm",
+    "grouped_scaled_gemm",
     "k_grouped_gemm",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "linear_cross_entropy_gradients",
     "mla_decode",
     "mla_decode_lse",
     "mla_schedule",

@@ -58,6 +58,7 @@ def _check(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
     cu_seqlens: Tensor | None = None, max_seqlen: int | torch.SymInt = 0,
 ) -> None:  # fmt: skip
+    """Check the arguments of `tile.append_to_pages`."""
     checks.check_floating(OP, k=k, v=v, k_pages=k_pages, v_pages=v_pages)
     checks.check_same_dtype(OP, k=k, v=v, k_pages=k_pages, v_pages=v_pages)
     ragged = cu_seqlens is not None
@@ -91,6 +92,7 @@ def _run(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
     cu_seqlens: Tensor | None = None, max_seqlen: int = 0,
 ) -> None:  # fmt: skip
+    """Launch `tile.append_to_pages`."""
     _check(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
     check_pages(OP, block_tables, lengths, *k_pages.shape[:2])
     if cu_seqlens is not None:
@@ -100,7 +102,7 @@ def _run(
 
 
 def _without_gradient(keys: torch._C.DispatchKeySet, *args: object) -> None:
-    """Autograd's kernel: what is written into pages is cut off from its gradient, so none may be wanted."""
+    """Refuse tensors that want gradients, since what is written into pages is cut off from its gradient."""
     wanted = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
     require(
         not (wanted and torch.is_grad_enabled()),

@@ -37,7 +37,7 @@ def require_value(condition: bool, message: Callable[[], str]) -> None:
 
 
 def shape_of(tensor: torch.Tensor) -> str:
-    """The shape as messages show it."""
+    """Return the shape as messages show it."""
     return str(list(tensor.shape))
 
 
@@ -80,6 +80,7 @@ def check_same_dtype(op: str, **tensors: torch.Tensor | None) -> None:
 
 
 def _given(tensors: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    """Drop the absent tensors."""
     return [(name, t) for name, t in tensors.items() if t is not None]
 
 
@@ -101,6 +102,7 @@ def check_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, w
 def _refuse_size(
     condition: bool | torch.SymBool, op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str
 ) -> None:
+    """Raise for a dimension of the wrong size, unless the condition holds."""
     require(
         condition,
         lambda: (

@@ -20,7 +20,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Result(NamedTuple):
-    """The recipe of a result tensor."""
+    """Size, stride, dtype and device of a result tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -29,14 +29,14 @@ class Result(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The prepared call for arguments of one form: a launch on tensors and newly made results."""
+    """The prepared launch for arguments of one form, and the results to allocate for it."""
 
     launch: Callable[..., object]
     results: tuple[Result, ...]
 
 
 class Eager:
-    """The call of op `name`.
+    """The eager kernel of op `name`, which remembers the forms of arguments that it has seen.
 
     make_results: of the op's arguments, checks them and returns empty results. check_values: refuses what tensors hold.
     """
@@ -125,12 +125,14 @@ def _form(x: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _constant(x: Any) -> Any:
+    """Replace a tensor, or the tensors of a list, by a mark; keep any other argument."""
     if isinstance(x, list):
         return (TENSOR,) * len(x)
     return TENSOR if isinstance(x, torch.Tensor) else x
 
 
 def _like(x: torch.Tensor) -> Result:
+    """Describe a tensor, so that one like it can be made."""
     return Result(x.shape, x.stride(), x.dtype, x.device)
 
 

@@ -17,17 +17,17 @@ from torch_tile.runtime.replay import replayed
 
 
 def site(kinds: str, call: Callable[..., object]) -> Callable[..., object]:
-    """A place in generated code that makes this call; `kinds` as for `replayed`."""
+    """Make the callable of one call in generated code; `kinds` as for `replayed`."""
     return replayed(kinds, call)
 
 
 def view(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """The elements of `x` in another form, from the one at `offset` on."""
+    """View the elements of `x` with another size and stride, from the element at `offset` on."""
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
 def __getattr__(name: str) -> Callable[..., None]:
-    """The launcher of an operator: its arguments, and its results, a tensor or a tuple, as `out`."""
+    """Make the launcher of an operator: a function of its arguments and of `out`, a tensor or a tuple."""
     operator = OPERATORS.get(name)
     if operator is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ from torch_tile.kernels.epilogue import program as epilogue
 
 
 def linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
-    """The dtype of `linear`'s result."""
+    """Return the dtype of `linear`'s result."""
     return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
 
 
@@ -22,7 +22,7 @@ def linear_as_gemm(
     residual: torch.Tensor | None,
     activation: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], str, str]:
-    """The arguments of `gemm`, up to the dtype, that make a linear layer."""
+    """Return the arguments of `tile.gemm`, up to the dtype, that compute a linear layer."""
     rows = None if residual is None else flattened(residual)
     aux = [t for t in (bias, rows) if t is not None]
     kinds = ("" if bias is None else "r") + ("" if residual is None else "t")
@@ -31,10 +31,10 @@ def linear_as_gemm(
 
 
 def flattened(x: torch.Tensor) -> torch.Tensor:
-    """`[..., K]` as `[M, K]`, also where K is 0 and -1 would be ambiguous."""
+    """View `[..., K]` as `[M, K]`, also where K is 0 and -1 would be ambiguous."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def swiglu_text(activation: str) -> str:
-    """The epilogue that makes `swiglu` of two products."""
+    """Return the epilogue that computes `swiglu` from two products."""
     return "v0=mul(acc0,acc1);ret v0" if activation == "none" else f"v0={activation}(acc0);v1=mul(v0,acc1);ret v1"

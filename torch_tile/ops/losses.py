@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`F.cross_entropy` by `tile.cross_entropy`: the losses of rows, and their reduction."""
+"""`F.cross_entropy` and `F.linear_cross_entropy` by our operators: the losses of rows, and their reduction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cross_entropy_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> torch.Tensor:
-    """`F.cross_entropy` of class indices, and a penalty on the log-sum-exp: see `torch_tile.ops.cross_entropy`.
+    """Compute `F.cross_entropy` of class indices, and a penalty on the log-sum-exp: see `torch_tile.ops.cross_entropy`.
 
     The logits are read twice if a gradient is wanted, else once. Nothing of their size is stored but the gradient.
 
@@ -36,24 +36,87 @@ def cross_entropy_loss(
     Returns:
         A scalar, or target's shape for "none", in float32 (float64 for float64), where torch rounds to input's dtype.
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"cross_entropy: reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
-    if target.is_floating_point():
-        raise TypeError("cross_entropy: target holds probabilities; give class indices, or call F.cross_entropy")
+    _check("cross_entropy", target, reduction)
     logits = input.movedim(1, -1) if input.dim() > 2 else input
     loss, _ = torch.ops.tile.cross_entropy(logits, target, weight, ignore_index, label_smoothing, z_loss)
     found: torch.Tensor = reduced(loss, target, weight, ignore_index, reduction)
     return found
 
 
+def linear_cross_entropy_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    linear_bias: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """`F.cross_entropy(softcap(F.linear(input, linear_weight, linear_bias)), target)` without storing the logits.
+
+    Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss, in one pass over chunks
+    of rows. "none" computes the chunks again in its backward. See `torch_tile.ops.linear_cross_entropy_gradients`.
+
+    Args:
+        input: `[..., K]`.
+        linear_weight: `[C, K]`, maybe that of an embedding.
+        target: class indices `[...]`, int64 or int32. Probabilities are refused with a TypeError.
+        linear_bias: `[C]`.
+        weight: `[C]`, of each class; it has no gradient.
+        reduction: "mean" (over the weights of targets that count), "sum" or "none".
+        ignore_index: targets that do not count.
+        label_smoothing: 0.0 to 1.0.
+        z_loss: the factor of the squared log-sum-exp (arXiv:2204.02311).
+        softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2). None for no cap.
+
+    Returns:
+        A scalar, or target's shape for "none", in float32 (float64 for float64).
+    """
+    _check("linear_cross_entropy", target, reduction)
+    given = input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, z_loss, softcap
+    wants = [x is not None and x.requires_grad for x in (input, linear_weight, linear_bias)]
+    if reduction == "none" or not torch.is_grad_enabled() or not any(wants):
+        rows, _ = torch.ops.tile.linear_cross_entropy(*given)
+        found: torch.Tensor = reduced(rows, target, weight, ignore_index, reduction)
+        return found
+    sums = torch.float64 if input.dtype == torch.float64 else torch.float32
+    factor = row_factor(target, weight, ignore_index, reduction, sums)
+    of_weight = wants[1] or wants[2]
+    loss: torch.Tensor = torch.ops.tile.linear_cross_entropy_gradients(factor, *given, wants[0], of_weight)[0]
+    return loss
+
+
+def row_factor(target: Any, weight: Any, ignore_index: int, reduction: str, dtype: torch.dtype) -> Any:
+    """The factor of each row's loss in the reduced loss: `[...]`, of `dtype`. Takes tensors or `fx.Proxy`s."""
+    if reduction == "sum":
+        return torch.ones_like(target, dtype=dtype)
+    total = _counted(target, weight, ignore_index, dtype)
+    return (1 / total.to(dtype)).expand_as(target)
+
+
+def _check(name: str, target: torch.Tensor, reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{name}: reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
+    if target.is_floating_point():
+        raise TypeError(f"{name}: target holds probabilities; give class indices, or call F.{name}")
+
+
 def reduced(loss: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
-    """The losses of rows, reduced as `F.cross_entropy` does. All but the last two may be tensors or `fx.Proxy`s."""
+    """Reduce the losses of rows as `F.cross_entropy` does. All but the last two may be tensors or `fx.Proxy`s."""
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
+    return loss.sum() / _counted(target, weight, ignore_index, loss.dtype if weight is not None else None)
+
+
+def _counted(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+    """The number of targets that count, or the sum of their classes' weights in `dtype`."""
     counted = target != ignore_index
     if weight is None:
-        return loss.sum() / counted.sum()
-    weights = torch.where(counted, weight[torch.where(counted, target, 0)], 0)
-    return loss.sum() / weights.sum(dtype=loss.dtype)
+        return counted.sum()
+    return torch.where(counted, weight[torch.where(counted, target, 0)], 0).sum(dtype=dtype)

@@ -18,6 +18,7 @@ from torch_tile.ops import sharding
 from torch_tile.ops.eager import Eager
 from torch_tile.ops.registry import OPERATORS, Operator
 from torch_tile.ops.sharded_backward import sharded
+from torch_tile.ops.when_imported import when_imported
 
 SCHEMAS: dict[str, str] = {}
 """The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
@@ -35,6 +36,8 @@ class _Library(torch.library.Library):
 
 
 def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an autograd kernel so that it refuses forward-mode tangents."""
+
     def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
         if forward_ad._current_level >= 0:  # looked at in each call, and rarely so
             given = [x for arg in args for x in (arg if isinstance(arg, list) else (arg,))]
@@ -69,13 +72,13 @@ def register(**declaration: Any) -> Operator:
     if operator.full_precision_cuda:
         _register_autocast(operator.overload, "cuda", operator.args._fields, torch.float32)  # type: ignore[attr-defined]
     if operator.flops is not None:
-        _register_flops(operator, operator.flops)
-    sharding.register_if_imported(operator)
+        when_imported("torch.utils.flop_counter", functools.partial(_register_flops, operator, operator.flops))
+    sharding.register(operator)
     return operator
 
 
 def _register_forward(operator: Operator) -> None:
-    """Eager kernels and the fake form; what computes the op is found by its name (eager.py)."""
+    """Register the eager kernel and the fake form; eager.py finds what computes the op by its name."""
     fake = _with_tensors(operator.overload, lambda *args: operator.fake(operator.args(*args)))
     check = operator.check_values
     check_values = None if check is None else lambda *args: check(operator.args(*args))
@@ -90,12 +93,36 @@ def _register_gradient(operator: Operator) -> None:
         kernel = _autograd(operator.overload, lambda *args: in_training(operator.args(*args)))
         LIBRARY.impl(operator.name, kernel, "Autograd", with_keyset=True)
     if operator.backward is not None and operator.setup_context is not None:
+        LIBRARY.impl(operator.name, _autograd_on_demand(operator), "Autograd", with_keyset=True)
+
+
+class _Received:
+    """Stand in for a library and keep the autograd kernel that torch registers with it."""
+
+    kernel: Callable[..., Any]
+
+    def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
+        """Keep the kernel."""
+        self.kernel = fn
+
+
+def _autograd_on_demand(operator: Operator) -> Callable[..., Any]:
+    """Return an operator's autograd kernel, which torch makes at the first call: its classes take a millisecond."""
+
+    @functools.cache
+    def kernel() -> Callable[..., Any]:
         setup_context, backward = sharded(operator)
+        received: Any = _Received()
         name = f"tile::{operator.name}"
-        torch.library.register_autograd(name, _of_given(backward), setup_context=setup_context, lib=LIBRARY)
+        torch.library.register_autograd(name, _of_given(backward), setup_context=setup_context, lib=received)
+        made: Callable[..., Any] = received.kernel
+        return made
+
+    return lambda keys, *args, **named: kernel()(keys, *args, **named)
 
 
 def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:
+    """Register an operator's FLOP formula with torch's FLOP counter."""
     from torch.utils.flop_counter import register_flop_formula
 
     def formula(*args: Any, out_shape: Any = None, **named: Any) -> int:

@@ -79,12 +79,12 @@ class Operator:
 
     @property
     def overload(self) -> Any:
-        """`torch.ops.tile.NAME.default`."""
+        """Return `torch.ops.tile.NAME.default`."""
         return getattr(torch.ops.tile, self.name).default
 
     @functools.cached_property
     def schema(self) -> str:
-        """The arguments and results, in torch's schema language."""
+        """Return the arguments and results in torch's schema language."""
         results = ", ".join(f"Tensor {name}" for name in self.returns)
         return f"{arguments_of(self.args)} -> {f'({results})' if self.returns else 'Tensor'}"
 
@@ -137,13 +137,16 @@ def operator_of(target: Any) -> Operator | None:
 
 def arguments_of(args: Any) -> str:
     """Return the arguments of a schema, from the annotations and defaults of a named tuple."""
-    hints, defaults = get_type_hints(args), args._field_defaults
+    hints, defaults = _hints_of(args), args._field_defaults
     given = (f"{_type(hints[name], name)} {name}{_default(name, defaults)}" for name in args._fields)
     return f"({', '.join(given)})"
 
 
+_hints_of = functools.cache(get_type_hints)
+
+
 def _type(hint: Any, name: str) -> str:
-    """A type of torch's schema language."""
+    """Return an annotation as a type of torch's schema language."""
     if isinstance(hint, TypeVar):
         return "Tensor"
     if hint in SCALARS:
@@ -160,6 +163,7 @@ def _type(hint: Any, name: str) -> str:
 
 
 def _default(name: str, defaults: dict[str, Any]) -> str:
+    """Return the default of an argument in torch's schema language."""
     if name not in defaults:
         return ""
     value = defaults[name]
@@ -179,6 +183,7 @@ def without_tensors(args: Any) -> Any:
 
 
 def _plain(x: Any) -> Any:
+    """Replace a tensor by None and a list by ()."""
     if isinstance(x, list | tuple):
         return ()
     return None if isinstance(x, torch.Tensor) else x
@@ -208,12 +213,12 @@ def in_torch(family: str, name: str = "reference", only_first: bool = False) -> 
 
 
 def no_flops(args: Any) -> int:
-    """The cost of an operator without products."""
+    """Return 0, the cost of an operator without products."""
     return 0
 
 
 def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callable[P, R]:
-    """The documented Python function of an operator, with the parameters of `args`.
+    """Make the documented Python function of an operator, with the parameters of `args`.
 
     args: a class of arguments, of tensors. result: the type of what the operator returns. doc: its documentation.
     """
@@ -237,13 +242,14 @@ def as_listed(x: Any) -> Any:
 
 def _signature(args: Any, result: Any) -> inspect.Signature:
     """Return the parameters of `args`, with tensors for its generic type."""
-    hints = get_type_hints(args)
+    hints = _hints_of(args)
     found = inspect.signature(args)
     parameters = [p.replace(annotation=_of_tensors(hints[p.name])) for p in found.parameters.values()]
     return found.replace(parameters=parameters, return_annotation=result)
 
 
 def _of_tensors(hint: Any) -> Any:
+    """Replace the generic type of an annotation by `torch.Tensor`."""
     if isinstance(hint, TypeVar):
         return torch.Tensor
     return hint[torch.Tensor] if getattr(hint, "__parameters__", ()) else hint

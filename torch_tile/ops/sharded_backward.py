@@ -27,7 +27,7 @@ def is_dtensor(value: Any) -> bool:
 
 
 def sharded(operator: Operator) -> tuple[Callable[..., None], Backward]:
-    """`setup_context` and `backward` of an operator, for plain tensors, made to take DTensors as well."""
+    """Wrap an operator's `setup_context` and `backward`, made for plain tensors, so that they take DTensors as well."""
     setup_context, backward = operator.setup_context, operator.backward
     assert setup_context is not None and backward is not None
 

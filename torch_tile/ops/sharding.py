@@ -9,18 +9,16 @@ where it is not, they cost nothing.
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import itertools
 import math
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from torch_tile.ops.registry import OPERATORS, Operator
 from torch_tile.ops.sharding_rule import Dims, Rule
+from torch_tile.ops.when_imported import when_imported
 
 DTENSOR = "torch.distributed.tensor"
 
@@ -58,17 +56,9 @@ def _falls_evenly(parts: int, mesh: Any) -> bool:
     return all(parts < each or parts % each == 0 for each in ranks)
 
 
-@functools.cache
-def register() -> None:
-    """Tell DTensor the rules of all operators, once per process; imports torch.distributed.tensor."""
-    for operator in OPERATORS.values():
-        _register(operator)
-
-
-def register_if_imported(operator: Operator) -> None:
-    """Tell DTensor the rule of an operator that is declared after all others were registered."""
-    if register.cache_info().currsize:
-        _register(operator)
+def register(operator: Operator) -> None:
+    """Tell DTensor the rule of an operator, now or when torch.distributed.tensor is imported."""
+    when_imported(DTENSOR, functools.partial(_register, operator))
 
 
 def _register(operator: Operator) -> None:
@@ -95,31 +85,3 @@ def _hash_every_argument(op: torch._ops.OpOverload) -> None:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[op] = RuntimeSchemaInfo(1, needs_pytree=True)
-
-
-class _WhenImported:
-    """A finder in `sys.meta_path` that finds nothing but notices the first import of torch.distributed.tensor."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, with a loader that registers the rules when it is done."""
-        if name != DTENSOR:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_register(module: ModuleType) -> None:
-                load(module)
-                sys.meta_path.remove(self)
-                register()
-
-            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
-        return spec
-
-
-def register_when_imported() -> None:
-    """Register the rules now if torch.distributed.tensor is imported, else as soon as it is."""
-    if DTENSOR in sys.modules:
-        register()
-    else:
-        sys.meta_path.insert(0, _WhenImported())

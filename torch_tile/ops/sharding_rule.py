@@ -19,7 +19,8 @@ Spec = Any
 
 @dataclass(frozen=True)
 class Rule:
-    """Names of all dimensions of a call, "" for one that broadcasts, and the names that may be sharded.
+    """The sharding rule of a call: names of all dimensions ("" for one that broadcasts), and the names that may be
+    sharded.
 
     inputs: one for each tensor argument in the schema's order, lists laid out flat, None where there is no tensor.
     free: names whose indices are computed independently. summed: names that are summed over, in a call that is linear
@@ -36,12 +37,12 @@ class Rule:
 
 
 def row_names(x: Spec) -> Dims:
-    """Names of all dimensions but the last."""
+    """Name all dimensions but the last."""
     return tuple(f"row{i}" for i in range(len(x.shape) - 1))
 
 
 def if_given(tensor: Spec | None, dims: Dims) -> Dims | None:
-    """The names of an optional tensor's dimensions."""
+    """Return the names of an optional tensor's dimensions, or None without the tensor."""
     return None if tensor is None else dims
 
 

@@ -32,7 +32,14 @@ OF_FORMS = frozenset({"aten::can_cast", "aten::promote_types", "aten::result_typ
 
 
 class Unplanned(Exception):
-    """Raised if a call of torch would read or write memory that the plan's launches fill later."""
+    """Raised for a call that does more than launch kernels on views of its arguments and on empty tensors.
+
+    copies: the number of the argument that the call clones, if that is what it does.
+    """
+
+    def __init__(self, why: str, copies: int | None = None):
+        super().__init__(why)
+        self.copies = copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +101,21 @@ class LaunchPlan:
     def compile(self) -> list[JITKernel]:
         """Return the distinct kernels of the launches; compile those that are not yet known."""
         return list(dict.fromkeys(launch.kernel for launch in self.launches))
+
+    def refuse_torch(self) -> None:
+        """Raise Unplanned if the call asks torch for more than views and empty tensors."""
+        for call in self.torch_calls:
+            copied = self.root(call.source) if call.name == "aten::clone" and call.source is not None else None
+            raise Unplanned(f"torch is asked for {call.name}", copied)
+
+    def require_launches_only(self) -> None:
+        """Raise Unplanned unless all steps are launches on views of arguments and of empty tensors made here."""
+        self.refuse_torch()
+        if not self.launches:
+            raise Unplanned("nothing is launched")
+        for launch in self.launches:
+            if any(self.root(each) is None for each in tensors_in(launch.args)):
+                raise Unplanned("a kernel is given a tensor that is no view of an argument")
 
     @property
     def made(self) -> list[torch.Tensor]:

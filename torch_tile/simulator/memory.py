@@ -3,7 +3,7 @@
 
 Types that torch cannot index everywhere (fp8, wide unsigned) are moved as bits. A buffer allocated inside a nest that
 runs side by side has one copy per lane: its memory starts with the lane dimensions. Fresh memory is poison, NaN or
-bytes of 0x55. So a kernel that reads unwritten memory shows it.
+bytes of 0x55, and knows which of its elements were written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def poisoned(shape: Sequence[int], dtype: DType) -> torch.Tensor:
 class Storage:
     """A buffer's tensor. Accesses index `raw`, which holds bits where torch needs them and has a dimension."""
 
-    def __init__(self, buffer: Buffer, tensor: torch.Tensor, lanes: tuple[int, ...] = ()):
+    def __init__(
+        self, buffer: Buffer, tensor: torch.Tensor, lanes: tuple[int, ...] = (), written: torch.Tensor | None = None
+    ):
+        """`written` marks the elements of a fresh tensor that hold a value; None if all do."""
         self.dtype: DType = buffer.dtype
         self.tensor = tensor
         bits = _BITS.get(buffer.dtype.name)
@@ -45,6 +48,19 @@ class Storage:
         self.raw: torch.Tensor = raw if raw.ndim else raw.view(1)
         self.shape: tuple[int, ...] = tuple(tensor.shape[len(lanes) :])
         self.prefix: Index = lane_ids(lanes) if lanes else () if tensor.ndim else (0,)
+        self.written: torch.Tensor | None = written if written is None or written.ndim else written.view(1)
+
+    def lacks(self, index: Index, active: Value) -> bool:
+        """Return whether an active lane would read an element that was never written; None stands for all lanes."""
+        if self.written is None:
+            return False
+        there = self.written[index]
+        return bool((~there & torch.as_tensor(True if active is None else active)).any())
+
+    def lacks_box(self, starts: Sequence[int], extents: Sequence[int]) -> bool:
+        """Return whether an element of a box was never written."""
+        outer, _, _ = _overlap(starts, extents, self.shape)
+        return self.written is not None and not bool(self.written[outer if self.tensor.ndim else 0].all())
 
     def get(self, index: Index) -> Value:
         """Return copies of elements as a value; the index includes the prefix."""
@@ -85,6 +101,8 @@ class Storage:
         outer, inner, _ = _overlap(starts, tile.shape, self.shape)
         rounded = tile.to(self.tensor.dtype)
         target = self.raw if self.tensor.ndim else self.raw[0]
+        if self.written is not None:
+            self.written[outer if self.tensor.ndim else 0] = True
         target[outer] = (rounded if rounded.dtype == self.raw.dtype else rounded.view(self.raw.dtype))[inner]
 
 

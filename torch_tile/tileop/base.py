@@ -45,6 +45,10 @@ class RegisteredOp(TileOp):
         """Build the op from the arguments of `T.<op_name>(...)`."""
         raise NotImplementedError
 
+    def recorded(self) -> tuple[Stmt, ...]:
+        """Return the statements that an author's call of the op stands for."""
+        return (self,)
+
     def check(self) -> list[Diagnostic]:
         """Return a diagnostic for each wrong operand."""
         raise NotImplementedError
@@ -185,6 +189,18 @@ def serial(extent: Expr, body: Callable[[Var], Stmt], name: str = "k") -> Stmt:
     """Build a T.serial loop from 0."""
     var = Var(name, dt.int32, "loop")
     return For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (extent,), Block((body(var),)))
+
+
+def of_each(extents: Sequence[Expr], body: Callable[[tuple[Var, ...]], Stmt]) -> Stmt:
+    """Build loops over `extents` (at least one) that each thread runs by itself, with wide accesses."""
+    loop_vars = tuple(Var("ijklmn"[d], dt.int32, "loop") for d in range(len(extents)))
+    made = body(loop_vars)
+    for d in range(len(extents) - 1, -1, -1):
+        kind = LoopKind.VECTOR if d == len(extents) - 1 else LoopKind.UNROLLED  # so that arrays stay in registers
+        if not isinstance(extents[d], Const):
+            kind = LoopKind.SERIAL
+        made = For(kind, (loop_vars[d],), (const(0, dt.int32),), (extents[d],), Block((made,)))
+    return made
 
 
 def spread(region: Region, loop_vars: Sequence[Expr]) -> tuple[Expr, ...]:

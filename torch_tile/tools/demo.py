@@ -49,7 +49,7 @@ def demo(length: int = LENGTH, select: str = "fastest", every: bool = False) -> 
 
 
 def show_compiled(sample: Sample, length: int, select: str = "fastest") -> bool:
-    """One model by eager torch, by Inductor and by our backend, timed by turns; whether our logits are right."""
+    """Run one model by eager torch, by Inductor and by our backend; print times, and whether our logits are right."""
     print(f"\n{sample.name} ({sample.source}, random weights)")
     ids = torch.randint(0, VOCABULARY, (BATCH, length))
     with progress("computing it in float64 and in float32"):
@@ -75,7 +75,7 @@ def show_compiled(sample: Sample, length: int, select: str = "fastest") -> bool:
 
 
 def show_latent_decoding(length: int) -> bool:
-    """A decoding step of one latent attention layer of DeepSeek-V3's sizes, 16 heads; whether it is right."""
+    """Run a decoding step of one latent attention layer of DeepSeek-V3's sizes, 16 heads; print times and the error."""
     from torch_tile.nn import MLAAttention
 
     print(f"\ntorch_tile.nn.MLAAttention (DeepSeek-V3's sizes, 16 heads): one new token over {16 * length} cached ones")
@@ -108,7 +108,7 @@ def show_latent_decoding(length: int) -> bool:
 
 
 class FixedCache:
-    """A cache that gives the same positions to every step, and forgets the step."""
+    """A KV cache that gives the same positions to every step, and forgets the step."""
 
     def __init__(self, kv: Tensor, k_pe: Tensor) -> None:
         self.kept: tuple[Tensor, Tensor] = (kv, k_pe)
@@ -119,7 +119,7 @@ class FixedCache:
 
 
 def summary(report: Report) -> str:
-    """The verdict, the replaced subgraphs by kind, how many Inductor does faster, and each miss with its reason."""
+    """Format the verdict, the replaced subgraphs by kind, how many Inductor does faster, and each miss."""
     counts = Counter((row.family, row.what) for row in report.replaced())
     kept = len(report.select(status=KEPT))
     lines = [f"  {report.verdict()}", f"  {sum(counts.values())} subgraphs became tile kernels:"]
@@ -130,12 +130,12 @@ def summary(report: Report) -> str:
 
 
 def error(value: Tensor, exact: Tensor) -> float:
-    """Largest difference, relative to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return ((value.double() - exact).abs().max() / exact.abs().max()).item()
 
 
 def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median time of each, in seconds, taken in turns so that a busy machine is unfair to none."""
+    """Time each function; return the median seconds, taken in turns so that a busy machine is unfair to none."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
@@ -150,7 +150,7 @@ def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, 
 
 @contextmanager
 def progress(what: str, quiet: bool = False) -> Iterator[None]:
-    """Say what takes time: with a running clock on a terminal, with one line and its time elsewhere.
+    """Show progress of a slow step: a running clock on a terminal, else one line with its time.
 
     With `quiet` the line goes again from a terminal, and is not written elsewhere.
     """

@@ -33,7 +33,7 @@ def doctor(selftest: bool = False) -> int:
 
 
 def _computing() -> Iterator[tuple[str, Check, bool]]:
-    """The checks of selftest.py, which are looked up once torch was found."""
+    """Yield the checks of selftest.py, which is imported only once torch was found."""
     from torch_tile.tools.selftest import checks
 
     for name, check in checks():
@@ -41,7 +41,7 @@ def _computing() -> Iterator[tuple[str, Check, bool]]:
 
 
 def check_python() -> str:
-    """Version and machine."""
+    """Return the version of Python and the machine."""
     return f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
 
 
@@ -56,7 +56,7 @@ def check_torch() -> str:
 
 
 def check_compiler() -> str:
-    """The C++ compiler and its flags."""
+    """Find the C++ compiler and its flags."""
     from torch_tile.runtime.host_compiler import find_compiler
 
     found = find_compiler()
@@ -64,14 +64,14 @@ def check_compiler() -> str:
 
 
 def check_openmp() -> str:
-    """The OpenMP run time that kernels share with torch."""
+    """Find the OpenMP run time that kernels share with torch."""
     from torch_tile.runtime.host_compiler import find_compiler
 
     return shlex.join(find_compiler().link) or "linked by the compiler"
 
 
 def check_cache() -> str:
-    """The folder of compiled kernels, which must be writable."""
+    """Check that the folder of compiled kernels is writable."""
     from torch_tile.runtime.cache import cache_dir
 
     folder = cache_dir()
@@ -84,7 +84,7 @@ def check_cache() -> str:
 
 
 def check_kernel() -> str:
-    """A kernel compiled and run, compared with torch."""
+    """Compile and run a kernel, and compare it with torch."""
     import torch
 
     import torch_tile.ops
@@ -109,14 +109,14 @@ def check_backend() -> str:
 
 
 def check_transformers() -> str:
-    """Version of transformers."""
+    """Return the version of transformers."""
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeError('not installed; pip install "torch_tile[transformers]"')
     return importlib.metadata.version("transformers")
 
 
 def check_nvrtc() -> str:
-    """NVRTC, with which CUDA kernels are compiled; it needs no GPU."""
+    """Find NVRTC, with which CUDA kernels are compiled; it needs no GPU."""
     from torch_tile.hardware import Target
     from torch_tile.runtime.nvrtc import compile_cubin, find_nvrtc, nvrtc_version
 
@@ -126,7 +126,7 @@ def check_nvrtc() -> str:
 
 
 def check_launcher() -> str:
-    """The native module through which launches take a microsecond; without it they go through Python."""
+    """Build the native module through which launches take a microsecond; without it they go through Python."""
     from torch_tile.runtime.native_launch import native
 
     module = native()
@@ -136,14 +136,14 @@ def check_launcher() -> str:
 
 
 def check_driver() -> str:
-    """NVIDIA's driver."""
+    """Find NVIDIA's driver."""
     from torch_tile.runtime.driver import driver
 
     return "CUDA {}.{}".format(*driver().version())
 
 
 def check_gpu() -> str:
-    """Name and compute capability."""
+    """Return the GPU's name and compute capability."""
     import torch
 
     from torch_tile.hardware import detected
@@ -156,7 +156,7 @@ def check_gpu() -> str:
 
 
 def check_cuda_kernel() -> str:
-    """A kernel compiled and run on the GPU, compared with torch."""
+    """Compile and run a kernel on the GPU, and compare it with torch."""
     import torch
 
     import torch_tile.ops
@@ -169,7 +169,7 @@ def check_cuda_kernel() -> str:
 
 
 def check_variables() -> str:
-    """Environment variables that matter."""
+    """List the environment variables that matter."""
     names = ("CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
     found = [
         f"{name}={value}"

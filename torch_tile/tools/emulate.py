@@ -65,10 +65,14 @@ class EmulationError(RuntimeError):
 
 
 class _Range(ctypes.Structure):
+    """The C struct of an address range: begin and end of a tensor's memory."""
+
     _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p))
 
 
 class _Job(ctypes.Structure):
+    """The C struct of one launch: kernel, arguments, grid, threads and shared memory."""
+
     _fields_ = (
         ("kernel", ctypes.c_void_p),
         ("args", ctypes.c_void_p),
@@ -201,7 +205,7 @@ def _run(
 
 
 def host_text(*sources: CudaSource) -> str:
-    """The texts as C++ for the host: other headers, and a function that unpacks arguments for each entry."""
+    """Return the texts as C++ for the host: other headers, and a function that unpacks arguments for each entry."""
     included = dict.fromkeys(name for source in sources for name in _INCLUDE.findall(source.text))
     plain = "\n".join(
         re.sub(r"^#(include|pragma).*$", "", (csrc_dir() / f"{name}.h").read_text(), flags=re.MULTILINE)
@@ -218,7 +222,7 @@ def host_text(*sources: CudaSource) -> str:
 
 
 def _products(block: re.Match[str]) -> str:
-    """The functions of products in a block of generated ones, without their instructions."""
+    """Return the functions of generated products in a block of text, without their instructions."""
     lines = []
     for name, n, k, d, a, b, where, _, steps in _PRODUCT.findall(block[0]):
         walks = ("class A, class B", "A") if where == "ss" else ("class B", "InRegisters")
@@ -233,7 +237,7 @@ def _products(block: re.Match[str]) -> str:
 
 
 def build(sources: Sequence[CudaSource]) -> Path:
-    """The shared library of texts whose entries have names of their own, built or found in the cache."""
+    """Build the shared library of CUDA texts for the host, or find it in the cache."""
     text, compiler = host_text(*sources), find_compiler()
     patterns = ("emulated/*.h", "cpu_*.h", "ping_pong.h")
     headers = [path.read_bytes() for pattern in patterns for path in sorted(csrc_dir().glob(pattern))]
@@ -252,7 +256,7 @@ def build(sources: Sequence[CudaSource]) -> Path:
 
 
 def _scheduler_library() -> Path:
-    """The scheduler of csrc/emulated, built or found in the cache."""
+    """Build the thread scheduler of csrc/emulated, or find it in the cache."""
     compiler, folder = find_compiler(), csrc_dir() / "emulated"
     sources = [(folder / name).read_bytes() for name in ("scheduler.cpp", "scheduler.h")]
 
@@ -264,12 +268,14 @@ def _scheduler_library() -> Path:
 
 
 def _scheduler() -> Any:
+    """Load the scheduler's library, and declare its entry for ctypes."""
     library = ctypes.CDLL(str(_scheduler_library()), mode=ctypes.RTLD_GLOBAL)
     library.emulated_run.restype = ctypes.c_char_p
     return library
 
 
 def _compile(*command: Any) -> None:
+    """Run the C++ compiler. Raises InternalError with its message if it fails."""
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if result.returncode:
         raise InternalError(f"the printed text is no C++:\n{result.stderr[-4000:]}")

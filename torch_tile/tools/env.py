@@ -26,6 +26,7 @@ def describe() -> str:
 
 
 def _said(find: Callable[[], str]) -> str:
+    """Return what `find` returns, or "none" with the reason if it raises."""
     try:
         return find()
     except Exception as problem:  # whatever is wrong with this machine belongs into the report
@@ -33,7 +34,7 @@ def _said(find: Callable[[], str]) -> str:
 
 
 def own_version() -> str:
-    """The version of torch_tile, the commit of a checkout, and the folder that it is imported from."""
+    """Return the version of torch_tile, the commit of a checkout, and the folder that it is imported from."""
     folder = Path(torch_tile.__file__).parent
     asked = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     try:
@@ -44,14 +45,14 @@ def own_version() -> str:
 
 
 def machine() -> str:
-    """The system, and the name of the processor where the system tells it."""
+    """Return the system, and the name of the processor where the system tells it."""
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     name = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
     return f"{platform.platform()}, {name or platform.processor() or 'unknown processor'}, {os.cpu_count()} cores"
 
 
 def compiler() -> str:
-    """The first line of the C++ compiler's own version, after its command and flags."""
+    """Return the first line of the C++ compiler's own version, after its command and flags."""
     from torch_tile.runtime.host_compiler import find_compiler
 
     command = find_compiler().command
@@ -60,21 +61,21 @@ def compiler() -> str:
 
 
 def nvrtc() -> str:
-    """The version and the file of NVRTC."""
+    """Return the version and the file of NVRTC."""
     from torch_tile.runtime.nvrtc import find_nvrtc, nvrtc_version
 
     return "{}.{}".format(*nvrtc_version()) + f" at {find_nvrtc().path}"
 
 
 def torch_build() -> str:
-    """The versions that torch was built with, and whether it uses CUDA."""
+    """Return the versions that torch was built with, and whether it uses CUDA."""
     import torch
 
     return f"{doctor.check_torch()}, CUDA {torch.version.cuda or 'none'}, debug {torch.version.debug}"
 
 
 def packages() -> str:
-    """Versions of other packages that change what happens."""
+    """Return the versions of other packages that change what happens."""
     found = []
     for name in PACKAGES:
         try:

@@ -20,8 +20,16 @@ from torch_tile.kernels import common
 from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad, scaled
-from torch_tile.kernels.loss import cross_entropy
+from torch_tile.kernels.gemm import (
+    dequant as dequant_gemm,
+    gemm,
+    grouped,
+    grouped_dequant,
+    grouped_scaled,
+    grouped_wgrad,
+    scaled,
+)
+from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
@@ -42,14 +50,14 @@ class Case:
 
 
 def catalogue() -> list[Case]:
-    """Representative calls of every family, for each dtype that it has kernels for."""
-    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms()
+    """List representative calls of every family, for each dtype that it has kernels for."""
+    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
     return [*products, *attentions, *_decodings(), *_rows(), *_scans()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
-    """The kernels that a case launches on a machine of `target`, in their order; none is run.
+    """Compile the kernels that a case launches on a machine of `target`, in their order; none is run.
 
     Empty where the family leaves the case to plain torch.
     """
@@ -68,11 +76,12 @@ def launches(case: Case, target: Target) -> list[Launch]:
 
 
 def machine_for(target: Target) -> common.Machine:
-    """A machine of a target that is not at hand."""
+    """Make the description of a machine of a target that is not at hand."""
     return common.Machine(target, target.sms if target.kind == "cuda" else 128)
 
 
 def _gemms() -> Iterator[Case]:
+    """Yield cases of `gemm`: square, odd, few rows, long K, and with epilogues."""
     bias_gelu, swiglu = "v=add(acc0,x0);w=gelu(v);ret w", "g=silu(acc0);y=mul(g,acc1);ret y"
     for name, dtype in ALL.items():
         for shape in ((2048, 2048, 2048), (512, 512, 512), (777, 555, 999), (64, 4096, 4096), (16, 64, 65536)):
@@ -97,6 +106,8 @@ def _gemm(
     dtype: torch.dtype, m: int, n: int, k: int, epilogue: str = "", kinds: str = "", products: int = 1,
     transposed: bool = False,
 ) -> Callable[[Make], object]:  # fmt: skip
+    """Return a call of `gemm` with tensors of these sizes."""
+
     def call(make: Make) -> object:
         bs = [make((n, k), dtype).T if transposed else make((k, n), dtype) for _ in range(products)]
         return gemm.gemm(make((m, k), dtype), bs, [make((n,), dtype) for _ in kinds], kinds, epilogue, dtype)
@@ -119,6 +130,8 @@ def _grouped_gemms() -> Iterator[Case]:
 def _grouped_gemm(
     dtype: torch.dtype, rows: int, epilogue: str = "", kinds: str = "", products: int = 1, transposed: bool = True
 ) -> Callable[[Make], object]:
+    """Return a call of `grouped_gemm` with 64 groups of so many rows."""
+
     def call(make: Make) -> object:
         groups, n, k = 64, 1536, 2048
         bs = [make((groups, n, k), dtype).mT if transposed else make((groups, k, n), dtype) for _ in range(products)]
@@ -129,6 +142,8 @@ def _grouped_gemm(
 
 
 def _k_grouped_gemm(dtype: torch.dtype, m: int, n: int) -> Callable[[Make], object]:
+    """Return a call of `k_grouped_gemm` with results of `m x n`."""
+
     def call(make: Make) -> object:
         rows, offsets = 64 * 512, make((64,), torch.int32)
         return grouped_wgrad.k_grouped_gemm(make((rows, m), dtype), make((rows, n), dtype), offsets, dtype)
@@ -137,7 +152,7 @@ def _k_grouped_gemm(dtype: torch.dtype, m: int, n: int) -> Callable[[Make], obje
 
 
 def _dequant_gemms() -> Iterator[Case]:
-    """Schemes as (words, bits, columns of a group or 0, whether there are zeros)."""
+    """Yield cases of `dequant_gemm`: integer, float8 and table formats, for few and many rows."""
     schemes = {
         "int8": (torch.int8, 8, 0, False), "int8 groups": (torch.int8, 8, 32, True),
         "int4": (torch.uint8, 4, 32, True), "int4 g128": (torch.uint8, 4, 128, False),
@@ -151,14 +166,17 @@ def _dequant_gemms() -> Iterator[Case]:
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
     tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
+    nvfp4 = 16, torch.float8_e4m3fn
     for name, dtype in HALVES.items():
         for table, scales in tables.items():
             for m in (1, 64, 1024):
                 yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
+        for m in (1, 64, 1024):
+            yield Case(f"dequant_gemm {name} nvfp4 {m}", _table_gemm(dtype, m, "e2m1", *nvfp4))
 
 
 def _scaled_gemms() -> Iterator[Case]:
-    """Products of float8, by how operands are scaled, and the rounding of activations to it."""
+    """Yield cases of float8 products by how operands are scaled, and of the rounding of activations to float8."""
     forms = {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128)), "runs": ((1, 128), (1, 128))}
     for name, form in forms.items():
         for m in (16, 4096):
@@ -168,7 +186,7 @@ def _scaled_gemms() -> Iterator[Case]:
 
 
 def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
-    """Scales as (rows that share one, columns that share one or 0)."""
+    """Return a call of `scaled_gemm`; scales as (rows that share one, columns that share one or 0)."""
     float8, n, k = torch.float8_e4m3fn, 4096, 4096
 
     def call(make: Make) -> object:
@@ -182,11 +200,66 @@ def _scaled_gemm(m: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callab
     return call
 
 
+def _experts() -> Iterator[Case]:
+    """Make grouped products of 32 matrices of few bits or of float8, with rows for each as in decoding and in prompts.
+
+    Schemes of few bits are (columns of a run, scale, format).
+    """
+    gated = "a=add(acc0,x0);b=add(acc1,x1);g=min(a,7.0);s=sigmoid(g);v=mul(g,s);y=mul(v,b);ret y"
+    schemes = {"e2m1": (32, torch.float8_e8m0fnu, "e2m1"), "int4": (128, torch.bfloat16, "")}
+    for rows in (4, 512):
+        for name, scheme in schemes.items():
+            yield Case(f"grouped_dequant_gemm {name} {rows}", _few_bit_experts(rows, *scheme))
+            yield Case(f"grouped_dequant_gemm {name} gated {rows}", _few_bit_experts(rows, *scheme, gated, 2))
+        for name, form in {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128))}.items():
+            yield Case(f"grouped_scaled_gemm {name} {rows}", _float8_experts(rows, *form))
+
+
+def _few_bit_experts(
+    rows: int, group: int, scale: torch.dtype, format: str, epilogue: str = "", products: int = 1
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        groups, n, k, dtype = 32, 2048, 2048, torch.bfloat16
+        words = make((groups, products * n, k // 2), torch.uint8)
+        factors = make((groups, products * n, k // group), scale)
+        bs, scales = ([x[:, i::products] for i in range(products)] for x in (words, factors))
+        aux = [make((groups, n), torch.float32) for _ in range(products)] if epilogue else []
+        a, offsets, fields = (
+            make((groups * rows, k), dtype),
+            make((groups,), torch.int32),
+            (4, False, 0 if format else 8),
+        )
+        return grouped_dequant.grouped_dequant_gemm(
+            a, bs, scales, [], offsets, *fields, aux, "g" * len(aux), epilogue, dtype, format
+        )
+
+    return call
+
+
+def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
+    """Scales as (rows that share one, columns that share one or 0)."""
+    float8, groups, n, k = torch.float8_e4m3fn, 32, 2048, 2048
+
+    def call(make: Make) -> object:
+        runs = [k // columns if columns else 1 for _, columns in (of_a, of_b)]
+        scale_a = make((groups * rows, runs[0]), torch.float32)
+        scale_b = make((groups, n // of_b[0], runs[1]), torch.float32)
+        a, b, offsets = make((groups * rows, k), float8), make((groups, n, k), float8), make((groups,), torch.int32)
+        return grouped_scaled.grouped_scaled_gemm(
+            a, b.mT, scale_a, scale_b.mT, offsets, [], "", "", torch.bfloat16
+        )  # fmt: skip
+
+    return call
+
+
 def _quantization(group: int) -> Callable[[Make], object]:
+    """Return a call of `quantize_fp8` in runs of `group` columns."""
     return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, torch.float8_e4m3fn)
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
+    """Return a call of `dequant_gemm` on weights of a 4-bit number format."""
+
     def call(make: Make) -> object:
         n = k = 4096
         a, words, scales = make((m, k), dtype), make((n, k // 2), torch.uint8), make((n, k // group), scale)
@@ -198,6 +271,8 @@ def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch
 def _dequant_gemm(
     dtype: torch.dtype, m: int, n: int, words: torch.dtype, bits: int, group: int, zero: bool, products: int = 1
 ) -> Callable[[Make], object]:
+    """Return a call of `dequant_gemm` on weights of integers or float8."""
+
     def call(make: Make) -> object:
         k = 4096
         groups = k // group if group else 1
@@ -216,6 +291,7 @@ SLOPES = "v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"
 
 
 def _attentions() -> Iterator[Case]:
+    """Yield cases of `attention`: causal, windows, masks, biases, score functions, decoding."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
             yield Case(f"attention {name} d{size}", _attention(dtype, size))
@@ -253,6 +329,8 @@ def _attention(
     dtype: torch.dtype, size: int, lengths: tuple[int, int] = (1024, 1024), groups: int = 1, causal: bool = False,
     window: int = 0, mask: torch.dtype | None = None, score: str = "", aux: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Make], object]:  # fmt: skip
+    """Return a call of `attention` with 8 heads of `size` in a batch of 2."""
+
     def call(make: Make) -> object:
         queries, keys = lengths
         q, k, v = (make((2, h, s, size), dtype) for h, s in ((8 * groups, queries), (8, keys), (8, keys)))
@@ -264,6 +342,7 @@ def _attention(
 
 
 def _attention_backwards() -> Iterator[Case]:
+    """Yield cases of `attention_backward`, as for `attention`."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
             yield Case(f"attention_backward {name} d{size}", _attention_backward(dtype, (size, size)))
@@ -299,6 +378,8 @@ def _attention_backward(
     causal: bool = False, window: int = 0, mask: torch.dtype | None = None, keep: str = "",
     score: str = "", aux: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Make], object]:  # fmt: skip
+    """Return a call of `attention_backward` with 8 heads in a batch of 2."""
+
     def call(make: Make) -> object:
         queries, keys = lengths
         rows = (2, 8 * groups, queries)
@@ -314,7 +395,7 @@ def _attention_backward(
 
 
 def _attentions_of_sequences() -> Iterator[Case]:
-    """Attention over ragged sequences and over keys in pages."""
+    """Yield cases of attention over ragged sequences and over keys in pages."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
             yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
@@ -330,6 +411,8 @@ def _attentions_of_sequences() -> Iterator[Case]:
 def _varlen(
     dtype: torch.dtype, size: int, groups: int = 1, causal: bool = False, window: int = 0, score: str = ""
 ) -> Callable[[Make], object]:
+    """Return calls of `attention_varlen` and its backward."""
+
     def call(make: Make) -> object:
         q, k, v = (make((4096, heads, size), dtype) for heads in (8 * groups, 8, 8))
         starts = make((9,), torch.int32)
@@ -341,6 +424,8 @@ def _varlen(
 
 
 def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
+    """Return a call of `attention_paged` with pages of `page` positions."""
+
     def call(make: Make) -> object:
         shape = (8 * queries,) if ragged else (8, queries)
         q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), dtype) for _ in range(2))
@@ -352,12 +437,14 @@ def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) ->
 
 
 def _append(dtype: torch.dtype, make: Make) -> None:
+    """Call `append_to_pages`."""
     k, v = (make((8, 4, 8, 128), dtype) for _ in range(2))
     k_pages, v_pages = (make((64, 16, 8, 128), dtype) for _ in range(2))
     paged.append_to_pages(k, v, k_pages, v_pages, make((8, 8), torch.int32), make((8,), torch.int32))
 
 
 def _decodings() -> Iterator[Case]:
+    """Yield cases of `mla_decode`: contiguous, in pages, split, and with a schedule."""
     for name, dtype in FLOATS.items():
         yield Case(f"mla {name}", _decoding(dtype, 128, 64, 0))
         yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
@@ -370,6 +457,8 @@ def _decodings() -> Iterator[Case]:
 def _decoding(
     dtype: torch.dtype, heads: int, batch: int, page: int, scheduled: bool = False
 ) -> Callable[[Make], object]:
+    """Return a call of `mla_decode` with these heads and batch size."""
+
     def call(make: Make) -> object:
         q, q_pe = make((batch, 1, heads, 512), dtype), make((batch, 1, heads, 64), dtype)
         cache = (batch * 64, page) if page else (batch, 4096)
@@ -383,7 +472,7 @@ def _decoding(
 
 
 def _rows() -> Iterator[Case]:
-    """Norms, softmax and losses."""
+    """Yield cases of norms, softmax and losses."""
     for name, dtype in ALL.items():
         for n in (128, 4096, 16384, 1000):
             yield Case(f"rms_norm {name} {n}", partial(_rms_norm, dtype, n))
@@ -395,21 +484,27 @@ def _rows() -> Iterator[Case]:
         for n in (1000, 32000, 50257):
             yield Case(f"cross_entropy {name} {n}", partial(_cross_entropy, dtype, n, 0.0))
         yield Case(f"cross_entropy {name} smoothed", partial(_cross_entropy, dtype, 32000, 0.1))
+        yield Case(f"linear_cross_entropy {name}", partial(_linear_cross_entropy, dtype, 32000, None))
+    yield Case("linear_cross_entropy bf16 capped", partial(_linear_cross_entropy, torch.bfloat16, 4099, 30.0))
 
 
 def _rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `rms_norm` on 512 rows of n."""
     return norm.rms_norm(make((512, n), dtype), make((n,), dtype))
 
 
 def _add_rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `rms_norm` with a residual and an activation on 512 rows of n."""
     return norm.rms_norm(make((512, n), dtype), make((n,), dtype), make((512, n), dtype), activation="silu")
 
 
 def _layer_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `layer_norm` on 512 rows of n."""
     return norm.layer_norm(make((512, n), dtype), make((n,), dtype), make((n,), dtype))
 
 
 def _modulated_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    """Call `fused_norm` with a gated sum in front and a modulation behind."""
     x, y = (make((2, 256, n), dtype) for _ in range(2))
     aux = [make((2, 1, n), dtype) for _ in range(3)]
     gate, modulate = "v0=mul(x2,x3);v1=add(acc0,v0);ret v1", "v0=add(x0,1.0);v1=mul(acc0,v0);v2=add(v1,x1);ret v2"
@@ -417,6 +512,7 @@ def _modulated_norm(dtype: torch.dtype, n: int, make: Make) -> object:
 
 
 def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Make) -> object:
+    """Call `cross_entropy` and its backward on 64 rows of n logits."""
     logits, target = make((64, n), dtype), make((64,), torch.int64)
     weight = make((n,), torch.float32) if label_smoothing else None
     loss, lse = cross_entropy.cross_entropy(logits, target, weight, label_smoothing=label_smoothing)
@@ -424,12 +520,21 @@ def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Mak
     return loss, cross_entropy.cross_entropy_backward(loss, *given, label_smoothing=label_smoothing)
 
 
+def _linear_cross_entropy(dtype: torch.dtype, n: int, softcap: float | None, make: Make) -> object:
+    hidden, weight, target = make((512, 256), dtype), make((n, 256), dtype), make((512,), torch.int64)
+    grad = make((512,), torch.float64 if dtype == torch.float64 else torch.float32)
+    given = hidden, weight, target, None, make((n,), torch.float32) if softcap else None, -100, 0.1 if softcap else 0.0
+    found = linear_cross_entropy.linear_cross_entropy(*given, softcap=softcap, chunk=256)
+    return found, linear_cross_entropy.linear_cross_entropy_gradients(grad, *given, softcap=softcap, chunk=256)
+
+
 def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
+    """Call `softmax` on 512 rows of n."""
     return softmax.softmax(make((512, n), dtype), dim)
 
 
 def _scans() -> Iterator[Case]:
-    """Layers of Mamba-2: 8 heads of 64 channels and 128 states in 2 groups; and one of odd sizes."""
+    """Yield cases of Mamba-2 layers: 8 heads of 64 channels and 128 states in 2 groups; and one of odd sizes."""
     usual, odd = (2, 1024, 8, 64, 2, 128), (1, 77, 3, 23, 1, 41)
     cases = {"bf16": (torch.bfloat16, usual), "bf16 odd": (torch.bfloat16, odd), "fp32": (torch.float32, usual)}
     for name, (dtype, sizes) in (cases | {"fp64": (torch.float64, usual)}).items():
@@ -439,6 +544,8 @@ def _scans() -> Iterator[Case]:
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
+    """Return calls of `causal_conv1d`, its update and its backward."""
+
     def call(make: Make) -> object:
         x, weight, bias = make((batch, length, channels), dtype), make((channels, 4), dtype), make((channels,), dtype)
         given = weight, bias, make((batch, 3, channels), dtype), "silu"
@@ -451,6 +558,8 @@ def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> 
 def _scan(
     dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
 ) -> Callable[[Make], object]:
+    """Return calls of `ssd_chunk_scan` and its backward."""
+
     def call(make: Make) -> object:
         x, wide = make((batch, length, heads, head_dim), dtype), torch.promote_types(dtype, torch.float32)
         keys = make((batch, length, groups, states), dtype)
@@ -465,6 +574,8 @@ def _scan(
 def _scan_update(
     dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
 ) -> Callable[[Make], object]:
+    """Return a call of `selective_state_update`."""
+
     def call(make: Make) -> object:
         x, channel = make((batch, heads, head_dim), dtype), make((heads, head_dim), dtype)
         state, A = make((batch, heads, head_dim, states), dtype), make((heads, head_dim, states), torch.float32)

@@ -75,6 +75,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {"llama": llama, "deepseek": deepseek
 
 
 def _sizes() -> dict[str, int]:
+    """Return the sizes of the sample models as transformers' config arguments."""
     return {
         "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "vocab_size": VOCABULARY,
@@ -82,6 +83,7 @@ def _sizes() -> dict[str, int]:
 
 
 def _from_config(name: str, config: Any) -> Sample:
+    """Make a sample from a config of transformers."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -89,7 +91,7 @@ def _from_config(name: str, config: Any) -> Sample:
 
 
 def _rotate(x: Tensor, start: int = 0) -> Tensor:
-    """Rotary position embedding of `[B, H, S, R]`, positions from `start`."""
+    """Apply the rotary position embedding to `[B, H, S, R]`, positions from `start`."""
     half = x.shape[-1] // 2
     rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
     angles = torch.arange(start, start + x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates

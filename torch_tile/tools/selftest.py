@@ -26,7 +26,7 @@ def devices() -> list[str]:
 
 
 def checks() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Names and checks, those of each device."""
+    """Return the names and functions of all checks, for each device."""
     for device in devices():
         for name, check in CHECKS.items():
             yield f"{name} {device}", lambda check=check, device=device: check(device)  # type: ignore[misc]
@@ -48,6 +48,8 @@ def check_branches(device: str) -> str:
 
 
 def _branches(columns: int, first: int, less: float, more: float) -> Any:
+    """Build a kernel with branches on an index in a parallel loop."""
+
     @T.prim_func
     def branches(A: T.Tensor((4, columns), "float32"), B: T.Tensor((4, columns), "float32")):  # type: ignore[no-untyped-def,valid-type]
         with T.Kernel(1, threads=32):
@@ -61,7 +63,7 @@ def _branches(columns: int, first: int, less: float, more: float) -> Any:
 
 
 def check_products(device: str) -> str:
-    """Products, dense and grouped, with epilogues."""
+    """Compare products, dense and grouped, with epilogues."""
     tile = torch.ops.tile
     for dtype in _dtypes(device):
         a, b, c = _made(device, dtype, (77, 200), (200, 136), (200, 136))
@@ -88,7 +90,7 @@ def check_products(device: str) -> str:
 
 
 def check_attention(device: str) -> str:
-    """Attention and its gradients, decoding, and scores that are large."""
+    """Compare attention and its gradients, decoding, and scores that are large."""
     for dtype in _dtypes(device):
         q, k, v, grad = _made(device, dtype, (1, 4, 70, 64), (1, 2, 70, 64), (1, 2, 70, 64), (1, 4, 70, 64))
         for size in (1.0, 2.0**20):
@@ -114,7 +116,7 @@ def check_attention(device: str) -> str:
 
 
 def check_rows(device: str) -> str:
-    """Norms and softmax."""
+    """Compare norms and softmax."""
     tile = torch.ops.tile
     for dtype in _dtypes(device):
         x, weight, bias = _made(device, dtype, (33, 500), (500,), (500,))
@@ -131,10 +133,12 @@ CHECKS: dict[str, Check] = {
 
 
 def _dtypes(device: str) -> Sequence[torch.dtype]:
+    """Return the dtypes to check on a device."""
     return (torch.float32, torch.bfloat16) if device == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _made(device: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Make random tensors on a device."""
     return [torch.randn(shape).to(device, dtype) for shape in shapes]
 
 

@@ -29,7 +29,9 @@ from torch_tile.tools import Mistake
 
 
 def show(file: str, target: str, stages: list[str], pictures: str = "", formats: tuple[str, ...] = ("svg",)) -> str:
-    """The report on every T.prim_func that is a global name of `file`. Raises Mistake, if there is none for one."""
+    """Report on every T.prim_func that is a global name of `file`. Raises Mistake, if there is none for one. Raises
+    Mistake, if there is none for one.
+    """
     check(target, stages)
     kernels = {n: f for n, f in runpy.run_path(file).items() if isinstance(f, PrimFunc)}
     if not kernels:
@@ -57,7 +59,7 @@ def check(target: str, stages: list[str]) -> None:
 
 
 def report(program: Program, target: str, stages: list[str]) -> str:
-    """Schedule, layouts with a small picture each, and the program after the passes named in `stages` ("all")."""
+    """Format the schedule, the layouts with small pictures, and the program after the passes in `stages` ("all")."""
     build = Build(Target.of(target))
     laid_out, flat, texts = lowered(program, build, stages)
     parts = [repr(build.schedule(program.name)), "", *table(build, laid_out, flat)]
@@ -69,7 +71,7 @@ def report(program: Program, target: str, stages: list[str]) -> str:
 
 
 def lowered(program: Program, build: Build, stages: list[str]) -> tuple[Program, Program, dict[str, str]]:
-    """The program with its layouts, the flat program, and the text after each of `stages`."""
+    """Lower a program; return it with layouts, flat, and as text after each of `stages`."""
     laid_out, texts = program, {}
     for step, _ in cuda_passes(build):
         program = step(program)
@@ -81,13 +83,13 @@ def lowered(program: Program, build: Build, stages: list[str]) -> tuple[Program,
 
 
 def tiles(program: Program) -> list[Buffer]:
-    """Shared buffers and fragments, in program order."""
+    """List shared buffers and fragments, in program order."""
     found = (n.buffer for n in walk(program) if isinstance(n, Alloc))
     return [b for b in found if b.scope in ("shared", "fragment")]
 
 
 def table(build: Build, laid_out: Program, flat: Program) -> list[str]:
-    """One line per buffer: layout, vector width, passes of a warp's worst access, and who decided."""
+    """Format one line per buffer: layout, vector width, passes of a warp's worst access, and who decided."""
     worst = conflicts(flat)
     rows = [("buffer", "scope", "layout", "vector", "passes", "decided by")]
     for p in build.placements:
@@ -99,7 +101,7 @@ def table(build: Build, laid_out: Program, flat: Program) -> list[str]:
 
 
 def conflicts(flat: Program) -> dict[str, int]:
-    """For each shared buffer, the passes that the first warp's worst access takes; 1 is free of bank conflicts.
+    """Count, for each shared buffer, the passes that the first warp's worst access takes; 1 is free of bank conflicts.
 
     Loops and blocks stand at their first turn; accesses whose place is read from memory are left out.
     """
@@ -116,7 +118,7 @@ def conflicts(flat: Program) -> dict[str, int]:
 
 
 def accesses(kernel: Kernel) -> Iterator[tuple[Buffer, Expr, int]]:
-    """Shared buffer, index and bytes per lane of every access in a flat kernel."""
+    """List shared buffer, index and bytes per lane of every access in a flat kernel."""
     for node in walk(kernel.body):
         if isinstance(node, Load | Store) and node.buffer.scope == "shared" and len(node.indices) == 1:
             yield node.buffer, node.indices[0], node.buffer.dtype.itemsize

@@ -67,6 +67,8 @@ SCHEMES = {
     "fp4 in float32": Scheme(U8, 4, high_first=True, group=64, a=F32, format="fp4"),
     "mxfp4": Scheme(U8, 4, group=32, scale=E8M0, format="e2m1"),
     "mxfp4 in float16": Scheme(U8, 4, group=32, scale=E8M0, a=HALF, format="e2m1"),
+    "nvfp4": Scheme(U8, 4, group=16, scale=torch.float8_e4m3fn, format="e2m1"),
+    "int4 with scales of float8": Scheme(U8, 4, group=32, offset=8, scale=torch.float8_e4m3fn, a=HALF),
     "float64": Scheme(I8, zero=F32, a=F64),
 }
 SWIGLU = "g=silu(acc0);u=add(acc1,x0);y=mul(g,u);ret y"
@@ -127,7 +129,17 @@ def test_random_problems(scheme, rounds, problems, check):
 
 @pytest.mark.parametrize(
     "scheme",
-    ["int8", "uint4", "uint4 with zeros", "uint4 of large groups", "int4 by rows", "e4m3", "nf4", "mxfp4 in float16"],
+    [
+        "int8",
+        "uint4",
+        "uint4 with zeros",
+        "uint4 of large groups",
+        "int4 by rows",
+        "e4m3",
+        "nf4",
+        "mxfp4 in float16",
+        "nvfp4",
+    ],
 )
 def test_aligned_rows(scheme, rounds, problems, check):
     """Bulk copies and wgmma on Hopper, which the ragged sizes of others refuse."""

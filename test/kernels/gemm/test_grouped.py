@@ -16,7 +16,10 @@ BF16, F64 = torch.bfloat16, torch.float64
 FORMS = {  # dtype, result, epilogue, kinds, number of bs
     "plain": (torch.float32, torch.float32, "", "", 1),
     "swiglu": (torch.float32, torch.float32, "g=silu(acc0);y=mul(g,acc1);ret y", "", 2),
-    "every_kind": (torch.float32, torch.float16, "a=mul(acc0,x0);b=add(a,x1);c=sub(b,x2);d=div(c,x3);ret d", "trcs", 1),
+    "every_kind": (
+        *(torch.float32, torch.float16, "a=mul(acc0,x0);b=add(a,x1);c=sub(b,x2);d=div(c,x3);e=add(d,x4);ret e"),
+        *("trcsg", 1),
+    ),
     "bfloat16": (BF16, BF16, "v=mul(acc0,x0);ret v", "c", 1),
     "masked": (BF16, BF16, "v=where(x0,0.0,acc0);w=mul(v,x1);ret w", "cc", 1),  # x0: truth values
     "float64": (F64, F64, "v=tanh(acc0);w=add(v,x0);ret w", "r", 1),
@@ -56,7 +59,7 @@ def operands(problems, spec, groups, m, n, k, layout=None):
     dtype, _, _, kinds, count = FORMS[spec]
     a = problems.tensor(m, k, dtype=dtype, layout=layout)
     bs = [problems.tensor(groups, k, n, dtype=dtype, layout=layout or "turned") for _ in range(count)]
-    shapes = {"t": (m, n), "r": (n,), "c": (m, 1), "s": (1,)}
+    shapes = {"t": (m, n), "r": (n,), "c": (m, 1), "s": (1,), "g": (groups, n)}
     aux = [problems.tensor(*shapes[kind], dtype=dtype) for kind in kinds]
     if spec == "masked":
         aux[0] = aux[0] > 0

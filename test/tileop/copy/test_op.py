@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
 import random
 
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -180,3 +182,32 @@ def test_only_memory_can_be_copied():
                 T.copy(3.0, A)
 
     assert caught.value.code == "copy_values"
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float16"])
+@pytest.mark.parametrize("sizes", [(16,), (3, 4), (2, 5)])
+def test_a_threads_own_array(dtype, sizes):
+    """Each thread copies all of its array: between memory and T.alloc_local nothing is shared among threads."""
+    count = math.prod(sizes)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((50, *sizes), dtype), B: T.Tensor((50, *sizes), dtype)):
+        with T.Kernel(2, threads=32) as bx:
+            at = bx * 32 + T.get_thread_binding()
+            tile = T.alloc_shared((32, *sizes), dtype)
+            own, back = T.alloc_local(sizes, dtype), T.alloc_local((count,), dtype)
+            if at < 50:
+                T.copy(A[(at, *[slice(None)] * len(sizes))], own)
+                T.copy(own, tile[(at % 32, *[slice(None)] * len(sizes))])
+                flat = T.reshape(tile, (32, count))
+                T.copy(flat[at % 32, :], back)
+                T.copy(T.reshape(back, sizes), B[(at, *[slice(None)] * len(sizes))])
+
+    a, b = (
+        torch.randint(-50, 50, (50, *sizes)).to(getattr(torch, dtype)),
+        torch.zeros(50, *sizes).to(getattr(torch, dtype)),
+    )
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        findings = torch_tile.compile(kernel, target=target).interpret(a, b.zero_())
+        assert not findings, findings.report()
+        assert torch.equal(a, b)

@@ -10,23 +10,24 @@ from torch_tile.hardware import FALLBACK_ARCH, Target, detected
 
 
 def _gpu() -> Target:
+    """Return the target of the GPU, or a fallback without one."""
     return Target("cuda", detected() or FALLBACK_ARCH)
 
 
 def get_num_sms(device_id: int = 0) -> int:
-    """Multiprocessors of the GPU: blocks of a persistent kernel."""
+    """Return the number of multiprocessors of the GPU: blocks of a persistent kernel."""
     properties = get_cuda_device_properties(device_id)
     return num_sms_of(_gpu()) if properties is None else int(properties.multi_processor_count)
 
 
 def get_device_name(device_id: int = 0) -> str:
-    """The GPU's name; without a GPU, that of the architecture."""
+    """Return the GPU's name; without a GPU, that of the architecture."""
     properties = get_cuda_device_properties(device_id)
     return _gpu().arch if properties is None else str(properties.name)
 
 
 def get_max_dynamic_shared_size_bytes(device_id: int = 0) -> int:
-    """Bytes of shared memory that one block may ask for."""
+    """Return the bytes of shared memory that one block may ask for."""
     return _gpu().chip.shared_limit
 
 
@@ -34,7 +35,7 @@ get_shared_memory_per_block = get_max_dynamic_shared_size_bytes
 
 
 def get_registers_per_block(device_id: int = 0) -> int:
-    """Registers of 32 bits that one block may have."""
+    """Return the 32-bit registers that one block may have."""
     return 65536
 
 

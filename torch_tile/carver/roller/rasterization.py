@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rasterization:
-    """An order of blocks."""
+    """The order in which blocks take output tiles."""
 
     panel_width: int = 1
 
 
 class NoRasterization(Rasterization):
-    """Row by row."""
+    """Blocks in row-major order."""
 
 
 class Rasterization2DRow(Rasterization):
-    """In panels of so many blocks, along rows."""
+    """Blocks in panels of so many, along rows."""
 
 
 class Rasterization2DColumn(Rasterization):
-    """In panels of so many blocks, along columns."""
+    """Blocks in panels of so many, along columns."""
 
 
 __all__ = ["NoRasterization", "Rasterization", "Rasterization2DColumn", "Rasterization2DRow"]

@@ -14,7 +14,7 @@ import sympy
 import torch
 
 from torch_tile.inductor import compat
-from torch_tile.runtime.launch_plan import LaunchPlan, planning, tensors_in
+from torch_tile.runtime.launch_plan import LaunchPlan, Unplanned, planning
 
 LARGEST = 2**31 - 2**16  # of a symbol: kernels take sizes as 32 bits
 
@@ -125,12 +125,17 @@ def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], 
                     plan.add(fake(form, symbols.number), form.low)
                 with planning(plan):
                     call(list(plan.roots))
-            refuse(plan)
+            plan.require_launches_only()
             plan.compile()
     except NotEmbedded:
         raise
+    except Unplanned as why:
+        raise NotEmbedded(str(why), why.copies) from why
     except Exception as problem:
-        refuse_torch(plan)  # the failure may depend on values that torch computes
+        try:
+            plan.refuse_torch()  # the failure may depend on values that torch computes
+        except Unplanned as why:
+            raise NotEmbedded(str(why), why.copies) from problem
         raise NotEmbedded(f"{type(problem).__name__}: {problem}") from problem
     for launcher in (launch.kernel.launcher for launch in plan.launches):
         if launcher.out_idx or launcher.program.outputs or launcher.program.workspaces:
@@ -140,22 +145,6 @@ def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], 
         shown = " and ".join(str(each.subs(theirs)) for each in asked)
         raise NotEmbedded(f"which kernel is right depends on sizes known at run time only: {shown}")
     return Recorded(plan, symbols)
-
-
-def refuse(plan: LaunchPlan) -> None:
-    """Raise NotEmbedded for a plan with anything but launches on arguments and empty tensors, or with no launch."""
-    refuse_torch(plan)
-    if not plan.launches:
-        raise NotEmbedded("nothing is launched")
-    if any(plan.root(x) is None for launch in plan.launches for x in tensors_in(launch.args)):
-        raise NotEmbedded("a kernel is given a tensor that is no view of an argument")
-
-
-def refuse_torch(plan: LaunchPlan) -> None:
-    """Raise NotEmbedded for a plan that asks torch for more than views and empty tensors."""
-    for call in plan.torch_calls:
-        copied = plan.root(call.source) if call.name == "aten::clone" and call.source is not None else None
-        raise NotEmbedded(f"torch is asked for {call.name}", copied)
 
 
 def fake(form: Form, number: Callable[[Any], Any]) -> torch.Tensor:

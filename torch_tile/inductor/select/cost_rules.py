@@ -274,3 +274,50 @@ def compete_loss(
         fakes = [compat.empty_for(x) for x in tensors]
         new, old = (_traced(timed(loss), fakes) for loss in (cross_entropy_loss, theirs))
     return decide(new, old, settings)
+
+
+def compete_linear_loss(
+    tensors: Sequence[Any], options: dict[str, Any], softcap: float | None, settings: Settings
+) -> Outcome:
+    """Time `tile.linear_cross_entropy` and its gradients against `F.linear` and `F.cross_entropy`, on fake tensors.
+
+    `tensors`: hidden, weight, target, bias or None, weights of the classes or None. Gradients are those of hidden,
+    weight and bias that are required, from an upstream gradient of ones.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from torch_tile.inductor.select.decide import decide  # with the benchmark: nothing for graphs from the cache
+    from torch_tile.ops.losses import linear_cross_entropy_loss
+
+    there = [x is not None for x in tensors]
+    wanted = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in tensors]
+
+    def ours(x: Any, weight: Any, target: Any, bias: Any, classes: Any) -> torch.Tensor:
+        return linear_cross_entropy_loss(
+            x, weight, target, linear_bias=bias, weight=classes, softcap=softcap, **options
+        )
+
+    def theirs(x: Any, weight: Any, target: Any, bias: Any, classes: Any) -> torch.Tensor:
+        logits = F.linear(x, weight, bias)
+        logits = logits if softcap is None else torch.tanh(logits / softcap) * softcap
+        return F.cross_entropy(logits.float(), target, classes, **options)
+
+    def timed(loss: Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+        """Wrap a loss so that it also computes the gradients that are required."""
+
+        def call(*given: torch.Tensor) -> Tensors:
+            rest = iter(given)
+            full = [next(rest).detach() if here else None for here in there]
+            with torch.enable_grad():
+                leaves = [x.requires_grad_() for x, want in zip(full, wanted, strict=True) if x is not None and want]
+                found = loss(*full)
+                return found.detach(), *(torch.autograd.grad(found.sum(), leaves) if leaves else ())
+
+        return call
+
+    with compat.isolated_compile(), FakeTensorMode():
+        fakes = [None if x is None else compat.empty_for(x) for x in tensors]
+        fakes[0] = fakes[0].new_empty((*fakes[2].shape, fakes[0].shape[-1]))  # as many rows as there are targets
+        given = [x for x in fakes if x is not None]
+        new, old = (_traced(timed(loss), given) for loss in (ours, theirs))
+    return decide(new, old, settings)

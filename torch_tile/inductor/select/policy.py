@@ -73,6 +73,15 @@ class Fastest(Always):
 
         return compete_loss(tensors, widened, ignore_index, reduction, label_smoothing, self.settings)
 
+    def of_linear_loss(
+        self, tensors: Sequence[Any], ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None
+    ) -> Outcome:
+        """Time the linear layer and its loss by our kernels against Inductor's code."""
+        from torch_tile.inductor.select.cost_rules import compete_linear_loss
+
+        options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        return compete_linear_loss(tensors, options, softcap, self.settings)
+
 
 def policy_of(settings: Settings) -> Select:
     """Return the selection that the user chose."""

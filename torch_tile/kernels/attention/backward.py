@@ -168,6 +168,7 @@ def run(
     shape = (batch, kv_heads, groups, q_len)
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
+        """Split the head dimension into key heads and the heads of each group."""
         made: torch.Tensor = x.unflatten(1, shape[1:3])
         return made
 
@@ -201,6 +202,7 @@ def run(
 
 
 def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor]) -> Gradients:
+    """Write the gradients of the plain-torch reference into `results`."""
     all_into(results, reference(*args))
     return results
 
@@ -211,14 +213,12 @@ PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads stat
 
 
 def statistics_row(span: Span) -> Any:
-    """Return where the statistics of a ragged sequence begin. Sequences have rows of whole blocks, apart from each
-    other.
-    """
+    """Return the first row of a ragged sequence's softmax statistics. Each sequence has whole blocks of rows."""
     return (span.first_query + PADDING * span.group) // PADDING * PADDING
 
 
 def _own_statistics(layout: Layout, span: Span) -> Any:
-    """Return where the statistics of a block of queries begin."""
+    """Return the first row of a block's softmax statistics."""
     return statistics_row(span) + span.first if layout.ragged else span.first
 
 
@@ -241,7 +241,7 @@ class Tilings:
 
 
 def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
-    """Return the range of query blocks that see one of the `block_kv` keys from `first_key` on."""
+    """Return the range of query blocks that can see one of the `block_kv` keys from `first_key` on."""
     q_offset = q_offset if spec.shifted else 0
     first: Any = 0
     end = T.ceildiv(q_len, config.block_q)
@@ -256,7 +256,7 @@ def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, wind
 def masks_queries(
     spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
 ) -> Any:  # fmt: skip
-    """Return whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on.
+    """Return whether query block `step` needs a causal or window mask for the keys from `first_key` on.
 
     It may also be padding, where `spec.masks_padding`.
     """
@@ -292,7 +292,9 @@ def seen_by(
 
 
 def tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
-    """Choose the tilings of a problem on a machine. Return None if even the smallest tiles do not fit the head size."""
+    """Choose the tilings of the dq and dk/dv kernels for a problem; None if none fits. Return None if even the smallest
+    tiles do not fit the head size.
+    """
     return _tilings_for(spec, typical(problem), machine)
 
 
@@ -306,6 +308,7 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
     kind = HOPPER if hopper else HALVES if spec.dtype.itemsize == 2 else WIDE
 
     def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
+        """Return the first candidate that fits the kernel with these outputs."""
         heads = problem.heads * (problem.groups if "dq" in outputs else 1)
         found = next((tiling for tiling in tilings if _fits(tiling, spec, machine, outputs, kind.room(spec))), None)
         return None if found is None else _finished(found, spec, machine, outputs, heads)
@@ -326,9 +329,10 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
 
 @dataclass(frozen=True)
 class _Kind:
-    """Candidate tilings by falling size; the first that fits into `registers` of a thread is taken. The registers hold
-    sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of the registers,
-    or `masked_text` where elements of a mask are held as well. `dv` and `dk` are for kernels of their own.
+    """A list of candidate tilings by falling size, with the register budget of a thread that they must fit. The
+    registers hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of
+    the registers, or `masked_text` where elements of a mask are held as well. `dv` and `dk` are for kernels of their
+    own.
     """
 
     dq: Sequence[Config]
@@ -340,7 +344,7 @@ class _Kind:
     dk: Sequence[Config] = ()
 
     def room(self, spec: Spec) -> int:
-        """Return the registers of a thread that are left for tiles."""
+        """Return the registers of a thread that remain for tiles after other values."""
         taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
         return self.registers - (taken if spec.score else 0)
 
@@ -392,7 +396,7 @@ def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], 
 
 
 def _sides(config: Config, outputs: Sequence[str]) -> tuple[int, int]:
-    """Return the number of rows of a block, and of one step of its loop."""
+    """Return the rows of a block, and the rows of one step of its loop."""
     return (config.block_q, config.block_kv) if "dq" in outputs else (config.block_kv, config.block_q)
 
 
@@ -431,9 +435,9 @@ def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) ->
 
 
 def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], heads: int) -> Config:
-    """Set the options of a tiling that depend on the launch. Heavy blocks run first. Few heads run side by side, so
-    that the data that their blocks share stays in the second-level cache. Results pass through shared memory, where the
-    operand tiles leave room and one kernel makes dk and dv.
+    """Complete a tiling with launch-dependent options: block order, head grouping and staged stores. Heavy blocks run
+    first. Few heads run side by side, so that the data that their blocks share stays in the second-level cache. Results
+    pass through shared memory, where the operand tiles leave room and one kernel makes dk and dv.
     """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
     # Numbers of 4 bytes that are read across rows take registers. Only products by wgmma leave room for them.

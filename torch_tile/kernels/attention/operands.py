@@ -25,7 +25,7 @@ DIMS = "bhqk"
 
 @dataclass(frozen=True)
 class Operand:
-    """Facts about an operand that a kernel is compiled for.
+    """Compile-time facts of a mask or score operand: dtype, broadcast dimensions and alignment.
 
     Its dimensions of `DIMS`, its dtype, whether its last dimension is dense, and whether its rows begin at multiples of
     16 bytes.
@@ -62,7 +62,7 @@ class Operand:
         return strided(name, shape, self.stored, self.unit, multiple, align)
 
     def number(self, element: Any, dtype: Any) -> Any:
-        """Convert an element to a number of `dtype`."""
+        """Convert a loaded element to a number of `dtype`; bools become 0 and 1."""
         return T.cast(element != 0 if self.dtype == torch.bool else element, dtype)
 
 
@@ -92,8 +92,8 @@ def operands_of(
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a block, from row `first` of `length` on. They are queries of one of `members` heads of a group, or
-    of all these heads if `packed`.
+    """The query rows of a block, and how rows map to queries and heads of a group. They are queries of one of `members`
+    heads of a group, or of all these heads if `packed`.
     """
 
     first: Any
@@ -113,7 +113,7 @@ class Rows:
         return {"b": (self.sequence,), "h": (self.head, member), "q": (query,), "k": (key,)}
 
     def corner(self, key: Any) -> dict[str, tuple[Any, ...]]:
-        """Return an operand's indices of the first element of the tile of all rows and the keys from `key` on."""
+        """Return the indices of an operand's tile for this block's rows and the keys from `key` on."""
         return {"b": (self.sequence,), "h": (self.head, self.member), "q": (self.first,), "k": (key,)}
 
     def index(self, d: int, i: Any, key: Any) -> Any:
@@ -126,8 +126,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Held:
-    """An operand as a block holds it. `rows` has a number for each row, or `tile` the elements of the present rows and
-    keys; with neither, elements are read from memory.
+    """A mask or score operand as a block holds it: one number a row, a tile, or in global memory. `rows` has a number
+    for each row, or `tile` the elements of the present rows and keys; with neither, elements are read from memory.
     """
 
     spec: Operand

@@ -21,8 +21,8 @@ Padded = AttentionArgs[torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of sequences that lie one after the other. `cu_seqlens` int32 `[B + 1]` says where they begin and end, and
-    `most` how many rows one has at most.
+    """Ragged rows and their padded form: row ends `cu_seqlens` int32 `[B + 1]`, and `most` rows a sequence.
+    `cu_seqlens` int32 `[B + 1]` says where they begin and end, and `most` how many rows one has at most.
     """
 
     cu_seqlens: torch.Tensor
@@ -35,18 +35,20 @@ class Rows:
 
     @property
     def present(self) -> torch.Tensor:
-        """Return which padded rows are rows of a sequence, as bool `[B, most]`."""
+        """Return a bool mask `[B, most]` of the padded rows that hold a row of a sequence."""
         return torch.arange(self.most, device=self.cu_seqlens.device) < self.lengths[:, None]
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rows `[rows, H, ...]` as `[B, H, most, ...]`, with 0 where there are none."""
+        """Pad ragged rows `[rows, H, ...]` with zeros to `[B, H, most, ...]`."""
         index = self.cu_seqlens[:-1, None].long() + torch.arange(self.most, device=x.device)
         found = x[index.clamp(0, max(x.shape[0] - 1, 0))] if x.shape[0] else x.new_zeros((*index.shape, *x.shape[1:]))
         here = self.present.reshape(*self.present.shape, *[1] * (x.dim() - 1))
         return torch.where(here, found, 0).transpose(1, 2)
 
     def unpad(self, x: torch.Tensor, count: Any, fill: float = 0.0) -> torch.Tensor:
-        """Return `[B, H, most, ...]` as `count` rows `[count, H, ...]`. Rows behind the last sequence are `fill`."""
+        """Gather `[B, H, most, ...]` back into `count` ragged rows `[count, H, ...]`. Rows behind the last sequence are
+        `fill`.
+        """
         row = torch.arange(count, device=x.device)
         ends = self.cu_seqlens[1:].contiguous().to(row.dtype)
         sequence = torch.searchsorted(ends, row, right=True)
@@ -62,7 +64,7 @@ class Rows:
 def masked(
     args: Padded, queries: torch.Tensor, lengths: torch.Tensor, causal: bool, window: int, has_keys: torch.Tensor
 ) -> Padded:
-    """Return dense arguments with the mask of sequences whose queries stand at the end of their keys.
+    """Return dense arguments with one mask for padding, causality and window; queries align with the end of the keys.
 
     `queries` and `lengths` `[B]` count the queries and the keys of each; `has_keys` bool `[B, Skv]`.
     """
@@ -79,11 +81,11 @@ def masked(
 
 
 def attend(args: Padded) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute out `[B, H, Sq, Dv]` and lse `[B, H, Sq]` in the dtype of sums."""
+    """Compute attention and its log-sum-exp on dense padded arguments, in the dtype of sums."""
     compute = compute_dtype(args.q.dtype)
     return dense.reference(*args._replace(q=args.q.to(compute), k=args.k.to(compute), v=args.v.to(compute)))
 
 
 def gradients(grad: torch.Tensor, args: Padded) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients in q, k and v in the dtype of sums."""
+    """Compute the gradients of `attend` in q, k and v, in the dtype of sums."""
     return dense_backward.gradients(grad, args)[:3]

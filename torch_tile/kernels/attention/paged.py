@@ -40,11 +40,12 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _rows(args: PagedArgs[torch.Tensor]) -> padded.Rows | None:
-    """Return where ragged queries lie, None for dense ones."""
+    """Return the ragged rows of the queries (see `padded.Rows`), or None for dense queries."""
     return None if args.cu_seqlens_q is None else padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
 
 
 def _padded(args: PagedArgs[torch.Tensor]) -> padded.Padded:
+    """Gather the pages into dense keys and values, and return dense arguments with a mask of the present keys."""
     q, rows = args.q, _rows(args)
     keys, values = (_gather(x, args.block_tables) for x in (args.k_pages, args.v_pages))
     present = torch.arange(keys.shape[2], device=q.device) < args.lengths[:, None]
@@ -78,8 +79,8 @@ def _scatter(grad: torch.Tensor, pages: torch.Tensor, block_tables: torch.Tensor
 
 
 def _gather(pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
-    """Return pages `[pages, page, Hkv, D]` in the order of a table as `[B, Hkv, S, D]`. Entries of the table that no
-    page has read some page.
+    """Gather pages `[pages, page, Hkv, D]` by the block table into dense keys `[B, Hkv, S, D]`. Entries of the table
+    that no page has read some page.
     """
     (batch, columns), (count, page, heads, width) = block_tables.shape, pages.shape
     if not count:
@@ -124,11 +125,12 @@ def attention_paged(
 
 
 def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    """Swap the position and head dimensions."""
     return x.transpose(1, 2)
 
 
 def sequences_of(args: PagedArgs[torch.Tensor]) -> Sequences:
-    """Return where the sequences of a call lie."""
+    """Describe the call's paged sequences for the attention kernel: layout, row ends, block table and lengths."""
     page, ends = args.k_pages.shape[1], args.cu_seqlens_q
     most = args.q.shape[1] if ends is None else args.max_seqlen_q
     return Sequences(

@@ -16,7 +16,7 @@ from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, bounds_of, 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of a block, which are queries or keys, and the queries and keys of their sequence.
+    """The part of a sequence that one block computes: its first row, and the sequence's number of queries and keys.
 
     The block begins at row `first` of the `length` rows of its sequence, and at row `row` of a tensor, under index
     `slab` of its first dimension. The sequence has so many `queries` from `first_query` on, and `keys` from `first_key`
@@ -38,8 +38,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """How sequences lie: `ragged` ones one after the other, else dense; their keys in pages of `page` positions, or 0
-    for no pages.
+    """How sequences lie in memory: dense or ragged, with contiguous keys or keys in pages of `page` positions (0:
+    none).
     """
 
     ragged: bool = False
@@ -47,11 +47,11 @@ class Layout:
 
     @property
     def fixed(self) -> bool:
-        """Return whether all sequences have the lengths of the tensors' shapes."""
+        """Return whether all sequences have the lengths that the tensors' shapes say."""
         return not (self.ragged or self.page)
 
     def types(self, sequences: Any) -> list[Any]:
-        """Return the types of the tensors that `given` names, for so many sequences."""
+        """Return the parameter types of the kernel's int32 tensors of row ends, tile plans, tables and lengths."""
         found = []
         if self.ragged:
             found = [_ints("q_ends", sequences), T.Tensor((T.dynamic("tiles"), FIELDS), torch.int32)]
@@ -61,17 +61,20 @@ class Layout:
         return [*found, _ints("k_ends", sequences)] if self.ragged else []
 
     def fits(self, block_kv: int) -> bool:
-        """Return whether copies of whole pages, or of parts of one page, fill tiles of `block_kv` keys."""
+        """Return whether a tile of `block_kv` keys is whole pages, or a part of one page."""
         return not self.page or self.page % block_kv == 0 or block_kv % self.page == 0
 
 
 def _ints(name: str, count: Any) -> Any:
+    """Return the type of an int32 kernel parameter with `count` elements."""
     return strided(name, (count,), torch.int32, unit=False, align=4)
 
 
 @dataclass(frozen=True)
 class Given:
-    """The tensors of a layout inside a kernel. `ends` are those of queries and of keys, of which `plan` cuts one."""
+    """The int32 tensors that describe ragged or paged sequences inside a kernel. `ends` are those of queries and of
+    keys, of which `plan` cuts one.
+    """
 
     layout: Layout
     tensors: Sequence[Any]
@@ -131,13 +134,13 @@ class Given:
 
 
 def dense_span(first: Any, sequence: Any, length: Any, queries: Any, keys: Any, q_offset: Any) -> Span:
-    """Return the span of the block that begins at row `first` of a dense sequence."""
+    """Return the span of the block whose first row is `first` in a dense sequence."""
     return Span(sequence, sequence, sequence, first, first, length, queries, keys, q_offset)
 
 
 @T.macro
 def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any) -> None:
-    """Load the keys or values of number `step * tile.shape[0]` on of a sequence into a tile."""
+    """Load keys or values of one step into a tile, from contiguous memory or by the page table."""
     keys, page = tile.shape[0], given.layout.page
     if not page:
         T.copy(x[span.slab, head, after(span.first_key, step * keys), 0], tile)
@@ -155,19 +158,21 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
 
 
 def after(first: Any, number: Any) -> Any:
-    """Return the row `number` places after row `first`."""
+    """Return the row index `first + number`, without an addition where `first` is the constant 0."""
     return number if isinstance(first, int) and first == 0 else first + number
 
 
 def _page(given: Given, x: Any, span: Span, column: Any) -> Any:
-    """Return the page in a column of the table. Whatever the table says, it is one of those that exist."""
+    """Return the page number in a column of the table, clamped to pages that exist. Whatever the table says, it is one
+    of those that exist.
+    """
     inside = T.min(column, given.table.shape[1] - 1)
     return T.clamp(given.table[span.sequence, inside], 0, x.shape[0] - 1)
 
 
 @T.macro
 def clear_past(tile: Any, first: Any, end: Any, may: Any = True) -> None:
-    """Clear a tile, whose rows begin at `first`, from row `end` on. Only iterations that `may` have such rows."""
+    """Set the rows of a tile behind the end of the sequence to zero. Only iterations that `may` have such rows."""
     if T.logical_and(may, first + tile.shape[0] > end):
         for i, c in T.Parallel(*tile.shape):
             if first + i >= end:
@@ -176,8 +181,8 @@ def clear_past(tile: Any, first: Any, end: Any, may: Any = True) -> None:
 
 @T.macro
 def store_own(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], span: Span, staged: bool) -> None:
-    """Store the rows of `acc` times their weights to `out` at `place`, but for rows behind the end of the sequence.
-    `staged` ones pass through shared memory, for runs of 16 bytes.
+    """Store weighted accumulator rows to `out`, except for rows behind the end of the sequence. `staged` ones pass
+    through shared memory, for runs of 16 bytes.
     """
     rows, columns = acc.shape
     if staged:
@@ -197,7 +202,7 @@ def store_own(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], span: Spa
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """The tensors of ragged or paged sequences before a launch.
+    """The tensors that describe ragged or paged sequences on the host, before a launch.
 
     `q_ends` and `k_ends` int32 `[B]`, where queries and keys of each end; `block_tables` int32 `[B, n]` and `lengths`
     int32 `[B]`. `most_queries` and `most_keys` of one sequence, on which only speed depends.
@@ -218,7 +223,7 @@ class Sequences:
         return 0 if some is None else some.shape[0]
 
     def tensors(self, rows: Any, height: int) -> list[torch.Tensor]:
-        """Return what `Given` holds, with room for the plan of `rows` rows in tiles of `height`."""
+        """Return the kernel's int32 arguments, with an empty tile plan for `rows` rows in tiles of `height`."""
         found = []
         if self.q_ends is not None:
             plan_of = self.q_ends.new_empty((most_tiles(rows, self.count, height), FIELDS))

@@ -37,6 +37,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _padded(args: VarlenArgs[torch.Tensor]) -> padded.Padded:
+    """Pad the ragged queries, keys and values, and return dense arguments with a mask of the present rows."""
     queries = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
     keys = padded.Rows(args.cu_seqlens_k, args.max_seqlen_k)
     scale = forward.default_scale(args.q.shape[2]) if args.scale is None else args.scale
@@ -99,7 +100,7 @@ def attention_varlen(
 
 
 def sequences_of(args: VarlenArgs[torch.Tensor]) -> Sequences:
-    """Return where the sequences of a call lie."""
+    """Describe the call's ragged sequences for the attention kernel: layout and row ends."""
     ends = (x[1:] for x in (args.cu_seqlens_q, args.cu_seqlens_k))
     return Sequences(RAGGED, args.max_seqlen_q, args.max_seqlen_k, *ends)
 
@@ -110,7 +111,7 @@ def by_head(x: torch.Tensor) -> torch.Tensor:
 
 
 def dense(args: VarlenArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
-    """Return the arguments as those of one long sequence."""
+    """Return dense attention arguments that hold all sequences as one long sequence."""
     q, k, v = map(by_head, (args.q, args.k, args.v))
     return AttentionArgs(
         q, k, v, causal=args.causal, scale=args.scale, window=args.window, aux=args.aux, score=args.score

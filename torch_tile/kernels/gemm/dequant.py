@@ -33,7 +33,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
-from torch_tile.kernels.gemm.formats import E8M0, FORMATS, power_of, value_of
+from torch_tile.kernels.gemm.formats import E4M3, E8M0, FORMATS, power_of, value_of
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
@@ -49,20 +49,20 @@ def dequantize(
     dtype: torch.dtype,
     format: str = "",
 ) -> torch.Tensor:
-    """Widen `b` `[N, words]` to the weights `[N, K]` in `dtype`: `(field - offset - zero) * scale`.
+    """Widen `b` `[..., N, words]` to the weights `[..., N, K]` in `dtype`: `(field - offset - zero) * scale`.
 
     With a `format` (see `FORMATS`) a field is an index, and the weight is the number there times the scale.
 
     A word holds `word bits / bits` fields of neighbouring columns, the first in its lowest bits (its highest ones with
-    `high_first`), signed if the words are. scale and zero are `[N, K / group]`.
+    `high_first`), signed if the words are. scale and zero are `[..., N, K / group]`.
     """
     w = b
     if (size := 8 * b.element_size()) != bits:
         shifts = [*range(0, size, bits)][:: -1 if high_first else 1]
         w = torch.stack([(b << (size - bits - s)) >> (size - bits) for s in shifts], -1).flatten(-2)
     w = FORMATS[format].table(dtype, w.device)[w.long()] if format else w.to(dtype)
-    groups = next((x.shape[1] for x in (scale, zero) if x is not None), 1)
-    grouped = w.reshape(w.shape[0], groups, w.shape[1] // groups) - offset
+    groups = next((x.shape[-1] for x in (scale, zero) if x is not None), 1)
+    grouped = w.reshape(*w.shape[:-1], groups, w.shape[-1] // groups) - offset
     if zero is not None:
         grouped = grouped - zero.to(dtype)[..., None]
     if scale is not None:
@@ -100,9 +100,13 @@ def reference(
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any
-) -> Any:
-    """Compute the products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K."""
+    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any,
+    matrix: tuple[Any, ...] = (),
+) -> Any:  # fmt: skip
+    """Compute the products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K.
+
+    `matrix` is the index of each w if there are several.
+    """
     bm, bn, bk, storage = config.block_m, config.block_n, config.block_k, spec.storage
     bs, scales, zeros, _ = spec.sort(operands)
     wk, late, pieces = bk // storage.fields, spec.scales_late(config), spec.pieces(config)
@@ -115,7 +119,7 @@ def multiply(
         b_tiles.append(T.alloc_shared((wk, bn) if transposed else (bn, wk), storage.words))
         given = scales[number : number + 1], zeros[number : number + 1]
         columns = pieces[0].columns
-        factors.append([Factors(spec, *given, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
+        factors.append([Factors(spec, *given, matrix, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
         for run in factors[-1]:
             run.fetch(first)
     for step in T.Pipelined(first, last, num_stages=config.stages):
@@ -123,7 +127,7 @@ def multiply(
         for b, b_tile, product, runs, transposed in zip(
             bs, b_tiles, products, factors, storage.transposed, strict=True
         ):
-            T.copy(b[step * wk, col] if transposed else b[col, step * wk], b_tile)
+            T.copy(b[(*matrix, *((step * wk, col) if transposed else (col, step * wk)))], b_tile)
             # All read first, widened then: the tile may be filled again before the products begin.
             words = [read(b_tile, transposed, piece.of(wk, bk), bn) for piece in pieces]
             taken = [run.take(step + 1) for run in runs]
@@ -143,7 +147,7 @@ def multiply(
 
 
 def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
-    """Load some words of each row of a tile into registers."""
+    """Load the packed words of a tile's rows into registers."""
     count = words.stop - words.start
     found = T.alloc_fragment((count, rows) if transposed else (rows, count), tile.dtype)
     T.copy(tile[words.start, 0] if transposed else tile[0, words.start], found)
@@ -154,7 +158,9 @@ def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
 def widened(
     spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool
 ) -> Any:
-    """Widen the weights of a piece. Their scales are left out if sums are scaled instead."""
+    """Unpack and scale the weights of a piece, into registers or shared memory. Their scales are left out if sums are
+    scaled instead.
+    """
     (rows, piece), (scale, zero), fields = shape, factors, spec.storage.fields
     # Exact products of float32 have no tensor core and take their operands from shared memory.
     alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
@@ -184,11 +190,14 @@ class Factors:
     found: list[Any]
 
     def __init__(
-        self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
+        self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], matrix: tuple[Any, ...], rows: tuple[Any, int],
         columns: tuple[int, int, int],
     ):  # fmt: skip
-        """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count)."""
+        """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count), of a matrix
+        if there are several.
+        """
         storage, (self.row, count), (self.start, self.step, width) = spec.storage, rows, columns
+        self.matrix = matrix
         self.storage, self.found = storage, list[Any]()
         for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
             if kind and given:
@@ -202,7 +211,7 @@ class Factors:
         """Begin to load the factors of a step."""
         group = self.storage.first_group(step, self.step, self.start)
         for kind, given, ahead, _ in filter(None, self.found):
-            T.copy(given[kind.place(self.row, group)], ahead)
+            T.copy(given[(*self.matrix, *kind.place(self.row, group))], ahead)
 
     def take(self, next_step: Any) -> list[Any]:
         """Return the fetched scales and zeros, and fetch those of the next step. None stands for missing factors."""
@@ -217,21 +226,24 @@ class Factors:
 
 
 @T.macro
-def finish(spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any) -> Any:
+def finish(
+    spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
+) -> Any:
     """Compute one element of the result from the elements of the products. A scale of a whole row of weights is applied
     here.
     """
     _, scales, _, aux = spec.sort(operands)
     scale = spec.storage.scale
     if scale and not spec.storage.group:
-        values = [v * scale.value(s[scale.place(col, 0)], v.dtype) for v, s in zip(values, scales, strict=True)]
-    return gemm_spec.finish(spec.product, values, aux, 0, row, col)
+        place = *matrix, *scale.place(col, 0)
+        values = [v * scale.value(s[place], v.dtype) for v, s in zip(values, scales, strict=True)]
+    return gemm_spec.finish(spec.product, values, aux, 0, row, col, *matrix)
 
 
 @jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights come
-    in a row.
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`, in which each block makes one tile. Each block makes one
+    tile; tiles of the same weights come in a row.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     m, n, k, a_type, types = spec.types()
@@ -348,18 +360,53 @@ def run(
     config: Config | None,
 ) -> None:
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
-    given = (a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype, format)
-    machine, (m, n), k = machine_of(a), out.shape, a.shape[1]
+    machine = machine_of(a)
+    spec, problem, tensors = prepare(
+        a, bs, scales, zeros, fields, format, aux, kinds, epilogue, out.dtype, machine
+    )  # fmt: skip
+    config = config or config_for(problem, machine)
+    if config is None:
+        out.copy_(reference(a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype, format))
+        return
+    if config.splits == 1:
+        machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
+        return
+    if config.cluster:
+        machine.kernel(cluster_dequant_matmul)(config, spec)(*tensors, out)
+        return
+    parts = out.new_empty((config.splits, len(bs), *out.shape), dtype=compute_dtype(a.dtype))
+    # The number of blocks that share a sum is a run-time value, so that one kernel serves all numbers.
+    machine.kernel(split_dequant_matmul)(replace(config, splits=2), spec)(*tensors, parts, out)
+
+
+def prepare(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    zeros: Sequence[torch.Tensor],
+    fields: tuple[int, bool, int],
+    format: str,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    machine: Machine,
+) -> tuple[Spec, Problem, list[torch.Tensor]]:
+    """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
+
+    Right operands, scales and zeros may have a dimension of matrices in front.
+    """
+    (m, k), n = a.shape, bs[0].shape[-2]
     a = dense_last(a)
     matrices = [gemm.matrix(b) for b in bs]
     operands, transposed = [b for b, _ in matrices], tuple(t for _, t in matrices)
     views, specs = gemm_spec.parameters(aux, kinds, pieces=False)  # neighbouring sums of a thread are of one column
-    groups = next((x.shape[1] for x in (*scales, *zeros)), 1)
+    groups = next((x.shape[-1] for x in (*scales, *zeros)), 1)
     scale, scales = Factor.of(scales)
     zero, zeros = Factor.of(zeros)
     group = k // groups if groups > 1 else 0
     vector = vector_of((a,), (k,)) if machine.is_gpu else 1
-    aligned = machine.is_gpu and vector_of(operands, [b.shape[1] for b in operands]) > 1
+    aligned = machine.is_gpu and vector_of(operands, [b.shape[-1] for b in operands]) > 1
     operand = a.dtype if machine.is_gpu else compute_dtype(a.dtype)
     words, signed = bs[0].dtype, bs[0].dtype.is_signed and not bs[0].dtype.is_floating_point
     if (
@@ -375,24 +422,9 @@ def run(
     if words != bs[0].dtype:
         operands = [b.view(words) for b in operands]
     storage = Storage(words, signed, *fields, format, transposed, group, scale, zero, aligned)
-    spec = Spec(gemm_spec.Spec(a.dtype, out.dtype, False, transposed, specs, epilogue, vector), storage, operand)
-    config = config or config_for(
-        Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned), machine
-    )
-    if config is None:
-        out.copy_(reference(*given))
-        return
-    if config.splits == 1:
-        machine.kernel(dequant_matmul)(config, spec)(a, *operands, *scales, *zeros, *views, out)
-        return
-    if config.cluster:
-        machine.kernel(cluster_dequant_matmul)(config, spec)(a, *operands, *scales, *zeros, *views, out)
-        return
-    parts = out.new_empty((config.splits, len(bs), m, n), dtype=compute_dtype(a.dtype))
-    # The number of blocks that share a sum is a run-time value, so that one kernel serves all numbers.
-    machine.kernel(split_dequant_matmul)(replace(config, splits=2), spec)(
-        a, *operands, *scales, *zeros, *views, parts, out
-    )
+    spec = Spec(gemm_spec.Spec(a.dtype, dtype, False, transposed, specs, epilogue, vector), storage, operand)
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned)
+    return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
 # Weights of few bits: how they lie in memory, in which pieces a step of K is widened, and what one widened weight is.
@@ -409,9 +441,7 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Factor:
-    """The memory layout of scales or zeros `[N, G]`. `transposed` means that they are stored as `[G, N]`, `power` that
-    they are bytes of float8_e8m0fnu.
-    """
+    """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not."""
 
     dtype: torch.dtype
     transposed: bool
@@ -426,7 +456,9 @@ class Factor:
         views = [x.mT if transposed else dense_last(x) for x in factors]
         if all(x.dtype == E8M0 for x in factors):
             return Factor(torch.uint8, transposed, power=True), [x.view(torch.uint8) for x in views]
-        dtypes = [torch.bfloat16 if x.dtype == E8M0 else x.dtype for x in factors]
+        dtypes = {x.dtype for x in factors}
+        if len(dtypes) > 1:  # float8 in a dtype that holds it exactly
+            dtypes = {{E8M0: torch.bfloat16, E4M3: torch.float16}.get(dtype, dtype) for dtype in dtypes}
         dtype = functools.reduce(torch.promote_types, dtypes)
         return Factor(dtype, transposed), [x.to(dtype) for x in views]
 
@@ -438,14 +470,14 @@ class Factor:
         """Convert a factor as it lies in memory to a number of a dtype."""
         return T.cast(power_of(stored) if self.power else stored, dtype)
 
-    def type(self, name: str, n: Any, groups: Any) -> Any:
-        """Return the parameter's type."""
-        return strided(name, self.place(n, groups), self.dtype)
+    def type(self, name: str, n: Any, groups: Any, *matrices: Any) -> Any:
+        """Return the parameter's type, with the sizes of dimensions in front."""
+        return strided(name, (*matrices, *self.place(n, groups)), self.dtype)
 
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory layout of weights `[N, K]`, stored as `[N, words]` (see `dequantize`).
+    """How packed weights `[N, K]` lie in memory as words `[N, words]` (see `dequantize`).
 
     `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
     row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
@@ -482,17 +514,17 @@ class Storage:
             return step * (block_k // self.group) + column // self.group
         return step // (self.group // block_k)
 
-    def types(self, n: Any, k: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the types of the bs, the scales and the zeros."""
+    def types(self, n: Any, *matrices: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the types of the bs, the scales and the zeros, maybe of several matrices."""
         multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
         words, groups = dynamic("words", 1 if all(self.transposed) else multiple), T.dynamic("groups")
         bs = [
-            strided(f"b{i}", (words, n) if transposed else (n, words), self.words, multiple=multiple, align=align)
-            for i, transposed in enumerate(self.transposed)
+            strided(f"b{i}", (*matrices, *order), self.words, multiple=multiple, align=align)
+            for i, order in enumerate((words, n) if transposed else (n, words) for transposed in self.transposed)
         ]
         count = len(bs)
-        scales = [self.scale.type(f"s{i}", n, groups) for i in range(count)] if self.scale else []
-        zeros = [self.zero.type(f"z{i}", n, groups) for i in range(count)] if self.zero else []
+        scales = [self.scale.type(f"s{i}", n, groups, *matrices) for i in range(count)] if self.scale else []
+        zeros = [self.zero.type(f"z{i}", n, groups, *matrices) for i in range(count)] if self.zero else []
         return bs, scales, zeros
 
     def looked_up(self, word: Any, column: Any) -> Any:
@@ -503,8 +535,8 @@ class Storage:
         return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
-        """Extract the field of a row's column from its word, as a float32 with an excess to be subtracted. Both are
-        exact.
+        """Unpack one column's field from its word as a float32, with a constant excess that the caller subtracts. Both
+        are exact.
 
         A mask puts the field into the mantissa of a power of two, since GPUs have few units that convert integers. Two
         fields in neighbouring columns of an int32 are extracted together if they are widened to 16 bits.
@@ -526,7 +558,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a step: `width` columns from `start` on, which are widened at once.
+    """A range of `width` columns from `start` on, which a step unpacks at once.
 
     It lies in one run of `columns` columns, whose scales are fetched together.
     """
@@ -547,7 +579,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel is compiled for, besides its `Config`.
+    """Compile-time facts of a dequantising product, besides its `Config`.
 
     The product's form, its right operands' storage, and the dtype that both operands are multiplied in.
     """
@@ -575,7 +607,7 @@ class Spec:
         return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
 
     def taken(self, factor: Factor) -> torch.dtype:
-        """Return the dtype to which scales or zeros are converted before weights are widened. Halves hold bytes
+        """Return the dtype to which the kernel converts scales or zeros before it scales weights. Halves hold bytes
         exactly, and bfloat16 powers of two.
         """
         if factor.power:
@@ -584,17 +616,19 @@ class Spec:
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
     def alternates(self, config: Config) -> bool:
-        """Return whether widening and products take turns."""
+        """Return whether the unpacking of a piece alternates with the products of the piece before."""
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
 
-    def types(self) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and the types of all other operands."""
+    def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
+        """Return m, n and k of a problem, the type of a, and the types of all other operands, maybe of several
+        matrices.
+        """
         storage = self.storage
         wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
         a = strided("a", (m, k), self.product.dtype, multiple=self.product.vector)
-        bs, scales, zeros = storage.types(n, k)
-        return m, n, k, a, [*bs, *scales, *zeros, *self.product.operand_types(1, m, n, k)[2]]
+        bs, scales, zeros = storage.types(n, *matrices)
+        return m, n, k, a, [*bs, *scales, *zeros, *self.product.operand_types(1, m, n, k, *matrices)[2]]
 
     def sort(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """Sort the operands besides a by kind: bs, scales, zeros (empty if there are none), aux."""
@@ -607,7 +641,7 @@ class Spec:
 
 
 def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
-    """Widen one weight of a piece from its word and the scale and zero of its run (None without)."""
+    """Unpack and scale one weight."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
@@ -661,8 +695,7 @@ class Problem:
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
-    """The tiling of a problem on a machine: `block_m` rows of a, `block_n` of the weights, in steps of `block_k`
-    columns.
+    """Choose the tiling of a problem: `block_m` rows of a by `block_n` rows of weights, in steps of `block_k` columns.
 
     Steps hold whole groups of columns that share a scale, or lie in one. None for so many products that not even the
     smallest tiles fit.
@@ -779,7 +812,7 @@ def footprint(config: Config, operand: torch.dtype, products: int, bits: int, bu
 
 
 def _waves(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles, in units of one column of a tile. Smaller tiles reuse less of the widened
+    """Estimate the time of all tiles: waves of blocks times the rows of a in a tile. Smaller tiles reuse fewer unpacked
     weights.
     """
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)

@@ -14,12 +14,12 @@ import torch
 import torch_tile.language as T
 
 BITS = 4  # of a code
-E8M0 = torch.float8_e8m0fnu
+E8M0, E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn  # scales of MXFP4, and of NVFP4
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format: its 16 numbers by code, exact in float32, and the dtype of its scales as checkpoints hold them."""
+    """A 4-bit number format: its 16 values by code, exact in float32, and the dtype of its block scales."""
 
     values: tuple[float, ...]
     scale: torch.dtype = torch.float32
@@ -35,7 +35,7 @@ class Format:
 
 
 def _signed(sizes: tuple[float, ...], **options: Any) -> Format:
-    """Build a format whose upper bit is the sign."""
+    """Build a 16-value table from 8 magnitudes; the upper bit is the sign."""
     return Format((*sizes, *(-size for size in sizes)), **options)
 
 

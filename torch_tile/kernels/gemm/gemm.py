@@ -89,7 +89,7 @@ def multiply(
 
 
 def at(config: Config, tile: Any, i: Any, j: Any) -> Any:
-    """Return the tile element that holds row i and column j of the result."""
+    """Return the accumulator element of row i and column j of the result, which may be stored transposed."""
     return tile[j, i] if config.transposed else tile[i, j]
 
 
@@ -126,7 +126,7 @@ def matmul(config: Config, spec: Spec) -> Any:
 
 @T.macro
 def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
-    """Return the batch, row and column of the tile at this place of `rows x columns` tiles.
+    """Map a tile's number to its batch, row and column; tiles go panel by panel for L2 reuse.
 
     Tiles come in bands of `panel` rows, along the columns in each.
     """
@@ -139,8 +139,8 @@ def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
 
 @jit
 def persistent_matmul(config: Config, spec: Spec) -> Any:
-    """The same by `config.blocks` blocks that take tile after tile: the next one's operands come while the results of
-    the last one leave, a few columns at a time.
+    """Build the persistent kernel: `config.blocks` blocks take tile after tile and overlap one tile's store with the
+    next one's loads.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = spec.sizes()
@@ -204,8 +204,8 @@ def split_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def cluster_matmul(config: Config, spec: Spec) -> Any:
-    """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and each adds up some rows of
-    the products.
+    """Build the kernel for few tiles and a long K: the blocks of a cluster split K and reduce through distributed
+    shared memory.
     """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     batch, m, n, k = spec.sizes()
@@ -237,7 +237,7 @@ def cluster_matmul(config: Config, spec: Spec) -> Any:
 
 @jit
 def row_times_matrix(config: Config, spec: Spec) -> Any:
-    """The same for one row and bs stored `[batch, N, K]`: every b is read once, along K, and nothing of it is kept."""
+    """Build the matrix-vector kernel for one row of a, and bs stored `[batch, N, K]`."""
     bn, bk = config.block_n, config.block_k
     accum = compute_dtype(spec.dtype)
     batch, m, n, k = spec.sizes()
@@ -353,9 +353,7 @@ def _flattens(x: torch.Tensor) -> bool:
 
 
 def matrix(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """Return `x` with a dense last dimension, and whether it was transposed for that. `x` is copied if no dimension is
-    dense.
-    """
+    """Return `x` as a row-major matrix, and whether it was transposed. `x` is copied if no dimension is dense."""
     if is_unit(x):
         return x, False
     if is_unit(x.mT):

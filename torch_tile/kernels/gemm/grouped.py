@@ -7,7 +7,7 @@ tiles. A tile multiplies as many rows as it has room for, and stores those of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,16 +46,60 @@ def reference(
     """Compute `epilogue(a[rows of g] @ b0[g], ..., aux)` for each group g, in float32 (float64 for float64 `a`).
 
     a `[S, K]`, each b `[G, K, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`; aux by
-    kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element. Returns `[S, N]`. Rows behind the last group have no
-    matrices: their products are 0.
+    kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element, `g` `[G, N]`. Returns `[S, N]`. Rows behind the last
+    group have no matrices: their products are 0, and so are their operands of kind `g`.
     """
     compute = compute_dtype(a.dtype)
     group = groups_of(offsets, a)
-    products = [a.new_zeros((a.shape[0], b.shape[2]), dtype=compute) for b in bs]
-    for g in range(offsets.shape[0]):
-        terms = [a.to(compute) @ b[g].to(compute) for b in bs]
-        products = [torch.where(group == g, term, p) for term, p in zip(terms, products, strict=True)]
-    return evaluate(epilogue, products, [x.to(compute) for x in aux_views(aux, kinds)]).to(dtype)
+    products = by_groups(
+        group, a, bs[0].shape[2], len(bs), offsets.shape[0], lambda g: [a.to(compute) @ b[g].to(compute) for b in bs]
+    )
+    return finished(products, group, aux, kinds, epilogue).to(dtype)
+
+
+def by_groups(
+    group: torch.Tensor, a: torch.Tensor, columns: int, count: int, groups: int,
+    terms: Callable[[int], Sequence[torch.Tensor]],
+) -> list[torch.Tensor]:  # fmt: skip
+    """Give every row its own group's of the products `[S, columns]` that `terms` computes of all rows.
+
+    Rows behind the last group get zeros.
+    """
+    products = [a.new_zeros((a.shape[0], columns), dtype=compute_dtype(a.dtype)) for _ in range(count)]
+    for g in range(groups):
+        products = [torch.where(group == g, term, p) for term, p in zip(terms(g), products, strict=True)]
+    return products
+
+
+def finished(
+    products: Sequence[torch.Tensor], group: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str, epilogue: str
+) -> torch.Tensor:
+    """Apply an epilogue to joined products, in their dtype."""
+    rows, kinds = of_rows([x.to(products[0].dtype) for x in aux], kinds, group)
+    return evaluate(epilogue, products, aux_views(rows, kinds))
+
+
+def of_rows(aux: Sequence[torch.Tensor], kinds: str, group: torch.Tensor) -> tuple[list[torch.Tensor], str]:
+    """Give every row its own row of the operands of kind `g`, which become of kind `t`. Rows behind the last group get
+    zeros.
+    """
+    rows = [
+        torch.cat([x, x.new_zeros((1, x.shape[1]))])[group[:, 0]] if kind == "g" else x
+        for x, kind in zip(aux, kinds, strict=True)
+    ]
+    return rows, kinds.replace("g", "t")
+
+
+def of_groups(
+    grads: Sequence[torch.Tensor | None], kinds: str, group: torch.Tensor, groups: int
+) -> list[torch.Tensor | None]:
+    """Sum gradients of `of_rows` over the rows of each group, for operands of kind `g`."""
+    return [
+        grad.new_zeros((groups + 1, grad.shape[1])).index_add(0, group[:, 0], grad)[:groups]
+        if kind == "g" and grad is not None
+        else grad
+        for grad, kind in zip(grads, kinds, strict=True)
+    ]
 
 
 def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -66,7 +110,7 @@ def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Operands:
-    """The parameters of a kernel besides a and the result."""
+    """The parameters of a grouped kernel besides a and the result: bs, auxiliary operands, offsets and tile table."""
 
     spec: Spec
     all: Sequence[Any]
@@ -80,22 +124,22 @@ class Operands:
 
     @property
     def bs(self) -> Sequence[Any]:
-        """The matrices of all groups."""
+        """Return the matrices of all groups."""
         return self.all[: len(self.spec.b_transposed)]
 
     @property
     def aux(self) -> Sequence[Any]:
-        """The auxiliary operands of the epilogue."""
+        """Return the auxiliary operands of the epilogue."""
         return self.all[len(self.spec.b_transposed) : -2]
 
     @property
     def offsets(self) -> Any:
-        """The end row of each group."""
+        """Return the end row of each group."""
         return self.all[-2]
 
     @property
     def table(self) -> Any:
-        """The plan of tiles."""
+        """Return the table of tiles that the plan kernel writes."""
         return self.all[-1]
 
 
@@ -110,16 +154,16 @@ def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) 
 
 @T.macro
 def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any, j: Any, col: Any) -> Any:
-    """Compute the element of the result for row i of a tile and column j of its products, in column `col`."""
+    """Apply the epilogue to the element of row i of a tile and column j of its products."""
     values = [at(config, p, i, j) for p in products]
-    return finish(given.spec, values, given.aux, 0, given.table[tile, FIRST] + i, col)
+    return finish(given.spec, values, given.aux, 0, given.table[tile, FIRST] + i, col, given.table[tile, GROUP])
 
 
 @T.macro
 def leave_staged(
     config: Config, given: Operands, products: Any, tile: Any, start: int, buffer: Any, out: Any, col: Any
 ) -> None:
-    """Store a buffer's width of product columns from `start` on to the group's own rows, from column `col` on."""
+    """Apply the epilogue to product columns, and store them through shared memory to the rows of the tile's group."""
     first, end = given.table[tile, FIRST], given.table[tile, END]
     result = T.alloc_fragment(buffer.shape, given.spec.out_dtype)
     for i, j in T.Parallel(*buffer.shape):
@@ -182,15 +226,20 @@ def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
     return grouped_gemm
 
 
+def average(groups: int, rows: int) -> tuple[int, int]:
+    """Return how many groups may have rows, and for how many rows of each to choose tiles (see CROWDED)."""
+    groups = max(1, min(groups, rows))
+    each = -(-rows // groups)
+    return groups, each + each // 2 if each <= CROWDED else each
+
+
 def tiling_for(problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tiling of a batch of products with the groups' average number of rows (see CROWDED).
+    """Choose the tiling of a batch of products with the groups' average number of rows.
 
     Sums are not shared: groups are many. None if there is no tiling.
     """
     problem = typical(problem)
-    groups = max(1, min(problem.batch, problem.m))
-    rows = -(-problem.m // groups)
-    rows = rows + rows // 2 if rows <= CROWDED else rows
+    groups, rows = average(problem.batch, problem.m)
     config = config_for(replace(problem, batch=groups, m=rows, ragged=True), machine)
     if config is None or config.splits == 1:
         return config

@@ -48,9 +48,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: to
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel is compiled for. All rows start at multiples of `vector` elements, and `vector` divides M and
-    N.
-    """
+    """Compile-time facts of the kernel: dtypes, and the vector width that divides M, N and all row starts."""
 
     dtype: torch.dtype
     out_dtype: torch.dtype
@@ -155,6 +153,7 @@ def tiling_for(problem: Problem, machine: Machine) -> Config | None:
     bulk = machine.target.has_wgmma and problem.aligned and problem.dtype.itemsize == 2
 
     def of(stages: int) -> Footprint:
+        """Return the tiling with so many stages."""
         return footprint(replace(config, stages=stages), problem.dtype, problem.dtype, bulk)
 
     stages = most_stages(of, range(config.stages, 0, -1), machine.target)

@@ -70,8 +70,9 @@ def reference(
 
 @dataclass(frozen=True)
 class Scale:
-    """How scales `[rows, groups]` lie in memory: how many rows share one (0: all), whether runs of 128 columns have
-    their own, and whether they are stored as `[groups, rows]`.
+    """How the scales `[..., rows, groups]` of an operand lie in memory.
+
+    shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
     """
 
     shared: int
@@ -82,8 +83,8 @@ class Scale:
     def of(scale: torch.Tensor, rows: int, columns: int) -> tuple[Scale, torch.Tensor]:
         """Describe scales of `rows x columns` numbers, and return them in memory order."""
         transposed = is_unit(scale.mT) and not is_unit(scale)
-        shared = 0 if scale.shape[0] == 1 else 1 if scale.shape[0] == rows else GROUP
-        grouped = columns > GROUP and scale.shape[1] > 1
+        shared = 0 if scale.shape[-2] == 1 else 1 if scale.shape[-2] == rows else GROUP
+        grouped = columns > GROUP and scale.shape[-1] > 1
         return Scale(shared, grouped, transposed), scale.mT if transposed else dense_last(scale)
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
@@ -93,36 +94,35 @@ class Scale:
         return (group, row) if self.transposed else (row, group)
 
     def count(self, rows: int) -> int:
-        """Return how many scales so many rows of a tile have."""
+        """Return the number of scales of the first `rows` rows of a tile."""
         return max(1, rows // self.shared) if self.shared else 1
 
-    def type(self, name: str) -> Any:
-        """Return the parameter's type."""
+    def type(self, name: str, *matrices: Any) -> Any:
+        """Return the parameter's type, with the sizes of dimensions in front."""
         sizes = T.dynamic(f"{name}_rows"), T.dynamic(f"{name}_groups")
-        return strided(name, sizes[::-1] if self.transposed else sizes, torch.float32)
+        return strided(name, (*matrices, *(sizes[::-1] if self.transposed else sizes)), torch.float32)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for, besides its `Config`: the product's form, the dtypes of both operands in memory
-    and in tiles, and their scales.
-    """
+    """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, and both operands' scales."""
 
     product: gemm_spec.Spec
     stored: tuple[torch.dtype, torch.dtype]
     operands: tuple[torch.dtype, torch.dtype]
     scales: tuple[Scale, Scale]
 
-    def types(self) -> tuple[Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, and the types of a, b, their scales and all other operands."""
+    def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
+        """Return m, n and k of a problem, and the types of a, b, their scales and all other operands.
+
+        There is one b, or so many `matrices`.
+        """
         vector = self.product.vector
         m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", vector)
-        a, b = (
-            strided(name, (rows, k), dtype, multiple=vector)
-            for name, rows, dtype in zip("ab", (m, n), self.stored, strict=True)
-        )
-        scales = [scale.type(f"scale_{name}") for name, scale in zip("ab", self.scales, strict=True)]
-        return m, n, k, [a, b, *scales, *self.product.operand_types(1, m, n, k)[2]]
+        a = strided("a", (m, k), self.stored[0], multiple=vector)
+        b = strided("b", (*matrices, n, k), self.stored[1], multiple=vector)
+        scales = self.scales[0].type("scale_a"), self.scales[1].type("scale_b", *matrices)
+        return m, n, k, [a, b, *scales, *self.product.operand_types(1, m, n, k, *matrices)[2]]
 
 
 class GroupScales:
@@ -131,16 +131,17 @@ class GroupScales:
     kind: Scale
     scales: Any
     row: Any
+    matrix: tuple[Any, ...]
 
-    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int):
-        """Allocate the scales of `rows` rows from `row` on."""
-        self.kind, self.scales, self.row = kind, scales, row
+    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...] = ()):
+        """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several."""
+        self.kind, self.scales, self.row, self.matrix = kind, scales, row, matrix
         shape = (1, kind.count(rows)) if kind.transposed else (kind.count(rows), 1)
         self.ahead, self.now = (T.alloc_fragment(shape, "float32") for _ in range(2))
 
     def fetch(self, step: Any) -> None:
         """Begin to load the scales of a step."""
-        T.copy(self.scales[self.kind.place(self.row, step)], self.ahead)
+        T.copy(self.scales[(*self.matrix, *self.kind.place(self.row, step))], self.ahead)
 
     def take(self, next_step: Any) -> None:
         """Take the fetched scales, and fetch those of the next step."""
@@ -154,14 +155,20 @@ class GroupScales:
 
 
 @T.macro
-def multiply(config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any) -> Any:
-    """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`."""
+def multiply(
+    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any,
+    matrix: tuple[Any, ...] = (),
+) -> Any:  # fmt: skip
+    """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
+
+    `matrix` is the index of b if there are several.
+    """
     bm, bn = config.block_m, config.block_n
     b, *scales = operands[:3]
     a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
     product, part = (T.alloc_fragment((bm, bn), "float32") for _ in range(2))
     T.clear(product)
-    places = ((row, bm), (col, bn))
+    places = (row, bm, ()), (col, bn, matrix)
     of_a, of_b = (
         GroupScales(kind, scale, *place) if kind.grouped else None
         for kind, scale, place in zip(spec.scales, scales, places, strict=True)
@@ -170,7 +177,7 @@ def multiply(config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: A
         each.fetch(0)
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, step * GROUP], a_tile)
-        T.copy(b[col, step * GROUP], b_tile)
+        T.copy(b[(*matrix, col, step * GROUP)], b_tile)
         for each in filter(None, (of_a, of_b)):
             each.take(step + 1)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
@@ -185,12 +192,14 @@ def multiply(config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: A
 
 
 @T.macro
-def finish(spec: Spec, value: Any, operands: Sequence[Any], row: Any, col: Any) -> Any:
+def finish(spec: Spec, value: Any, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()) -> Any:
     """Compute one element of the result. Scales of whole rows and of whole matrices are applied here."""
-    for kind, scale, place in zip(spec.scales, operands[1:3], (row, col), strict=True):
-        if not kind.grouped:
-            value = value * scale[kind.place(place, 0)]
-    return gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col)
+    kind_a, kind_b = spec.scales
+    if not kind_a.grouped:
+        value = value * operands[1][kind_a.place(row, 0)]
+    if not kind_b.grouped:
+        value = value * operands[2][(*matrix, *kind_b.place(col, 0))]
+    return gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col, *matrix)
 
 
 @jit
@@ -235,22 +244,43 @@ def scaled_gemm(
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
     if not out.numel():
         return out
-    machine, (m, n), k = machine_of(a), out.shape, a.shape[1]
+    machine, (m, n) = machine_of(a), out.shape
+    spec, given = prepare(a, b, scale_a, scale_b, aux, kinds, epilogue, out.dtype, machine)
+    config = config or config_for(Problem(spec.operands[0], m, n, a.shape[1], spec.product.vector > 1), machine)
+    machine.kernel(scaled_matmul)(config, spec)(*given, out)
+    return out
+
+
+def prepare(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    machine: Machine,
+) -> tuple[Spec, list[torch.Tensor]]:
+    """Describe a product, and return its operands as kernels take them. b and its scales may have a dimension of
+    matrices in front.
+    """
+    (m, k), n = a.shape, b.shape[-1]
     a, b = dense_last(a), dense_last(b.mT)
     views, specs = gemm_spec.parameters(aux, kinds, pieces=machine.is_gpu)
     kind_a, scale_a = Scale.of(scale_a.to(torch.float32), m, k)
     kind_b, scale_b = Scale.of(scale_b.to(torch.float32).mT, n, k)
     vector = vector_of((a, b), (k,)) if machine.is_gpu else 1
-    product = gemm_spec.Spec(a.dtype, out.dtype, False, (True,), specs, epilogue, vector)
+    product = gemm_spec.Spec(a.dtype, dtype, False, (True,), specs, epilogue, vector)
     stored = a.dtype, b.dtype
     spec = Spec(product, stored, tuple(operand_of(x, machine) for x in stored), (kind_a, kind_b))  # type: ignore[arg-type]
-    config = config or config_for(Problem(spec.operands[0], m, n, k, vector > 1), machine)
-    machine.kernel(scaled_matmul)(config, spec)(a, b, scale_a, scale_b, *views, out)
-    return out
+    return spec, [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
-    """Return the dtype that a float8 operand is multiplied in. float16 has all numbers of both formats."""
+    """Return the dtype in which a product takes float8 operands: float8 if the target multiplies it, else float16,
+    which holds all its numbers; float32 on the CPU.
+    """
     if not machine.is_gpu:
         return torch.float32
     return dtype if machine.target.has_fp8 else torch.float16
@@ -289,7 +319,7 @@ def config_for(problem: Problem, machine: Machine) -> Config:
 
 
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles. Smaller tiles read operands more often."""
+    """Estimate the time of all tiles: waves of blocks times the products and operand reads of a tile."""
     bm, bn, _ = tile
     tiles = -(-problem.m // bm) * -(-problem.n // bn)
     return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))

@@ -52,7 +52,7 @@ def parameters(aux: Sequence[torch.Tensor], kinds: str, pieces: bool) -> tuple[l
 
 def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return an auxiliary operand in the shape that kernels take."""
-    if kind == "r":
+    if kind in "rg":
         return x
     if kind == "s":
         return x.reshape(1)
@@ -92,18 +92,18 @@ class Spec:
             strided(f"b{i}", (count, n, k) if transposed else (count, k, n), self.dtype, multiple=self.vector)
             for i, transposed in enumerate(self.b_transposed)
         ]
-        shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
+        shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,), "g": (count, n)}
         aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux)]
         return a, bs, aux
 
 
 @T.macro
-def finish(spec: Spec, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
-    """Compute one element of the result from the elements of the products."""
+def finish(spec: Spec, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any, group: Any = 0) -> Any:
+    """Compute one element of the result from the elements of the products. `group` is that of the row."""
     dtype = compute_dtype(spec.dtype)
     inputs = {f"acc{i}": value for i, value in enumerate(values)}
     for i, (x, kind) in enumerate(zip(aux, spec.aux, strict=True)):
-        place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
+        place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,), "g": (group, col)}[kind.kind]
         inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
     result = emit.apply(parse(spec.epilogue), inputs, dtype, spec.out_dtype.itemsize <= 2)
     return T.cast(result, spec.out_dtype)

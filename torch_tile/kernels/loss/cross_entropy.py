@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropy of logits against class indices, and its gradient: each reads the logits once.
+"""Cross-entropy of logits against class indices, and its gradient: each reads the logits once, or both together.
 
 Assumes that `ops` checked shapes and dtypes; takes logits of any strides. A target that names no class gives NaN.
 """
@@ -7,7 +7,7 @@ Assumes that `ops` checked shapes and dtypes; takes logits of any strides. A tar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,15 +32,17 @@ from torch_tile.kernels.common import (
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a kernel of the family is compiled for.
+    """Compile-time facts of a cross-entropy kernel: dtypes, and whether labels are smoothed.
 
-    weight: the dtype of the classes' weights, None without. smoothed: label smoothing is not 0.
+    weight: the dtype of the classes' weights, None without. smoothed: label smoothing is not 0. capped: logits are
+    `cap * tanh(x / cap)` of the numbers x whose gradient is wanted.
     """
 
     dtype: torch.dtype
     target: torch.dtype
     weight: torch.dtype | None
     smoothed: bool
+    capped: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Config:
 
 
 def config_for(n: int, vector: int, machine: Machine) -> Config:
-    """The tiling of rows of `n` logits that start at multiples of `vector`."""
+    """Choose the tiling of rows of `n` logits that start at multiples of `vector`."""
     if not machine.is_gpu:
         return Config(1, 1, 1, min(4096, max(64, power_of_two(n))))
     threads, pieces = 256, 32 // max(vector, 4)
@@ -98,7 +100,7 @@ def loss_reference(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.cross_entropy` in plain torch."""
+    """Compute `tile.cross_entropy` in plain torch."""
     x = logits.to(compute_dtype(logits.dtype))
     n = x.shape[-1]
     lse = x.logsumexp(-1)
@@ -124,7 +126,7 @@ def gradient_reference(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> torch.Tensor:
-    """`tile.cross_entropy_backward` in plain torch."""
+    """Compute `tile.cross_entropy_backward` in plain torch."""
     if isinstance(logits.shape[-1], int) and logits.shape[-1] == 0:
         return logits.new_empty(logits.shape)
     slope, _ = logit_slopes(logits, target, lse, weight, ignore_index, label_smoothing, z_loss)
@@ -140,7 +142,7 @@ def logit_slopes(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The derivative of each row's loss by its logits, `[..., N]` in the dtype of sums; and its factor of softmax."""
+    """Compute the derivative of each row's loss by its logits, `[..., N]`, and its softmax factor."""
     x = logits.to(compute_dtype(logits.dtype))
     at, counted, valid = _classes(target, ignore_index, x.shape[-1])
     own_weight, smoothing, total = _weights(x, at, weight, label_smoothing)
@@ -154,14 +156,14 @@ def logit_slopes(
 
 
 def _classes(target: torch.Tensor, ignore_index: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return targets as indices inside the row, the rows that count, and the targets that name a class."""
+    """Clamp targets to valid class indices; return them with masks of counted rows and of valid targets."""
     return target.clamp(0, n - 1).long(), target != ignore_index, (target >= 0) & (target < n)
 
 
 def _weights(
     x: torch.Tensor, at: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float
 ) -> tuple[torch.Tensor, float, torch.Tensor | float]:
-    """The weight of each row's own class, the share of every class by smoothing, and the sum of all weights."""
+    """Return each row's own class weight, the label-smoothing share of a class, and the sum of all class weights."""
     n = x.shape[-1]
     kept = 1.0 - label_smoothing
     if weight is None:
@@ -172,35 +174,127 @@ def _weights(
 
 @T.macro
 def weight_of(spec: Spec, operands: Any, column: Any) -> Any:
-    """The weight of a class, in the dtype of sums."""
+    """Load the weight of a class in the dtype of sums."""
     compute = compute_dtype(spec.dtype)
     return T.cast(1.0, compute) if spec.weight is None else T.cast(operands[0][column], compute)
 
 
 @T.macro
 def finite(value: Any) -> Any:
-    """`value`, or 0 for an infinite one: what can be subtracted from exponents."""
+    """Replace an infinite row max by 0, so that it can be subtracted in exponents."""
     return T.if_then_else(T.isinf(value), 0.0, value)
 
 
-@jit
-def loss_rows(config: Config, spec: Spec) -> Any:
-    """`loss[r]` and `lse[r]` of row r: an online softmax in each lane, joined at the end of the row."""
+@T.macro
+def column_of(config: Config, step: Any, lane: Any, j: Any) -> Any:
+    """Return the class that a lane's j-th element of a step stands for."""
+    vector = config.vector
+    return step * config.width + (j // vector) * (config.lanes * vector) + lane * vector + j % vector
+
+
+@T.macro
+def sum_exponentials(config: Config, spec: Spec, logits: Any, operands: Any, first: Any) -> Any:
+    """Sum the exponentials of the rows from `first` on: an online softmax in each lane, joined at the end of the row.
+
+    Returns, for each row, its finite maximum, the log of the sum above that maximum, the sum of its weighted logits and
+    of all weights. Without smoothing the last two are not set.
+    """
     compute = compute_dtype(spec.dtype)
-    rows, lanes, vector, width = config.rows, config.lanes, config.vector, config.width
-    per_lane = config.pieces * vector
-    m, n = T.dynamic("m"), dynamic("n", config.alignment)
-    logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
-    weights = [] if spec.weight is None else [T.Tensor((n,), spec.weight)]
+    rows, lanes, width, n = config.rows, config.lanes, config.width, logits.shape[1]
+    per_lane = config.pieces * config.vector
     # On a GPU a weight is one product with sum and one power of two: the base is in powers of two.
     fused = config.is_gpu and compute == torch.float32
     unit, power = (LOG2_E, T.exp2) if fused else (1.0, T.exp)
 
-    def column_of(step: Any, lane: Any, j: Any) -> Any:
-        return step * width + (j // vector) * (lanes * vector) + lane * vector + j % vector
-
     def weight(logit: Any, base: Any) -> Any:
+        """Compute `exp(logit - base)`; if fused, as one multiply-add and an exp2 of a scaled base."""
         return T.exp2(T.fma(logit, unit, -base)) if fused else T.exp(logit - base)
+
+    tile = T.alloc_fragment((rows, lanes, per_lane), compute)
+    lane_max = T.alloc_fragment((rows, lanes), compute)
+    base = T.alloc_fragment((rows, lanes), compute)
+    old_base = T.alloc_fragment((rows, lanes), compute)
+    lane_sum = T.alloc_fragment((rows, lanes), compute)
+    row_max = T.alloc_fragment((rows,), compute)
+    row_sum = T.alloc_fragment((rows,), compute)
+    spread = T.alloc_fragment((rows,), compute)
+    total_weight = T.alloc_fragment((rows,), compute)
+    if config.is_gpu:
+        T.annotate_layout({tile: config.layout})
+    T.fill(lane_max, -T.infinity(compute))
+    T.fill(base, -T.infinity(compute))
+    T.clear(lane_sum)
+    if spec.smoothed:
+        terms = T.alloc_fragment((rows, lanes, per_lane), compute)
+        lane_spread = T.alloc_fragment((rows, lanes), compute)
+        lane_weight = T.alloc_fragment((rows, lanes), compute)
+        T.clear(lane_spread)
+        T.clear(lane_weight)
+
+    whole = n // width
+    for masked in (False, True):
+        for step in T.serial(whole, T.ceildiv(n, width)) if masked else T.serial(whole):
+            for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                column = column_of(config, step, lane, j)
+                logit = T.cast(logits[first + i, column], compute)
+                inside = not masked or column < n
+                tile[i, lane, j] = T.if_then_else(inside, logit, -T.infinity(compute))
+            if spec.smoothed:
+                for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                    column = column_of(config, step, lane, j)
+                    term = weight_of(spec, operands, column) * tile[i, lane, j]
+                    terms[i, lane, j] = T.if_then_else(column < n, term, 0.0)
+                T.reduce_sum(terms, lane_spread, dim=2, clear=False)
+                if spec.weight is not None:
+                    for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                        column = column_of(config, step, lane, j)
+                        terms[i, lane, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
+                    T.reduce_sum(terms, lane_weight, dim=2, clear=False)
+            T.reduce_max(tile, lane_max, dim=2, clear=False)
+            for i, lane in T.Parallel(rows, lanes):
+                old_base[i, lane] = base[i, lane]
+                base[i, lane] = lane_max[i, lane] * unit
+                lane_sum[i, lane] *= power(old_base[i, lane] - finite(base[i, lane]))
+            for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                tile[i, lane, j] = weight(tile[i, lane, j], finite(base[i, lane]))
+            T.reduce_sum(tile, lane_sum, dim=2, clear=False)
+
+    T.reduce_max(lane_max, row_max, dim=1)
+    for i, lane in T.Parallel(rows, lanes):  # a lane of -inf alone has a sum of 0, or NaN
+        shift = base[i, lane] - finite(row_max[i]) * unit
+        lane_sum[i, lane] *= T.if_then_else(T.isinf(base[i, lane]), 1.0, power(shift))
+    T.reduce_sum(lane_sum, row_sum, dim=1)
+    if spec.smoothed:
+        T.reduce_sum(lane_spread, spread, dim=1)
+        T.reduce_sum(lane_weight, total_weight, dim=1)
+    for i in T.Parallel(rows):
+        # The sum counts from the rounded product of the maximum and log2(e): what was rounded off is put back.
+        row_max[i] = finite(row_max[i])
+        row_sum[i] = T.log(row_sum[i]) + (T.fma(-row_max[i], unit, row_max[i] * unit) * math.log(2) if fused else 0.0)
+    return row_max, row_sum, spread, total_weight
+
+
+@T.macro
+def loss_of(spec: Spec, operands: Any, found: Any, i: Any, own: Any, picked: Any, n: Any, options: Any) -> Any:
+    """Compute the loss of row i from `found` of `sum_exponentials`, its class and that class's logit."""
+    compute, (smoothing, z_loss) = compute_dtype(spec.dtype), options
+    top, above = found[0][i], found[1][i]
+    log_sum = top + above
+    kept = (1.0 - smoothing) * weight_of(spec, operands, own)
+    spread_loss = 0.0
+    if spec.smoothed:
+        total = T.cast(n, compute) if spec.weight is None else found[3][i]
+        spread_loss = smoothing / T.cast(n, compute) * (total * log_sum - found[2][i])
+    return kept * (top - picked + above) + spread_loss + z_loss * log_sum * log_sum
+
+
+@jit
+def loss_rows(config: Config, spec: Spec) -> Any:
+    """Build the kernel for `loss[r]` and `lse[r]` of row r."""
+    compute, rows = compute_dtype(spec.dtype), config.rows
+    m, n = T.dynamic("m"), dynamic("n", config.alignment)
+    logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
+    weights = [] if spec.weight is None else [T.Tensor((n,), spec.weight)]
 
     @T.prim_func
     def cross_entropy(
@@ -214,88 +308,23 @@ def loss_rows(config: Config, spec: Spec) -> Any:
         z_loss: compute,
     ):
         with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
-            tile = T.alloc_fragment((rows, lanes, per_lane), compute)
-            lane_max = T.alloc_fragment((rows, lanes), compute)
-            base = T.alloc_fragment((rows, lanes), compute)
-            old_base = T.alloc_fragment((rows, lanes), compute)
-            lane_sum = T.alloc_fragment((rows, lanes), compute)
-            row_max = T.alloc_fragment((rows,), compute)
-            row_sum = T.alloc_fragment((rows,), compute)
-            spread = T.alloc_fragment((rows,), compute)
-            total_weight = T.alloc_fragment((rows,), compute)
-            if config.is_gpu:
-                T.annotate_layout({tile: config.layout})
-            T.fill(lane_max, -T.infinity(compute))
-            T.fill(base, -T.infinity(compute))
-            T.clear(lane_sum)
-            if spec.smoothed:
-                terms = T.alloc_fragment((rows, lanes, per_lane), compute)
-                lane_spread = T.alloc_fragment((rows, lanes), compute)
-                lane_weight = T.alloc_fragment((rows, lanes), compute)
-                T.clear(lane_spread)
-                T.clear(lane_weight)
-
-            whole = n // width
-            for masked in (False, True):
-                for step in T.serial(whole, T.ceildiv(n, width)) if masked else T.serial(whole):
-                    for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                        column = column_of(step, lane, j)
-                        logit = T.cast(logits[bx * rows + i, column], compute)
-                        inside = not masked or column < n
-                        tile[i, lane, j] = T.if_then_else(inside, logit, -T.infinity(compute))
-                    if spec.smoothed:
-                        for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                            column = column_of(step, lane, j)
-                            term = weight_of(spec, operands, column) * tile[i, lane, j]
-                            terms[i, lane, j] = T.if_then_else(column < n, term, 0.0)
-                        T.reduce_sum(terms, lane_spread, dim=2, clear=False)
-                        if spec.weight is not None:
-                            for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                                column = column_of(step, lane, j)
-                                terms[i, lane, j] = T.if_then_else(column < n, weight_of(spec, operands, column), 0.0)
-                            T.reduce_sum(terms, lane_weight, dim=2, clear=False)
-                    T.reduce_max(tile, lane_max, dim=2, clear=False)
-                    for i, lane in T.Parallel(rows, lanes):
-                        old_base[i, lane] = base[i, lane]
-                        base[i, lane] = lane_max[i, lane] * unit
-                        lane_sum[i, lane] *= power(old_base[i, lane] - finite(base[i, lane]))
-                    for i, lane, j in T.Parallel(rows, lanes, per_lane):
-                        tile[i, lane, j] = weight(tile[i, lane, j], finite(base[i, lane]))
-                    T.reduce_sum(tile, lane_sum, dim=2, clear=False)
-
-            T.reduce_max(lane_max, row_max, dim=1)
-            for i, lane in T.Parallel(rows, lanes):  # a lane of -inf alone has a sum of 0, or NaN
-                shift = base[i, lane] - finite(row_max[i]) * unit
-                lane_sum[i, lane] *= T.if_then_else(T.isinf(base[i, lane]), 1.0, power(shift))
-            T.reduce_sum(lane_sum, row_sum, dim=1)
-            if spec.smoothed:
-                T.reduce_sum(lane_spread, spread, dim=1)
-                T.reduce_sum(lane_weight, total_weight, dim=1)
+            found = sum_exponentials(config, spec, logits, operands, bx * rows)
             for i in T.Parallel(rows):
                 row = bx * rows + i
                 label = T.cast(target[row], "int64")
                 own = T.max(T.min(label, T.cast(n, "int64") - 1), 0)
-                # The sum counts from the rounded product of the maximum and log2(e): what was rounded off is put back.
-                top = finite(row_max[i])
-                above = T.log(row_sum[i]) + (T.fma(-top, unit, top * unit) * math.log(2) if fused else 0.0)
-                log_sum = top + above
-                kept = (1.0 - smoothing) * weight_of(spec, operands, own)
-                spread_loss = 0.0
-                if spec.smoothed:
-                    total = T.cast(n, compute) if spec.weight is None else total_weight[i]
-                    spread_loss = smoothing / T.cast(n, compute) * (total * log_sum - spread[i])
-                own_loss = kept * (top - T.cast(logits[row, own], compute) + above)
-                value = own_loss + spread_loss + z_loss * log_sum * log_sum
+                picked = T.cast(logits[row, own], compute)
+                value = loss_of(spec, operands, found, i, own, picked, n, (smoothing, z_loss))
                 known = T.if_then_else(label == own, value, T.cast(math.nan, compute))
                 loss[row] = T.if_then_else(label == ignore_index, 0.0, known)
-                lse[row] = log_sum
+                lse[row] = found[0][i] + found[1][i]
 
     return cross_entropy
 
 
 @jit
 def gradient_rows(config: Config, spec: Spec) -> Any:
-    """The gradient of `loss_rows` by the logits, from the log-sum-exp of each row: one pass over the row."""
+    """Build the kernel for the gradient of `loss_rows` by the logits: one pass over each row."""
     compute = compute_dtype(spec.dtype)
     rows, width = config.rows, config.width
     m, n = T.dynamic("m"), dynamic("n", config.alignment)
@@ -357,6 +386,83 @@ def gradient_rows(config: Config, spec: Spec) -> Any:
     return cross_entropy_gradient
 
 
+@jit
+def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
+    """`loss[r]` of row r; `grad[r]` times its gradient takes the place of the logits, which were maybe capped softly.
+
+    The second reading of a row finds it in the cache. Nothing but the thread that reads an element then writes it.
+    """
+    compute, rows, lanes = compute_dtype(spec.dtype), config.rows, config.lanes
+    per_lane = config.pieces * config.vector
+    m, n = T.dynamic("m"), dynamic("n", config.alignment)
+    logits_type = strided("logits", (m, n), spec.dtype, True, config.alignment)
+    weights = [] if spec.weight is None else [T.Tensor((n,), spec.weight)]
+
+    @T.prim_func
+    def cross_entropy_in_place(
+        grad: strided("grad", (m,), compute, unit=False),
+        logits: logits_type,
+        target: strided("target", (m,), spec.target, unit=False),
+        *operands: weights,
+        loss: T.Tensor((m,), compute),
+        ignore_index: T.int64,
+        smoothing: compute,
+        z_loss: compute,
+        cap: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            picks = T.alloc_fragment((rows, lanes, per_lane), compute)
+            lane_picked = T.alloc_fragment((rows, lanes), compute)
+            picked = T.alloc_fragment((rows,), compute)
+            log_sum = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            own_factor = T.alloc_fragment((rows,), compute)
+            each_factor = T.alloc_fragment((rows,), compute)
+            own = T.alloc_fragment((rows,), "int32")
+            counted = T.alloc_fragment((rows,), "int32")
+            if config.is_gpu:
+                T.annotate_layout({picks: config.layout})
+            T.clear(lane_picked)
+            found = sum_exponentials(config, spec, logits, operands, bx * rows)
+            for i in T.Parallel(rows):
+                row = bx * rows + i
+                label = T.cast(target[row], "int64")
+                inside = T.max(T.min(label, T.cast(n, "int64") - 1), 0)
+                scale = T.if_then_else(label == inside, grad[row], T.cast(math.nan, compute))
+                each = smoothing / T.cast(n, compute)
+                kept = (1.0 - smoothing) * weight_of(spec, operands, inside)
+                own[i] = T.cast(inside, "int32")
+                counted[i] = T.if_then_else(label == ignore_index, 0, 1)
+                log_sum[i] = found[0][i] + found[1][i]
+                spread = 0.0
+                if spec.smoothed:
+                    spread = each * (T.cast(n, compute) if spec.weight is None else found[3][i])
+                own_factor[i] = scale * kept
+                each_factor[i] = scale * each
+                factor[i] = scale * (kept + spread + 2.0 * z_loss * log_sum[i])
+            for step in T.serial(T.ceildiv(n, config.width)):
+                for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                    column = column_of(config, step, lane, j)
+                    logit = T.cast(logits[bx * rows + i, column], compute)
+                    own_slope = T.if_then_else(column == own[i], own_factor[i], 0.0)
+                    each_slope = each_factor[i] * weight_of(spec, operands, column) if spec.smoothed else 0.0
+                    slope = factor[i] * T.exp(logit - log_sum[i]) - own_slope - each_slope
+                    share = logit / cap
+                    slope *= 1.0 - share * share if spec.capped else 1.0
+                    picks[i, lane, j] = T.if_then_else(column == own[i], logit, 0.0)
+                    # An ignored row gives 0 whatever its logits are.
+                    logits[bx * rows + i, column] = T.cast(T.if_then_else(counted[i] == 0, 0.0, slope), spec.dtype)
+                T.reduce_sum(picks, lane_picked, dim=2, clear=False)
+            T.reduce_sum(lane_picked, picked, dim=1)
+            for i in T.Parallel(rows):
+                row = bx * rows + i
+                value = loss_of(spec, operands, found, i, own[i], picked[i], n, (smoothing, z_loss))
+                known = T.if_then_else(T.cast(target[row], "int64") == own[i], value, T.cast(math.nan, compute))
+                loss[row] = T.if_then_else(counted[i] == 0, 0.0, known)
+
+    return cross_entropy_in_place
+
+
 def cross_entropy(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -368,7 +474,9 @@ def cross_entropy(
     loss: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `loss_reference`. `loss` and `lse` may be given, contiguous; `config` replaces that of `config_for`."""
+    """Compute `loss_reference` with the kernel. `loss` and `lse` may be given, contiguous; `config` replaces that of
+    `config_for`.
+    """
     if not has_kernels(logits) or not logits.numel():
         found = loss_reference(logits, target, weight, ignore_index, label_smoothing, z_loss)
         return into(loss, found[0]), into(lse, found[1])
@@ -396,7 +504,9 @@ def cross_entropy_backward(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `gradient_reference`. `out`, contiguous, may be given; `config` overrides the choice of `config_for`."""
+    """Compute `gradient_reference` with the kernel. `out`, contiguous, may be given; `config` overrides the choice of
+    `config_for`.
+    """
     if not has_kernels(logits) or not logits.numel():
         given = weight, ignore_index, label_smoothing, z_loss
         return into(out, gradient_reference(grad, logits, target, lse, *given))
@@ -411,5 +521,30 @@ def cross_entropy_backward(
     return out
 
 
+def loss_and_gradient(
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    loss: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    config: Config | None = None,
+) -> None:
+    """Write the losses of rows into `loss` `[M]`, and over `logits` `[M, N]` `grad` `[M]` times their gradient.
+
+    softcap: logits are `softcap * tanh(x / softcap)`; then the gradient is that by x. The rows of logits are dense.
+    """
+    machine = machine_of(logits)
+    config = config or config_for(logits.shape[1], vector_of((logits,), logits.shape[1:]), machine)
+    spec = replace(_spec(logits, target, weight, label_smoothing), capped=softcap is not None)
+    weights = [] if weight is None else [weight.contiguous()]
+    numbers = int(ignore_index), float(label_smoothing), float(z_loss), float(softcap or 1.0)
+    machine.kernel(loss_and_gradient_rows)(config, spec)(grad, logits, target, *weights, loss, *numbers)
+
+
 def _spec(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float) -> Spec:
+    """Collect the compile-time facts of a call."""
     return Spec(logits.dtype, target.dtype, None if weight is None else weight.dtype, label_smoothing != 0.0)

@@ -57,6 +57,7 @@ def aux_rows(aux: Sequence[torch.Tensor], kinds: str, groups: int) -> list[torch
     """
 
     def view(x: torch.Tensor, kind: str) -> torch.Tensor:
+        """Reshape one auxiliary operand to the shape that the kernel takes for its kind."""
         if kind == "t":
             return grouped(x, groups)
         if kind == "c":
@@ -127,7 +128,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class FusedSpec:
-    """Facts that a fused norm is compiled for, besides its `Config`. The texts are canonical."""
+    """Compile-time facts of a fused norm, besides its `Config`. The texts are canonical."""
 
     dtype: torch.dtype
     out: torch.dtype
@@ -139,12 +140,12 @@ class FusedSpec:
 
     @property
     def is_grouped(self) -> bool:
-        """Return whether rows come in runs."""
+        """Return whether an operand has one row for each group of rows (kind `g`)."""
         return any(x.kind == "g" for x in self.aux)
 
 
 def inputs(spec: FusedSpec, text: Epilogue, value: Any, aux: Sequence[Any], at: Sequence[Any]) -> Mapping[str, Any]:
-    """Return the inputs of a text for the element at `(group, row, col)`, in the computing dtype."""
+    """Return the operands of a prologue or epilogue for the element at `(group, row, col)`, in the computing dtype."""
     compute = compute_dtype(spec.dtype)
     read = {f"x{i}": T.cast(spec.aux[i].at(aux[i], *at), compute) for i in sorted(text.inputs("x"))}
     return {"acc0": value, **read}

@@ -73,7 +73,7 @@ def rms_norm_reference(
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in float32 (float64 for float64).
+    """Compute `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in float32 or float64.
 
     x `[..., N]`, weight and bias `[N]`. Returns y in x's dtype.
     """
@@ -91,7 +91,7 @@ def layer_norm_reference(
 
 @dataclass(frozen=True)
 class RmsSpec:
-    """Facts that an RMS norm is compiled for, besides its `Config`."""
+    """Compile-time facts of an RMS norm, besides its `Config`."""
 
     dtype: torch.dtype
     weight: torch.dtype | None

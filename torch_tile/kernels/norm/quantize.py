@@ -91,7 +91,7 @@ def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype) ->
 
 
 def rounded(value: Any, dtype: torch.dtype) -> Any:
-    """Round a value to float8; one beyond the largest number, by a rounding, becomes that. NaN stays NaN."""
+    """Round a value to float8, clamped to its largest number. NaN stays NaN."""
     largest = LARGEST[dtype]
     return T.cast(T.minimum(T.maximum(value, -largest), largest), dtype)
 
@@ -127,7 +127,9 @@ def quantize_fp8(
 
 
 def run(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, config: Config | None = None) -> None:
-    """Quantise the rows of x `[outer, inner, n]`, which is not empty. `config` overrides the choice of `config_for`."""
+    """Launch the quantisation of the rows of x `[outer, inner, n]`, which is not empty. `config` overrides the choice
+    of `config_for`.
+    """
     if x.shape[1] == 1:  # let the rows be the inner ones, of which a block takes several
         x, out, scales = (t.transpose(0, 1) for t in (x, out, scales))
     machine, n = machine_of(x), x.shape[-1]

@@ -34,7 +34,7 @@ class SsdChunkScanArgs(NamedTuple, Generic[V]):
 
 
 class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.ssd_chunk_scan_backward`: gradients of the results, then those of the scan but z."""
+    """Arguments of `tile.ssd_chunk_scan_backward`: gradients of the results, then the scan's arguments without z."""
 
     grad: V
     grad_states: V | None

@@ -31,7 +31,7 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that a convolution kernel is compiled for, besides its `Config`.
+    """Compile-time facts of a convolution kernel, besides its `Config`.
 
     `weight`, `bias` and `state` are dtypes, None for absent operands. `length` is that of an update's
     state. With `silu` it is applied to the sum. `vector` elements divide the channels and the strides of rows.
@@ -90,7 +90,7 @@ def reference(
 def sums(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, initial_state: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute the convolution before its activation, `[B, L, D]` in the dtype of sums."""
+    """Compute the convolution in plain torch before its activation, `[B, L, D]` in the dtype of sums."""
     compute, width = compute_dtype(x.dtype), weight.shape[1]
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if initial_state is None else initial_state
     padded = torch.cat([before.to(compute), x.to(compute)], 1)
@@ -100,7 +100,7 @@ def sums(
 
 
 def activated(total: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply the activation to sums."""
+    """Apply the named activation in plain torch."""
     return torch.nn.functional.silu(total) if activation == "silu" else total
 
 
@@ -181,7 +181,7 @@ def load_taps(spec: Spec, config: Config, weight: Any, others: Any, first: Any, 
 
 @jit
 def convolve(config: Config, spec: Spec) -> Any:
-    """Compute the sums of a tile of times and channels, after the activation."""
+    """Build the forward kernel: the causal convolution of a tile of times and channels, with its activation."""
     compute, rows, columns = compute_dtype(spec.dtype), config.rows, config.columns
     numbers = tuple(range(spec.width))  # a tuple, so that loops over taps are unrolled
     b, length = T.dynamic("b, length")
@@ -308,7 +308,7 @@ def add_parts(config: Config, spec: Spec) -> Any:
 
 @jit
 def step(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the output of one token, and the state with the token at its end."""
+    """Build the kernel of one decoding step: the output of one token, and the shifted state."""
     compute, columns, width, length = compute_dtype(spec.dtype), config.columns, spec.width, spec.length
     numbers = tuple(range(width))
     b, d = T.dynamic("b, d")
@@ -445,6 +445,7 @@ def _spec(
     machine: Machine,
     *dense: torch.Tensor,
 ) -> Spec:
+    """Collect the compile-time facts of a call, with the widest vector that its strides allow."""
     bias_dtype, state_dtype = (None if each is None else each.dtype for each in (bias, initial_state))
     vector = vector_of((x, *dense), x.shape[2:]) if machine.is_gpu else 1
     return Spec(x.dtype, weight.dtype, bias_dtype, state_dtype, weight.shape[1], activation == "silu", vector)

@@ -54,7 +54,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that the kernels are compiled for: dtypes, None for absent operands, and the form.
+    """Compile-time facts of the scan's kernels: dtypes (None for absent operands), vector width, and flags.
 
     `vector` divides P, N and the strides of rows. With `reverse` a kernel is the gradient's: it scans from the end.
     """
@@ -100,7 +100,9 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
 
 @T.macro
 def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
-    """Compute the step size of a time and head. Return it within its limits, before them, and before softplus."""
+    """Compute the step size of a time and head: clamped, before clamping, and before softplus. Return it within its
+    limits, before them, and before softplus.
+    """
     raw = T.cast(dt, spec.compute)
     if spec.dt_bias is not None:
         raw = raw + T.cast(bias, spec.compute)
@@ -333,7 +335,7 @@ def pass_states(config: Config, spec: Spec) -> Any:
 def weigh_scores(
     config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, row: Any, column: Any, weights: Any
 ) -> None:
-    """Weight scores by the decay between their times and the earlier one's step size. Others become 0."""
+    """Multiply scores by the decay between both times, and forward by the earlier time's step size; zero the others."""
     for i, j in T.Parallel(config.rows, config.step):
         between = decays[j] - own[i] if spec.reverse else own[i] - decays[j]
         path = row + i <= column + j if spec.reverse else row + i >= column + j
@@ -344,7 +346,7 @@ def weigh_scores(
 
 @T.macro
 def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any, tile: Any) -> None:
-    """Store the product of each row of sums with that of a tensor `[B, L, H, P]`, whose rows begin at `place`."""
+    """Store the dot product of each accumulator row with the row of a tensor `[B, L, H, P]`."""
     bz, head, first, p = place
     rows, columns = acc.shape
     product = T.alloc_fragment((rows, columns), acc.dtype)
@@ -545,8 +547,8 @@ def group_scan(config: Config, spec: Spec) -> Any:
 
 @jit
 def pair_sums(config: Config, spec: Spec) -> Any:
-    """For each time the sum of what its output owes to earlier times of the chunk, times the output's gradient; with
-    reverse, of what later outputs owe to it.
+    """Build the kernel that sums, for each time, the output gradient times the contributions of earlier times of the
+    chunk; in reverse, the contributions of the time to later outputs.
 
     Both add up the same numbers in float32, so that those of times between which nothing decays cancel later.
     """
@@ -694,7 +696,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
 
 
 class Scan:
-    """The tensors of one call that all its kernels share."""
+    """The tensors and sizes of one call that all its kernels share, with methods that launch the kernels."""
 
     x: torch.Tensor
     batch: Any
@@ -736,11 +738,11 @@ class Scan:
         return self.x.new_empty(shape, dtype=dtype or self.compute)
 
     def run(self, kernel: Any, spec: Spec, *operands: Any) -> None:
-        """Launch a kernel."""
+        """Launch a kernel of the scan."""
         self.machine.kernel(kernel)(self.config, spec)(*operands)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
-        """Compute the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
+        """Launch `chunk_scores`: the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
 
         Pairs that no decay joins stay unwritten.
         """
@@ -751,7 +753,7 @@ class Scan:
         return out
 
     def own_states(self, values: torch.Tensor, reverse: bool = False) -> torch.Tensor:
-        """Compute each chunk's part of the next state."""
+        """Launch `chunk_states`: each chunk's contribution to the next state."""
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
@@ -760,7 +762,7 @@ class Scan:
     def passed(
         self, own: torch.Tensor, initial: torch.Tensor | None, last: torch.Tensor, more: Any = (), reverse: bool = False
     ) -> torch.Tensor:
-        """Compute the states between chunks, `[B, chunks + 1, H, P, N]`, and write `last`."""
+        """Launch `pass_states`: the states between chunks `[B, chunks + 1, H, P, N]`; write the last one to `last`."""
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
         given = [] if initial is None else [initial]
         spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)

@@ -33,7 +33,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Pieces:
-    """Intermediate tensors of the scan in plain torch, in the dtype of sums.
+    """Intermediate results of the chunked scan in plain torch, in the dtype of sums.
 
     logs: logarithms of the decay from the chunk's begin. decay: between two times of a chunk, 0 to earlier ones.
     to_end: from a time to the chunk's end. own: the first state and what each chunk adds. passed: the decay between the
@@ -71,14 +71,14 @@ class Pieces:
         self.states: torch.Tensor = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
 
     def chunked(self, t: torch.Tensor) -> torch.Tensor:
-        """Return `[B, L, ...]` as `[B, chunks, REFERENCE_CHUNK, ...]`, with zeros at the end."""
+        """Split the time dimension `[B, L, ...]` into chunks `[B, chunks, REFERENCE_CHUNK, ...]`, padded with zeros."""
         size, pad = REFERENCE_CHUNK, [0, 0] * (t.dim() - 2)
         whole = F.pad(t, (*pad, 0, self.chunks * size - self.length))
         return whole.reshape(self.batch, self.chunks, size, *t.shape[2:])
 
 
 def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the output and the final states in the dtype of sums."""
+    """Compute the chunked scan in plain torch: outputs and final states in the dtype of sums."""
     compute, pieces = compute_dtype(args.x.dtype), Pieces(args)
     out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", pieces.c, pieces.b, pieces.decay, pieces.inputs)
     sofar = torch.exp(pieces.logs)
@@ -123,9 +123,11 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     decays = logs.flip(2).cumsum(2).flip(2) + (ends + states.sum(2))[:, :, None]
 
     def whole(t: torch.Tensor) -> torch.Tensor:
+        """Join the chunks of a tensor and cut off the padding."""
         return t.flatten(1, 2)[:, :length]
 
     def grouped(t: torch.Tensor) -> torch.Tensor:
+        """Sum a gradient over the heads of each group."""
         groups = args.B.shape[2]
         return whole(t).reshape(batch, length, groups, heads // groups, t.shape[-1]).sum(3)
 

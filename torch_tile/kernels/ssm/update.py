@@ -21,7 +21,7 @@ from torch_tile.kernels.ssm.ssd import Spec as ScanSpec, step_size
 
 @dataclass(frozen=True)
 class Config:
-    """Tiles of `rows` channels and `columns` states."""
+    """The tiling: blocks of `rows` channels and `columns` states."""
 
     rows: int
     columns: int
@@ -30,7 +30,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that the kernel is compiled for: the dtypes of operands, None for absent ones."""
+    """Compile-time facts of the update kernel: dtypes of operands, None for absent operands."""
 
     state: torch.dtype
     x: torch.dtype
@@ -72,7 +72,7 @@ def reference(
 
 @jit
 def update(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the new states of some channels of a head, and their outputs."""
+    """Build the kernel that updates the states of some channels of a head and computes their outputs."""
     compute, rows, columns = compute_dtype(spec.x), config.rows, config.columns
     b, h, p, g, n = T.dynamic("b, h, p, g, n")
     steps = ScanSpec(spec.x, spec.dt, dt_bias=spec.dt_bias, softplus=spec.softplus)

@@ -358,4 +358,4 @@ def _started(stmt: Stmt) -> Stmt:
     if isinstance(stmt, For):
         return AsyncLoop(stmt, span=stmt.span)
     assert isinstance(stmt, Copy)
-    return AsyncCopy(**{name: getattr(stmt, name) for name in field_names(stmt)}, span=stmt.span)
+    return AsyncCopy(**{name: getattr(stmt, name) for name in field_names(stmt)}, commit=False, span=stmt.span)

@@ -30,6 +30,7 @@ INDICES = 4  # of a score: batch, head, query, key
 
 
 def _check(args: AttentionArgs[Tensor]) -> None:
+    """Check the arguments of `tile.attention`."""
     q, k, v, mask, aux = args.q, args.k, args.v, args.mask, args.aux or ()
     checks.check_floating("attention", q=q, k=k, v=v)
     checks.check_same_dtype("attention", q=q, k=k, v=v)
@@ -71,6 +72,7 @@ def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]
 
 
 def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.attention` and make its empty results."""
     _check(args)
     q = args.q
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -84,6 +86,7 @@ def _in_training(args: AttentionArgs[Tensor]) -> Tensor:
 
 
 def _save(ctx: Any, args: AttentionArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.attention` what it needs."""
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*_tensors(args), *output)
     ctx.args = without_tensors(args)
@@ -101,6 +104,7 @@ def _with_tensors(options: AttentionArgs[Any], tensors: Sequence[Tensor | None])
 
 
 def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.attention`."""
     *tensors, out, lse = ctx.saved_tensors
     args = _with_tensors(ctx.args, tensors)
     needs = AttentionArgs(*ctx.needs_input_grad, *[None] * (len(AttentionArgs._fields) - len(ctx.needs_input_grad)))
@@ -122,12 +126,14 @@ def _summed(full: Tensor, like: Any) -> Tensor:
 
 
 def _fake_backward(args: AttentionBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    """Check the arguments of `tile.attention_backward` and make its empty results."""
     _check_backward(args)
     made: tuple[Tensor, ...] = kernels("attention_backward").empty_results(args.q, args.k, args.v, args.keep)
     return made
 
 
 def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
+    """Check the arguments of `tile.attention_backward`."""
     _check(args.forward)
     q, v, mask, keep = args.q, args.v, args.mask, args.keep
     known = [*(["mask"] if mask is not None else []), *(f"x{n}" for n in range(len(args.aux or ())))]
@@ -147,6 +153,7 @@ def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
 
 
 def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -> None:
+    """Save for the gradient of `tile.attention_backward` what it needs."""
     ctx.save_for_backward(args.grad, *_tensors(args))
     ctx.args, ctx.keep = without_tensors(args.forward), args.keep
 
@@ -177,6 +184,7 @@ def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding(args: AttentionArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.attention` for sharding."""
     heads = args.k.shape[1]
     one = heads == 1  # a single head of keys serves all queries, wherever they are
     kv_heads = "" if one else "head"
@@ -201,6 +209,7 @@ def _sharding(args: AttentionArgs[Spec]) -> Rule:
 
 
 def _sharding_of_backward(args: AttentionBackwardArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.attention_backward` for sharding."""
     forward = _sharding(args.forward)
     q_dims, k_dims, v_dims, *operands = forward.inputs
     out_dims, lse_dims = forward.outputs
@@ -220,18 +229,22 @@ def _sharding_of_backward(args: AttentionBackwardArgs[Spec]) -> Rule:
 
 def _flops(args: AttentionArgs[Shape]) -> int:
     # Like torch's formula for scaled_dot_product_attention, masked products are counted.
+    """Count the operations of `tile.attention`."""
     return _products(args, args.q[2] * args.k[2], 1, 1)
 
 
 def _least_flops(args: AttentionArgs[Shape]) -> int:
+    """Count the operations of `tile.attention` that causality leaves."""
     return _products(args, _visible(args), 1, 1)
 
 
 def _backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
+    """Count the operations of `tile.attention_backward`."""
     return _products(args.forward, args.q[2] * args.k[2], 3, 2)
 
 
 def _least_backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
+    """Count the operations of `tile.attention_backward` that causality leaves."""
     return _products(args.forward, _visible(args.forward), 3, 2)
 
 

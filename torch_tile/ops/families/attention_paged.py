@@ -38,6 +38,7 @@ MOST_SPLITS = GRID_LIMITS[1]
 
 
 def _check(args: PagedArgs[Tensor]) -> None:
+    """Check the arguments of `tile.attention_paged`."""
     op, q, k, v = "attention_paged", args.q, args.k_pages, args.v_pages
     ragged = args.cu_seqlens_q is not None
     checks.check_floating(op, q=q, k_pages=k, v_pages=v)
@@ -94,6 +95,7 @@ def check_pages(op: str, block_tables: Tensor, lengths: Tensor, pages: int, page
 
 
 def _check_values(args: PagedArgs[Tensor]) -> None:
+    """Check the values of the int32 tensors of `tile.attention_paged`, on the CPU only."""
     op, (pages, page) = "attention_paged", args.k_pages.shape[:2]
     check_pages(op, args.block_tables, args.lengths, pages, page)
     if args.cu_seqlens_q is not None:
@@ -101,6 +103,7 @@ def _check_values(args: PagedArgs[Tensor]) -> None:
 
 
 def _fake_with_lse(args: PagedArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.attention_paged` and make its empty results."""
     _check(args)
     q = args.q
     shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
@@ -108,6 +111,7 @@ def _fake_with_lse(args: PagedArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:
+    """Save for the gradient of `tile.attention_paged` what it needs."""
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*args[:6], *(args.aux or ()))
@@ -115,6 +119,7 @@ def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.attention_paged`."""
     tensors: Sequence[Any] = ctx.saved_tensors
     needs = PagedArgs(*ctx.needs_input_grad, *[None] * (len(PagedArgs._fields) - len(ctx.needs_input_grad)))
     of_aux = none_of("attention_paged", needs.aux)
@@ -126,6 +131,7 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[A
 
 
 def _sharding(args: PagedArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.attention_paged` for sharding."""
     heads = args.k_pages.shape[2]
     ragged = args.cu_seqlens_q is not None
     rows = ("query",) if ragged else ("batch", "query")
@@ -149,6 +155,7 @@ def _sharding(args: PagedArgs[Spec]) -> Rule:
 
 
 def _flops(args: PagedArgs[Shape]) -> int:
+    """Count the operations of `tile.attention_paged`."""
     *rows, heads, width = args.q
     queries = 1
     for n in rows:

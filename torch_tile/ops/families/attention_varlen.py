@@ -79,6 +79,7 @@ def check_starts(op: str, name: str, starts: Tensor, most: Any, rows: int, of: s
 
 
 def _check(args: VarlenArgs[Tensor]) -> None:
+    """Check the arguments of `tile.attention_varlen`."""
     op, (q, k, v) = "attention_varlen", args[:3]
     checks.check_floating(op, q=q, k=k, v=v)
     checks.check_same_dtype(op, q=q, k=k, v=v)
@@ -100,12 +101,14 @@ def _check(args: VarlenArgs[Tensor]) -> None:
 
 
 def _check_values(args: VarlenArgs[Tensor]) -> None:
+    """Check the values of the int32 tensors of `tile.attention_varlen`, on the CPU only."""
     op = "attention_varlen"
     check_starts(op, "cu_seqlens_q", args.cu_seqlens_q, args.max_seqlen_q, args.q.shape[0], "q")
     check_starts(op, "cu_seqlens_k", args.cu_seqlens_k, args.max_seqlen_k, args.k.shape[0], "k")
 
 
 def _fake_with_lse(args: VarlenArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.attention_varlen` and make its empty results."""
     _check(args)
     q = args.q
     return empty_beside(q, args.v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=sums_of(q.dtype))
@@ -118,6 +121,7 @@ def _in_training(args: VarlenArgs[Tensor]) -> Tensor:
 
 
 def _tensors(args: VarlenArgs[Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors among the arguments, in order."""
     return (*args[:5], *(args.aux or ()))
 
 
@@ -138,12 +142,14 @@ def none_of(op: str, needed: Any) -> Any:
 
 
 def _save(ctx: Any, args: VarlenArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.attention_varlen` what it needs."""
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*_tensors(args), *output)
     ctx.args = without_tensors(args)
 
 
 def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.attention_varlen`."""
     *tensors, out, lse = ctx.saved_tensors
     fields = len(VarlenArgs._fields)
     needs = VarlenArgs(*ctx.needs_input_grad, *[None] * (fields - len(ctx.needs_input_grad)))
@@ -155,6 +161,7 @@ def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[
 
 
 def _fake_backward(args: VarlenBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    """Check the arguments of `tile.attention_varlen_backward` and make its empty results."""
     op = "attention_varlen_backward"
     _check(args.forward)
     q, v, lse = args.q, args.v, args.lse
@@ -175,6 +182,7 @@ def _fake_backward(args: VarlenBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _save_backward(ctx: Any, args: VarlenBackwardArgs[Tensor], output: Any) -> None:
+    """Save for the gradient of `tile.attention_varlen_backward` what it needs."""
     ctx.save_for_backward(args.grad, *_tensors(args.forward))
     ctx.args = without_tensors(args.forward)
 
@@ -211,6 +219,7 @@ def counted(score: str) -> set[str]:
 
 
 def _sharding(args: VarlenArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.attention_varlen` for sharding."""
     heads = args.k.shape[1]
     outputs: tuple[Dims, Dims] = ("query", "head", "v"), ("head", "query")
     inputs = (
@@ -231,6 +240,7 @@ def _sharding(args: VarlenArgs[Spec]) -> Rule:
 
 
 def _sharding_of_backward(args: VarlenBackwardArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.attention_varlen_backward` for sharding."""
     forward = _sharding(args.forward)
     q_dims, k_dims, v_dims, *others = forward.inputs
     out_dims, lse_dims = forward.outputs
@@ -245,10 +255,12 @@ def _sharding_of_backward(args: VarlenBackwardArgs[Spec]) -> Rule:
 
 
 def _flops(args: VarlenArgs[Shape]) -> int:
+    """Count the operations of `tile.attention_varlen`."""
     return _products(args, 1, 1)
 
 
 def _backward_flops(args: VarlenBackwardArgs[Shape]) -> int:
+    """Count the operations of `tile.attention_varlen_backward`."""
     return _products(args.forward, 3, 2)
 
 

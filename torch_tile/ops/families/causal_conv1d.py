@@ -57,6 +57,7 @@ class CausalConv1dUpdateArgs(NamedTuple, Generic[V]):
 
 
 def _check_taps(op: str, weight: Tensor, bias: Tensor | None, channels: Any, activation: str) -> None:
+    """Check the shapes of weight and bias, the number of taps and the activation."""
     checks.check_dims(op, "weight", weight, 2, "[D, W]")
     checks.check_size(op, "weight", weight, 0, channels, "x's last dimension")
     taps = weight.shape[1]
@@ -68,6 +69,7 @@ def _check_taps(op: str, weight: Tensor, bias: Tensor | None, channels: Any, act
 
 
 def _check(op: str, args: CausalConv1dArgs[Tensor]) -> None:
+    """Check the arguments of `tile.causal_conv1d`."""
     x, weight, bias, state, activation = args
     checks.check_floating(op, x=x, weight=weight, bias=bias, initial_state=state)
     checks.check_dims(op, "x", x, 3, "[B, L, D]")
@@ -79,11 +81,13 @@ def _check(op: str, args: CausalConv1dArgs[Tensor]) -> None:
 
 
 def _fake(args: CausalConv1dArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.causal_conv1d` and make its empty results."""
     _check("causal_conv1d", args)
     return args.x.new_empty(args.x.shape)
 
 
 def _fake_backward(args: CausalConv1dBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    """Check the arguments of `tile.causal_conv1d_backward` and make its empty results."""
     op = "causal_conv1d_backward"
     _check(op, args.forward)
     checks.check_floating(op, x=args.x, grad=args.grad)
@@ -96,6 +100,7 @@ def _fake_backward(args: CausalConv1dBackwardArgs[Tensor]) -> tuple[Tensor, ...]
 
 
 def _fake_update(args: CausalConv1dUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.causal_conv1d_update` and make its empty results."""
     op = "causal_conv1d_update"
     x, state, weight, bias, activation = args
     checks.check_floating(op, x=x, state=state, weight=weight, bias=bias)
@@ -112,11 +117,13 @@ def _fake_update(args: CausalConv1dUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _save(ctx: Any, args: CausalConv1dArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.causal_conv1d` what it needs."""
     ctx.activation = args.activation
     ctx.save_for_backward(args.x, args.weight, args.bias, args.initial_state)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.causal_conv1d`."""
     x, weight, bias, state = ctx.saved_tensors
     made = torch.ops.tile.causal_conv1d_backward(grad.to(x.dtype), x, weight, bias, state, ctx.activation)
     found = dict(zip(CausalConv1dArgs._fields, made, strict=False))
@@ -128,23 +135,27 @@ X = ("batch", "time", "channel")
 
 
 def _sharding(args: CausalConv1dArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.causal_conv1d` for sharding."""
     bias, state = if_given(args.bias, ("channel",)), if_given(args.initial_state, ("batch", "before", "channel"))
     return Rule(outputs=[X], inputs=[X, ("channel", "tap"), bias, state], free=("batch", "channel"))
 
 
 def _sharding_of_backward(args: CausalConv1dBackwardArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.causal_conv1d_backward` for sharding."""
     forward = _sharding(args.forward)
     outputs = [("none",) if dims is None else dims for dims in forward.inputs]
     return Rule(outputs=outputs, inputs=[X, *forward.inputs], free=("channel",), saved=[X, *forward.inputs])
 
 
 def _sharding_of_update(args: CausalConv1dUpdateArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.causal_conv1d_update` for sharding."""
     x, state = ("batch", "channel"), ("batch", "channel", "before")
     inputs = [x, state, ("channel", "tap"), if_given(args.bias, ("channel",))]
     return Rule(outputs=[x, state], inputs=inputs, free=("batch", "channel"))
 
 
 def _flops(args: CausalConv1dArgs[Shape]) -> int:
+    """Count the operations of `tile.causal_conv1d`."""
     batch, length, channels = args.x
     return 2 * batch * length * channels * args.weight[1]
 

@@ -51,44 +51,58 @@ class CrossEntropyBackwardArgs(NamedTuple, Generic[V]):
 
 
 def _check(op: str, args: CrossEntropyArgs[Tensor]) -> None:
+    """Check the arguments of `tile.cross_entropy`."""
     logits, target = args.logits, args.target
     checks.check_floating(op, logits=logits, weight=args.weight)
     require(logits.dim() >= 1, lambda: f"tile.{op}: logits has 0 dimensions; expected at least 1: [..., N]")
+    check_targets(op, target, "logits", logits)
+    checks.check_vector(op, "weight", args.weight, logits.shape[-1], "logits' last dimension")
+    check_smoothing(op, args.label_smoothing)
+
+
+def check_targets(op: str, target: Tensor, of: str, x: Tensor) -> None:
+    """Check that the targets are classes, one for each row of a tensor `x` that is named `of`."""
     require_type(
         target.dtype in INDICES, lambda: f"tile.{op}: target has dtype {target.dtype}; expected int64 or int32: classes"
     )
-    _check_rows(op, "target", target, logits)
-    checks.check_vector(op, "weight", args.weight, logits.shape[-1], "logits' last dimension")
+    check_rows(op, "target", target, of, x)
+
+
+def check_smoothing(op: str, label_smoothing: float) -> None:
+    """Check that the label smoothing is a share."""
     require_value(
-        0.0 <= args.label_smoothing <= 1.0,
-        lambda: f"tile.{op}: label_smoothing is {args.label_smoothing}; expected 0.0 to 1.0",
+        0.0 <= label_smoothing <= 1.0,
+        lambda: f"tile.{op}: label_smoothing is {label_smoothing}; expected 0.0 to 1.0",
     )
 
 
-def _check_rows(op: str, name: str, x: Tensor, logits: Tensor) -> None:
-    """One number for each row of the logits."""
-    checks.check_device(op, name, x, "logits", logits)
-    checks.check_dims(op, name, x, logits.dim() - 1, "logits' dimensions but the last")
-    for dim in range(logits.dim() - 1):
-        checks.check_size(op, name, x, dim, logits.shape[dim], "as logits")
+def check_rows(op: str, name: str, rows: Tensor, of: str, x: Tensor) -> None:
+    """Check that there is one number for each row of a tensor `x` that is named `of`."""
+    checks.check_device(op, name, rows, of, x)
+    checks.check_dims(op, name, rows, x.dim() - 1, f"{of}'{'' if of.endswith('s') else 's'} dimensions but the last")
+    for dim in range(x.dim() - 1):
+        checks.check_size(op, name, rows, dim, x.shape[dim], f"as {of}")
 
 
 def _fake(args: CrossEntropyArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.cross_entropy` and make its empty results."""
     _check("cross_entropy", args)
     loss = args.logits.new_empty(args.target.shape, dtype=compute_dtype(args.logits.dtype))
     return loss, torch.empty_like(loss)
 
 
 def _fake_backward(args: CrossEntropyBackwardArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.cross_entropy_backward` and make its empty results."""
     op, sums = "cross_entropy_backward", compute_dtype(args.logits.dtype)
     _check(op, args.forward)
     for name, x in (("grad", args.grad), ("lse", args.lse)):
-        _check_rows(op, name, x, args.logits)
+        check_rows(op, name, x, "logits", args.logits)
         require_type(x.dtype == sums, lambda: f"tile.{op}: {name} has dtype {x.dtype}; expected {sums}")  # noqa: B023
     return args.logits.new_empty(args.logits.shape)
 
 
 def _save(ctx: Any, args: CrossEntropyArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.cross_entropy` what it needs."""
     if args.weight is not None and args.weight.requires_grad:
         raise NotImplementedError("tile.cross_entropy: weight has no gradient; pass weight.detach()")
     ctx.args = without_tensors(args)
@@ -97,18 +111,20 @@ def _save(ctx: Any, args: CrossEntropyArgs[Tensor], output: tuple[Tensor, Tensor
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.cross_entropy`."""
     logits, target, weight, lse = ctx.saved_tensors
     given = CrossEntropyBackwardArgs(grad, logits, target, lse, weight, *ctx.args[3:])
     return op_gradients(CrossEntropyArgs, logits=torch.ops.tile.cross_entropy_backward.default(*given))
 
 
 def _save_backward(ctx: Any, args: CrossEntropyBackwardArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.cross_entropy_backward` what it needs."""
     ctx.args = without_tensors(args)
     ctx.save_for_backward(args.grad, args.logits, args.target, args.lse, args.weight)
 
 
 def _twice(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-    """Gradients of the gradient; the log-sum-exp counts as a function of the logits."""
+    """Compute gradients of the gradient; the log-sum-exp counts as a function of the logits."""
     grad, logits, target, lse, weight = ctx.saved_tensors
     args = ctx.args._replace(logits=logits, target=target, lse=lse, weight=weight)
     slopes, factor = kernels("cross_entropy").logit_slopes(logits, target, lse, weight, *args[5:])
@@ -123,12 +139,14 @@ def _twice(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding(args: CrossEntropyArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.cross_entropy` for sharding."""
     rows = row_names(args.logits)
     dims, weight = (*rows, "n"), if_given(args.weight, ("n",))
     return Rule(outputs=[rows, rows], inputs=[dims, rows, weight], free=rows, saved=[dims, rows, weight, rows])
 
 
 def _sharding_of_backward(args: CrossEntropyBackwardArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.cross_entropy_backward` for sharding."""
     rows = row_names(args.logits)
     dims = (*rows, "n")
     inputs = [rows, dims, rows, rows, if_given(args.weight, ("n",))]

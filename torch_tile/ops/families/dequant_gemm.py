@@ -24,7 +24,7 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "dequant_gemm"
 WHOLE = (torch.int8, torch.uint8)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-SCALES = checks.FLOATING | {torch.float8_e8m0fnu}
+SCALES = checks.FLOATING | {torch.float8_e8m0fnu, torch.float8_e4m3fn}
 ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
@@ -46,50 +46,61 @@ class DequantGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: DequantGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.dequant_gemm`."""
     a, bs, scales, zeros, bits, _, offset, aux, kinds, epilogue, dtype, format = args
-    require_value(len(bs) > 0, lambda: f"tile.{OP}: bs is empty; expected at least one matrix")
-    checks.check_floating(OP, a=a)
-    checks.check_dims(OP, "a", a, 2, "[M, K]")
-    first = bs[0]
+    check_weights(OP, a, bs, scales, zeros, bits, offset, format)
+    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    gemm.check_epilogue(OP, a, (a.shape[0],), bs[0].shape[0], len(bs), aux, kinds, epilogue)
+
+
+def check_weights(
+    op: str, a: Tensor, bs: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor], bits: int,
+    offset: int, format: str, grouped: bool = False,
+) -> None:  # fmt: skip
+    """Check a and the right operands with their scales and zeros: matrices, or one of each for every group."""
+    require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one matrix")
+    checks.check_floating(op, a=a)
+    checks.check_dims(op, "a", a, 2, "[S, K]" if grouped else "[M, K]")
+    first, groups = bs[0], "G, " if grouped else ""
     require_type(
         first.dtype in WHOLE + FLOAT8,
-        lambda: f"tile.{OP}: bs[0] has dtype {first.dtype}; expected int8, uint8, float8_e4m3fn or float8_e5m2",
+        lambda: f"tile.{op}: bs[0] has dtype {first.dtype}; expected int8, uint8, float8_e4m3fn or float8_e5m2",
     )
     require_value(
         bits == 8 or (bits in (1, 2, 4) and first.dtype in WHOLE),
-        lambda: f"tile.{OP}: bits is {bits} for {first.dtype}; expected 8, or 1, 2 or 4 of int8 or uint8",
+        lambda: f"tile.{op}: bits is {bits} for {first.dtype}; expected 8, or 1, 2 or 4 of int8 or uint8",
     )
     if format:
-        _check_format(format, first.dtype, bits, offset, len(zeros))
+        _check_format(op, format, first.dtype, bits, offset, len(zeros))
     for i, b in enumerate(bs):
-        checks.check_device(OP, f"bs[{i}]", b, "a", a)
-        checks.check_same_dtype(OP, **{"bs[0]": first, f"bs[{i}]": b})
-        checks.check_dims(OP, f"bs[{i}]", b, 2, "[N, K * bits / 8]")
-        checks.check_size(OP, f"bs[{i}]", b, 0, first.shape[0], "as bs[0]")
+        checks.check_device(op, f"bs[{i}]", b, "a", a)
+        checks.check_same_dtype(op, **{"bs[0]": first, f"bs[{i}]": b})
+        checks.check_dims(op, f"bs[{i}]", b, 2 + grouped, f"[{groups}N, K * bits / 8]")
+        for dim, size in enumerate(first.shape[:-1]):
+            checks.check_size(op, f"bs[{i}]", b, dim, size, "as bs[0]")
         wanted = f"bs[{i}] has shape {shape_of(b)}; expected {bits} bits for each of a's {a.shape[1]} columns"
-        require(b.shape[1] * (8 // bits) == a.shape[1], lambda wanted=wanted: f"tile.{OP}: {wanted}")  # type: ignore[misc]
+        require(b.shape[-1] * (8 // bits) == a.shape[1], lambda wanted=wanted: f"tile.{op}: {wanted}")  # type: ignore[misc]
     for name, factors, allowed in (("scales", scales, SCALES), ("zeros", zeros, ZEROS)):
-        _check_factors(name, factors, allowed, a, bs, (*scales, *zeros)[:1])
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
-    gemm.check_epilogue(OP, a, (a.shape[0],), first.shape[0], len(bs), aux, kinds, epilogue)
+        _check_factors(op, name, factors, allowed, a, bs, (*scales, *zeros)[:1])
 
 
-def _check_format(format: str, words: torch.dtype, bits: int, offset: int, zeros: int) -> None:
-    """Fields of a format are indices: they have no sign, no offset and no zeros."""
+def _check_format(op: str, format: str, words: torch.dtype, bits: int, offset: int, zeros: int) -> None:
+    """Check that a number format comes without sign, offset and zeros, as its fields are indices."""
     known = kernels(OP).FORMATS
     allowed = ", ".join(map(repr, known))
-    require_value(format in known, lambda: f"tile.{OP}: format is {format!r}; expected '' or one of {allowed}")
+    require_value(format in known, lambda: f"tile.{op}: format is {format!r}; expected '' or one of {allowed}")
     require_value(
         bits == 4 and words == torch.uint8,
-        lambda: f"tile.{OP}: bits is {bits} of {words} for format {format!r}; expected 4 of uint8",
+        lambda: f"tile.{op}: bits is {bits} of {words} for format {format!r}; expected 4 of uint8",
     )
     require_value(
         offset == 0 and zeros == 0,
-        lambda: f"tile.{OP}: offset is {offset}, and there are {zeros} zeros; format {format!r} has neither",
+        lambda: f"tile.{op}: offset is {offset}, and there are {zeros} zeros; format {format!r} has neither",
     )
 
 
 def _check_factors(
+    op: str,
     name: str,
     factors: Sequence[Tensor],
     allowed: frozenset[torch.dtype],
@@ -97,26 +108,31 @@ def _check_factors(
     bs: Sequence[Tensor],
     first: Sequence[Tensor],
 ) -> None:
-    """`[N, G]` for each b or none at all; groups are such that steps along K hold whole ones, or lie in one."""
+    """Check that scales or zeros are none or one `[N, G]` for each b, with a group size that steps along K can hold.
+
+    For groups of rows, whose b are `[G, N, words]`, it is `[G, N, runs]`.
+    """
     require_value(
         len(factors) in (0, len(bs)),
-        lambda: f"tile.{OP}: {name} has {len(factors)} tensors; expected none, or one for each of {len(bs)} bs",
+        lambda: f"tile.{op}: {name} has {len(factors)} tensors; expected none, or one for each of {len(bs)} bs",
     )
+    runs, shape = ("G", "[N, G]") if bs[0].dim() == 2 else ("runs", "[G, N, runs]")
     for i, x in enumerate(factors):
         what = f"{name}[{i}]"
         wanted = f"{what} has dtype {x.dtype}; expected one of {', '.join(sorted(map(str, allowed)))}"
-        require_type(x.dtype in allowed, lambda wanted=wanted: f"tile.{OP}: {wanted}")  # type: ignore[misc]
-        checks.check_device(OP, what, x, "a", a)
-        checks.check_dims(OP, what, x, 2, "[N, G]")
-        checks.check_size(OP, what, x, 0, bs[0].shape[0], "N, as the bs")
-        checks.check_size(OP, what, x, 1, first[0].shape[1], "G, as all scales and zeros")
-        k, groups = a.shape[1], x.shape[1]
+        require_type(x.dtype in allowed, lambda wanted=wanted: f"tile.{op}: {wanted}")  # type: ignore[misc]
+        checks.check_device(op, what, x, "a", a)
+        checks.check_dims(op, what, x, bs[0].dim(), shape)
+        for dim, size in enumerate(bs[0].shape[:-1]):
+            checks.check_size(op, what, x, dim, size, "N, as the bs" if dim == x.dim() - 2 else "as the bs")
+        checks.check_size(op, what, x, x.dim() - 1, first[0].shape[-1], f"{runs}, as all scales and zeros")
+        k, groups = a.shape[1], x.shape[-1]
         if groups != 1:
             wanted = (
                 f"{what} has {groups} groups for K = {k}; expected 1, or groups of 16, 32 or a multiple of 64 columns"
             )
             fits = groups > 0 and k % groups == 0 and supported_group(k // groups)
-            require(fits, lambda wanted=wanted: f"tile.{OP}: {wanted}")  # type: ignore[misc]
+            require(fits, lambda wanted=wanted: f"tile.{op}: {wanted}")  # type: ignore[misc]
 
 
 def supported_group(size: int) -> bool:
@@ -125,11 +141,13 @@ def supported_group(size: int) -> bool:
 
 
 def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.dequant_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
 
 
 def _save(ctx: Any, args: DequantGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.dequant_gemm` what it needs."""
     ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
     ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
     ctx.save_for_backward(args.a, *args.bs, *args.scales, *args.zeros, *args.aux)
@@ -143,47 +161,70 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     bs, rest = rest[:count], rest[count:]
     scales, rest = rest[:num_scales], rest[num_scales:]
     zeros, aux = rest[:num_zeros], rest[num_zeros:]
-    compute = compute_dtype(a.dtype)
-    numbers = [kernels(OP).dequantize(b, None, None, *ctx.fields, compute, ctx.format) for b in bs]
-    widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or [None] * count, strict=True)]
-    shifted = [w - z.to(compute)[..., None] for w, z in zip(widened, zeros, strict=True)] if zeros else widened
-    weights = [w * s.to(compute)[..., None] for w, s in zip(shifted, scales, strict=True)] if scales else shifted
-    matrices = [w.flatten(1).to(a.dtype).mT for w in weights]
+    shifted, matrices = widen(bs, scales, zeros, ctx.fields, ctx.format, a.dtype)
     needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
     needs = [any(needs_scales) or any(needs_zeros)] * count
     grad_a, grads, grad_aux = gemm.gradients(
         a, matrices, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs
     )  # fmt: skip
-    grad_scales: list[Tensor | None] = [None] * num_scales
-    grad_zeros: list[Tensor | None] = [None] * num_zeros
+    grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
+    found = {"a": grad_a, "bs": [None] * count, "aux": grad_aux}
+    return op_gradients(DequantGemmArgs, **found, scales=grad_scales, zeros=grad_zeros)
+
+
+def widen(
+    bs: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor], fields: tuple[int, bool, int],
+    format: str, dtype: torch.dtype,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """Widen weights in plain torch.
+
+    Return them before they are scaled, as `[..., N, G, K / G]` in float32 (float64), and as matrices `[..., K, N]` of a
+    dtype.
+    """
+    compute, nothing = compute_dtype(dtype), [None] * len(bs)
+    numbers = [kernels(OP).dequantize(b, None, None, *fields, compute, format) for b in bs]
+    widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or nothing, strict=True)]
+    shifted = [w - z.to(compute)[..., None] for w, z in zip(widened, zeros, strict=True)] if zeros else widened
+    weights = [w * s.to(compute)[..., None] for w, s in zip(shifted, scales, strict=True)] if scales else shifted
+    return shifted, [w.flatten(-2).to(dtype).mT for w in weights]
+
+
+def of_factors(
+    grads: Sequence[Tensor | None], shifted: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor]
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Compute gradients of scales and of zeros from those of the matrices that `widen` returns."""
+    grad_scales: list[Tensor | None] = [None] * len(scales)
+    grad_zeros: list[Tensor | None] = [None] * len(zeros)
     for i, g in enumerate(grads):
         if g is None:
             continue
+        compute = shifted[i].dtype
         by_group = g.mT.to(compute).reshape(shifted[i].shape)
         if scales and scales[i].dtype in checks.FLOATING:
             grad_scales[i] = (by_group * shifted[i]).sum(-1).to(scales[i].dtype)
         if zeros and zeros[i].is_floating_point():
             slope = by_group * scales[i].to(compute)[..., None] if scales else by_group
             grad_zeros[i] = -slope.sum(-1).to(zeros[i].dtype)
-    found = {"a": grad_a, "bs": [None] * count, "aux": grad_aux}
-    return op_gradients(DequantGemmArgs, **found, scales=grad_scales, zeros=grad_zeros)
+    return grad_scales, grad_zeros
 
 
 def _by_group(weights: Tensor, factors: Tensor | None) -> Tensor:
-    """View `[N, K]` as `[N, G, K / G]`."""
-    n, k = weights.shape
-    groups = 1 if factors is None else factors.shape[1]
-    return weights.reshape(n, groups, k // groups)
+    """View `[..., N, K]` as `[..., N, G, K / G]`."""
+    *shape, k = weights.shape
+    groups = 1 if factors is None else factors.shape[-1]
+    return weights.reshape(*shape, groups, k // groups)
 
 
 def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
     # Words and groups of columns need not end where a shard of the columns would.
+    """Name the dimensions of `tile.dequant_gemm` for sharding."""
     factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
     inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))
 
 
 def _flops(args: DequantGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.dequant_gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][0] * len(args.bs)
 
 
@@ -212,8 +253,8 @@ def dequant_gemm(
     Args:
         a: `[M, K]`.
         bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
-        scales: none, or one for each b: `[N, G]`, of any floating dtype or float8_e8m0fnu: for G runs of columns of
-            equal length. G is 1, or runs are of 16, 32 or a multiple of 64.
+        scales: none, or one for each b: `[N, G]`, of any floating dtype, float8_e8m0fnu or float8_e4m3fn: for G runs of
+            columns of equal length. G is 1, or runs are of 16, 32 or a multiple of 64.
         zeros: none, or one for each b: `[N, G]`, floating or integer.
         bits: of a weight: 8, or 4, 2 or 1 of int8 (signed fields) and uint8 (unsigned ones).
         high_first: whether a byte's first column lies in its highest bits, not in its lowest.
@@ -222,11 +263,12 @@ def dequant_gemm(
         kinds: as for `gemm`.
         epilogue: as for `gemm`.
         dtype: of the result.
-        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4), for 4 bits of uint8 that are indices
-            of the format's 16 numbers; "" for integers and float8.
+        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4 and NVFP4), for 4 bits of uint8 that
+            are indices of the format's 16 numbers; "" for integers and float8. The scale of NVFP4's whole matrix is an
+            operand of the epilogue.
 
     Returns:
-        `[M, N]`. Words and powers of two get no gradient; floating scales and zeros do.
+        `[M, N]`. Words and scales of float8 get no gradient; floating scales and zeros do.
     """
     fields = bits, high_first, offset
     op = torch.ops.tile.dequant_gemm.default

@@ -24,7 +24,7 @@ from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 
-AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element"}
+AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element", "g": "[G, N]"}
 
 
 class GemmArgs(NamedTuple, Generic[V]):
@@ -58,6 +58,7 @@ class SwigluArgs(NamedTuple, Generic[V]):
 
 
 def _check_gemm(args: GemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.gemm`."""
     a, bs, aux, kinds, epilogue, dtype = args
     require_value(len(bs) > 0, lambda: "tile.gemm: bs is empty; expected at least one matrix")
     checks.check_floating("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
@@ -76,16 +77,19 @@ def _check_gemm(args: GemmArgs[Tensor]) -> None:
 
 def check_epilogue(
     op: str, a: Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
-    aux: Sequence[Tensor], kinds: str, epilogue: str,
+    aux: Sequence[Tensor], kinds: str, epilogue: str, groups: checks.Size | None = None,
 ) -> None:  # fmt: skip
-    """Check the epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind."""
+    """Check the epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind: `g` for groups."""
+    allowed, named = ("trcs", "'t', 'r', 'c' or 's'") if groups is None else ("trcsg", "'t', 'r', 'c', 's' or 'g'")
     require_value(
-        len(kinds) == len(aux) and set(kinds) <= set(AUX_KINDS),
-        lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected 't', 'r', 'c' or 's' for each",
+        len(kinds) == len(aux) and set(kinds) <= set(allowed),
+        lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected {named} for each",
     )
     for i, (x, kind) in enumerate(zip(aux, kinds, strict=True)):
         checks.check_auxiliary(op, f"aux[{i}]", x, "a", a)
-        wanted: tuple[Any, ...] = {"t": (*rows, cols), "r": (cols,), "c": (*rows, 1), "s": x.shape}[kind]
+        wanted: tuple[Any, ...] = {
+            "t": (*rows, cols), "r": (cols,), "c": (*rows, 1), "s": x.shape, "g": (groups, cols)
+        }[kind]  # fmt: skip
         ok = x.numel() == 1 if kind == "s" else x.dim() == len(wanted)
         require(
             ok,
@@ -97,6 +101,7 @@ def check_epilogue(
 
 
 def _fake_gemm(args: GemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.gemm` and make its empty results."""
     _check_gemm(args)
     return args.a.new_empty((*args.a.shape[:-1], args.bs[0].shape[-1]), dtype=args.dtype)
 
@@ -155,11 +160,13 @@ def gradients(
 
 
 def _save_gemm(ctx: Any, args: GemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.gemm` what it needs."""
     ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
     ctx.save_for_backward(args.a, *args.bs, *args.aux)
 
 
 def _gemm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.gemm`."""
     a, *rest = ctx.saved_tensors
     bs, aux = rest[: ctx.num_products], rest[ctx.num_products :]
     needs_a, needs_bs = ctx.needs_input_grad[:2]
@@ -168,6 +175,7 @@ def _gemm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _gemm_sharding(args: GemmArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.gemm` for sharding."""
     batch = ("batch",) if len(args.a.shape) == 3 else ()
     return Rule(
         outputs=[(*batch, "m", "n")],
@@ -183,7 +191,7 @@ def _gemm_sharding(args: GemmArgs[Spec]) -> Rule:
 
 def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
     """Names of the dimensions of a product's auxiliary operands, for sharding."""
-    dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", "")}
+    dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", ""), "g": ("group", "n")}
     return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
 
 
@@ -237,6 +245,7 @@ register(
 
 
 def _check_linear(args: LinearArgs[Tensor]) -> None:
+    """Check the arguments of `tile.linear`."""
     x, weight, bias, residual, activation = args
     checks.check_floating("linear", x=x, weight=weight, bias=bias, residual=residual)
     checks.check_same_dtype("linear", x=x, weight=weight, bias=bias)
@@ -252,6 +261,7 @@ def _check_linear(args: LinearArgs[Tensor]) -> None:
 
 
 def _fake_linear(args: LinearArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.linear` and make its empty results."""
     _check_linear(args)
     x, weight = args.x, args.weight
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=linear_dtype(x, args.residual))
@@ -259,11 +269,13 @@ def _fake_linear(args: LinearArgs[Tensor]) -> Tensor:
 
 def _save_linear(ctx: Any, args: LinearArgs[Tensor], output: Tensor) -> None:
     # The residual's values are never read by the backward; its dtype and presence are.
+    """Save for the gradient of `tile.linear` what it needs."""
     ctx.activation, ctx.residual_dtype = args.activation, None if args.residual is None else args.residual.dtype
     ctx.save_for_backward(args.x, args.weight, args.bias)
 
 
 def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.linear`."""
     x, weight, bias = ctx.saved_tensors
     grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
     arguments = linear_as_gemm(x, weight, bias, None, ctx.activation)
@@ -275,7 +287,7 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _linear_sharding(args: LinearArgs[Spec]) -> Rule:
-    """Name the dimensions of `linear` for sharding."""
+    """Name the dimensions of `tile.linear` for sharding."""
     rows = row_names(args.x)
     saved = [(*rows, "k"), ("n", "k"), if_given(args.bias, ("n",))]
     return Rule(
@@ -293,10 +305,12 @@ def _linear_flops(args: LinearArgs[Shape]) -> int:
 
 
 def _run_linear(args: LinearArgs[Tensor], out: Tensor) -> None:
+    """Launch `tile.linear` into `out`."""
     kernels("gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
 
 
 def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
+    """Compute `tile.linear` in plain torch."""
     product: Tensor = kernels("gemm").reference(*linear_as_gemm(*args), linear_dtype(args.x, args.residual))
     return product.view(*args.x.shape[:-1], args.weight.shape[0])
 
@@ -335,6 +349,7 @@ register(
 
 
 def _check_swiglu(args: SwigluArgs[Tensor]) -> None:
+    """Check the arguments of `tile.swiglu`."""
     x, gate_weight, up_weight, activation = args
     tensors = {"x": x, "gate_weight": gate_weight, "up_weight": up_weight}
     checks.check_floating("swiglu", **tensors)
@@ -348,11 +363,13 @@ def _check_swiglu(args: SwigluArgs[Tensor]) -> None:
 
 
 def _fake_swiglu(args: SwigluArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.swiglu` and make its empty results."""
     _check_swiglu(args)
     return args.x.new_empty((*args.x.shape[:-1], args.gate_weight.shape[0]))
 
 
 def _save_swiglu(ctx: Any, args: SwigluArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.swiglu` what it needs."""
     ctx.activation = args.activation
     ctx.save_for_backward(args.x, args.gate_weight, args.up_weight)
 
@@ -370,24 +387,29 @@ def _swiglu_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _swiglu_sharding(args: SwigluArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.swiglu` for sharding."""
     rows = row_names(args.x)
     return Rule(outputs=[(*rows, "n")], inputs=[(*rows, "k"), ("n", "k"), ("n", "k")], free=(*rows, "n"))
 
 
 def _swiglu_flops(args: SwigluArgs[Shape]) -> int:
+    """Count the operations of `tile.swiglu`."""
     return 4 * math.prod(args.x) * args.gate_weight[0]
 
 
 def _swiglu_as_gemm(args: SwigluArgs[Tensor]) -> GemmArgs[Tensor]:
+    """Return the arguments of `tile.gemm` that compute `swiglu`."""
     weights, text = [args.gate_weight.mT, args.up_weight.mT], swiglu_text(args.activation)
     return GemmArgs(flattened(args.x), weights, [], "", text, args.x.dtype)
 
 
 def _run_swiglu(args: SwigluArgs[Tensor], out: Tensor) -> None:
+    """Launch `tile.swiglu` into `out`."""
     kernels("gemm").gemm(*_swiglu_as_gemm(args), out=flattened(out))
 
 
 def _swiglu_reference(args: SwigluArgs[Tensor]) -> Tensor:
+    """Compute `tile.swiglu` in plain torch."""
     product: Tensor = kernels("gemm").reference(*_swiglu_as_gemm(args))
     return product.view(*args.x.shape[:-1], args.gate_weight.shape[0])
 

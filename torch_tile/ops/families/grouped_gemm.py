@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
+from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import gemm
@@ -22,7 +23,8 @@ from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 
-def _check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
+def check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
+    """Check the dtype, device and dimensions of the ends of groups."""
     require_type(
         offsets.dtype == torch.int32, lambda: f"tile.{op}: offsets has dtype {offsets.dtype}; expected torch.int32"
     )
@@ -30,7 +32,7 @@ def _check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
     checks.check_dims(op, "offsets", offsets, 1, meaning)
 
 
-def _check_order(op: str, offsets: Tensor, rows: int) -> None:
+def check_order(op: str, offsets: Tensor, rows: int) -> None:
     """Check that groups follow each other within the rows. Only the CPU checks, since a GPU would have to wait."""
     if offsets.device.type != "cpu" or not offsets.numel():
         return
@@ -62,6 +64,7 @@ class KGroupedGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: GroupedGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.grouped_gemm`."""
     a, bs, offsets, aux, kinds, epilogue, dtype = args
     op = "grouped_gemm"
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one tensor of matrices")
@@ -74,28 +77,41 @@ def _check(args: GroupedGemmArgs[Tensor]) -> None:
         checks.check_size(op, f"bs[{i}]", b, 0, bs[0].shape[0], "as bs[0]")
         checks.check_size(op, f"bs[{i}]", b, 1, a.shape[1], "a's last dimension")
         checks.check_size(op, f"bs[{i}]", b, 2, bs[0].shape[2], "as bs[0]")
-    _check_offsets(op, offsets, a, "[G], the end of each group")
+    check_offsets(op, offsets, a, "[G], the end of each group")
     checks.check_size(op, "offsets", offsets, 0, bs[0].shape[0], "as many groups as bs[0]")
-    gemm.check_epilogue(op, a, a.shape[:1], bs[0].shape[2], len(bs), aux, kinds, epilogue)
+    gemm.check_epilogue(op, a, a.shape[:1], bs[0].shape[2], len(bs), aux, kinds, epilogue, bs[0].shape[0])
 
 
 def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[2]), dtype=args.dtype)
 
 
 def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
-    _check_order("grouped_gemm", args.offsets, args.a.shape[0])
+    check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
 def _save(ctx: Any, args: GroupedGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.grouped_gemm` what it needs."""
     ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
     ctx.save_for_backward(args.a, *args.bs, args.offsets, *args.aux)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.grouped_gemm`."""
     a, *rest = ctx.saved_tensors
     bs, offsets, aux = rest[: ctx.num_products], rest[ctx.num_products], rest[ctx.num_products + 1 :]
+    needs_a, needs_bs = ctx.needs_input_grad[:2]
+    grad_a, grad_bs, grad_aux = gradients(a, bs, offsets, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs)
+    return op_gradients(GroupedGemmArgs, a=grad_a, bs=grad_bs, aux=grad_aux)
+
+
+def gradients(
+    a: Tensor, bs: Sequence[Tensor], offsets: Tensor, aux: Sequence[Tensor], kinds: str, epilogue: str, grad: Tensor,
+    needs_a: bool, needs_bs: Sequence[bool],
+) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:  # fmt: skip
+    """Compute gradients as `gemm.gradients` does, of auxiliary operands of groups, too."""
 
     def product(left: Tensor, matrices: Tensor) -> Tensor:
         found: Tensor = torch.ops.tile.grouped_gemm(left, [matrices], offsets, [], "", "", left.dtype)
@@ -106,19 +122,23 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         lambda grad, b: product(grad, b.mT),
         lambda a, grad: torch.ops.tile.k_grouped_gemm(a, grad, offsets, a.dtype),
     )
-    needs_a, needs_bs = ctx.needs_input_grad[:2]
-    grad_a, grad_bs, grad_aux = gemm.gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs, multiply)
-    return op_gradients(GroupedGemmArgs, a=grad_a, bs=grad_bs, aux=grad_aux)
+    family = kernels("grouped_gemm")
+    group = family.groups_of(offsets, a)
+    rows, plain = family.of_rows(aux, kinds, group)
+    grad_a, grad_bs, of_rows = gemm.gradients(a, bs, rows, plain, epilogue, grad, needs_a, needs_bs, multiply)
+    return grad_a, grad_bs, family.of_groups(of_rows, kinds, group, offsets.shape[0])
 
 
 def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
     # Ends of groups count rows of the whole tensor, so a shard's are no part of a sum.
+    """Name the dimensions of `tile.grouped_gemm` for sharding."""
     matrices = [("group", "k", "n")] * len(args.bs)
     inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
 
 
 def _flops(args: GroupedGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.grouped_gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
@@ -142,7 +162,7 @@ def grouped_gemm(
         offsets: int32 `[G]`: group g has the rows from `offsets[g - 1]` (0 for the first) up to `offsets[g]`. On a GPU
             nobody reads them but the kernel; where they are not sorted or exceed S, results are of no use.
         aux: as for `gemm`, S rows.
-        kinds: as for `gemm`.
+        kinds: as for `gemm`, or `g` for `[G, N]`: a row for each group, as biases of experts are.
         epilogue: as for `gemm`.
         dtype: of the result.
 
@@ -170,6 +190,7 @@ register(
 
 
 def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.k_grouped_gemm` and make its empty results."""
     a, b, offsets, dtype = args
     op = "k_grouped_gemm"
     checks.check_floating(op, a=a, b=b)
@@ -178,19 +199,21 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
     checks.check_dims(op, "a", a, 2, "[S, M]")
     checks.check_dims(op, "b", b, 2, "[S, N]")
     checks.check_size(op, "b", b, 0, a.shape[0], "as many rows as a")
-    _check_offsets(op, offsets, a, "[G], the end of each group")
+    check_offsets(op, offsets, a, "[G], the end of each group")
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]), dtype=dtype)
 
 
 def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
-    _check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
+    check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
 
 
 def _save_by_k(ctx: Any, args: KGroupedGemmArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.k_grouped_gemm` what it needs."""
     ctx.save_for_backward(args.a, args.b, args.offsets)
 
 
 def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.k_grouped_gemm`."""
     a, b, offsets = ctx.saved_tensors
     grad = grad.to(a.dtype)
     of_a, of_b = (
@@ -201,10 +224,12 @@ def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding_by_k(args: KGroupedGemmArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.k_grouped_gemm` for sharding."""
     return Rule(outputs=[("group", "m", "n")], inputs=[("row", "m"), ("row", "n"), ("group",)], free=("m", "n"))
 
 
 def _flops_by_k(args: KGroupedGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.k_grouped_gemm`."""
     return 2 * math.prod(args.a) * args.b[-1]
 
 

@@ -36,6 +36,7 @@ class MlaDecodeArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: MlaDecodeArgs[Tensor]) -> None:
+    """Check the arguments of `tile.mla_decode`."""
     q, q_pe, kv, k_pe, block_table, seq_lens, _, num_splits, schedule = args
     tensors = {"q": q, "q_pe": q_pe, "kv": kv, "k_pe": k_pe}
     checks.check_floating("mla_decode", **tensors)
@@ -65,6 +66,7 @@ def _check(args: MlaDecodeArgs[Tensor]) -> None:
 
 
 def _check_schedule(schedule: Tensor, seq_lens: Tensor | None, num_splits: int, q: Tensor) -> None:
+    """Check the dtype, shape and device of a schedule, which excludes `num_splits`."""
     require_type(
         schedule.dtype == torch.int32,
         lambda: f"tile.mla_decode: schedule has dtype {schedule.dtype}; expected torch.int32",
@@ -83,6 +85,7 @@ def _check_schedule(schedule: Tensor, seq_lens: Tensor | None, num_splits: int, 
 
 
 def _check_table(name: str, table: Tensor, dims: int, meaning: str, q: Tensor) -> None:
+    """Check that an int32 tensor of lengths or pages has the right shape and device."""
     require_type(
         table.dtype == torch.int32, lambda: f"tile.mla_decode: {name} has dtype {table.dtype}; expected torch.int32"
     )
@@ -118,6 +121,7 @@ def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
 
 
 def _check_plan(schedule: Tensor, seq_lens: Tensor) -> None:
+    """Check that a schedule is the one that `mla_schedule` makes for these lengths."""
     from torch_tile.kernels.mla.scheduler import reference
 
     require(
@@ -127,6 +131,7 @@ def _check_plan(schedule: Tensor, seq_lens: Tensor) -> None:
 
 
 def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.mla_decode` and make its empty results."""
     _check(args)
     q = args.q
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -134,6 +139,7 @@ def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _save(ctx: Any, args: MlaDecodeArgs[Tensor], output: Any) -> None:
+    """Save for the gradient of `tile.mla_decode` what it needs."""
     ctx.scale = args.scale
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
@@ -141,6 +147,7 @@ def _save(ctx: Any, args: MlaDecodeArgs[Tensor], output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.mla_decode`."""
     from torch_tile.kernels.attention.forward import default_scale
     from torch_tile.kernels.mla import decode as family
 
@@ -173,6 +180,7 @@ def _scatter_pages(grad: Tensor, pages: Tensor, block_table: Tensor | None) -> T
 
 
 def _sharding(args: MlaDecodeArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.mla_decode` for sharding."""
     pages = "batch" if args.block_table is None else "page"
     inputs = [
         ("batch", "query", "head", "c"),
@@ -191,6 +199,7 @@ def _sharding(args: MlaDecodeArgs[Spec]) -> Rule:
 
 
 def _flops(args: MlaDecodeArgs[Shape]) -> int:
+    """Count the operations of `tile.mla_decode`."""
     batch, q_len, heads, latent = args.q
     kv_len = args.kv[1] if args.block_table is None else args.block_table[1] * args.kv[1]
     return 2 * batch * q_len * heads * kv_len * (2 * latent + args.q_pe[3])
@@ -282,6 +291,7 @@ class MlaScheduleArgs(NamedTuple, Generic[V]):
 
 
 def _fake(args: MlaScheduleArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.mla_decode` and make its empty results."""
     from torch_tile.kernels.mla import scheduler as family
 
     seq_lens, rows, units = args
@@ -299,7 +309,7 @@ def _fake(args: MlaScheduleArgs[Tensor]) -> Tensor:
 
 
 def _check_schedule_values(args: MlaScheduleArgs[Tensor]) -> None:
-    """No length is negative. On the CPU only: elsewhere reading them would wait, and they count as 0."""
+    """Check on the CPU that no length is negative. Elsewhere reading them would wait, and they count as 0."""
     seq_lens = args.seq_lens
     if seq_lens.device.type == "cpu" and seq_lens.numel():
         low = int(seq_lens.min())
@@ -307,6 +317,7 @@ def _check_schedule_values(args: MlaScheduleArgs[Tensor]) -> None:
 
 
 def _sharding_mla_schedule(args: MlaScheduleArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.mla_schedule` for sharding."""
     return Rule(outputs=[("unit", "field")], inputs=[("batch",)], free=())
 
 

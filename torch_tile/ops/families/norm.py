@@ -61,6 +61,7 @@ class LayerNormArgs(NamedTuple, Generic[V]):
 
 
 def _check_rms_norm(op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, activation: str) -> None:
+    """Check the arguments of `tile.rms_norm`."""
     checks.check_floating(op, x=x, residual=residual, weight=weight)
     require(x.dim() >= 1, lambda: f"tile.{op}: x has 0 dimensions; expected at least 1: [..., N]")
     if residual is not None:
@@ -73,23 +74,26 @@ def _check_rms_norm(op: str, x: Tensor, residual: Tensor | None, weight: Tensor 
 
 
 def _rms_norm_dtype(x: Tensor, weight: Tensor | None, cast_first: bool) -> torch.dtype:
+    """Return the dtype of `rms_norm`'s result."""
     return torch.promote_types(x.dtype, weight.dtype) if weight is not None and cast_first else x.dtype
 
 
 def _fake_rms_norm(args: RmsNormArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.rms_norm` and make its empty results."""
     x, weight = args.x, args.weight
     _check_rms_norm("rms_norm", x, None, weight, args.activation)
     return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, args.cast_first))
 
 
 def _fake_add_rms_norm(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.add_rms_norm` and make its empty results."""
     x, weight = args.x, args.weight
     _check_rms_norm("add_rms_norm", x, args.residual, weight, args.activation)
     return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, args.cast_first)), x.new_empty(x.shape)
 
 
 def _rms_norm_gradients(args: RmsNormArgs[Tensor], grad: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x (in the computing dtype) and of the weight (in its own)."""
+    """Compute the gradients of x (in the computing dtype) and of the weight (in its own)."""
     x, weight, activation = args.x, args.weight, args.activation
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
@@ -107,22 +111,26 @@ def _rms_norm_gradients(args: RmsNormArgs[Tensor], grad: Tensor) -> tuple[Tensor
 
 
 def _save_rms_norm(ctx: Any, args: RmsNormArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.rms_norm` what it needs."""
     ctx.args = without_tensors(args)
     ctx.save_for_backward(args.x, args.weight)
 
 
 def _rms_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.rms_norm`."""
     x, weight = ctx.saved_tensors
     grad_x, grad_weight = _rms_norm_gradients(ctx.args._replace(x=x, weight=weight), grad)
     return op_gradients(RmsNormArgs, x=grad_x.to(x.dtype), weight=grad_weight)
 
 
 def _save_add_rms_norm(ctx: Any, args: AddRmsNormArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.add_rms_norm` what it needs."""
     ctx.args = without_tensors(args.norm)
     ctx.save_for_backward(output[1], args.weight)
 
 
 def _add_rms_norm_backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.add_rms_norm`."""
     total, weight = ctx.saved_tensors
     grad_x: Tensor | None = grad_sum
     grad_weight: Tensor | None = None
@@ -133,11 +141,13 @@ def _add_rms_norm_backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | Non
 
 
 def _rms_norm_sharding(args: RmsNormArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.rms_norm` for sharding."""
     rows = row_names(args.x)
     return Rule(outputs=[(*rows, "n")], inputs=[(*rows, "n"), if_given(args.weight, ("n",))], free=rows)
 
 
 def _add_rms_norm_sharding(args: AddRmsNormArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.add_rms_norm` for sharding."""
     dims = (*row_names(args.x), "n")
     weight_dims = if_given(args.weight, ("n",))
     saved = [dims, weight_dims]  # the sum is saved, not its terms
@@ -145,24 +155,29 @@ def _add_rms_norm_sharding(args: AddRmsNormArgs[Spec]) -> Rule:
 
 
 def _run_rms_norm(args: RmsNormArgs[Tensor], out: Tensor) -> None:
+    """Launch `tile.rms_norm` into `out`."""
     kernels("norm").rms_norm(args.x, args.weight, None, *args[2:], out=out)
 
 
 def _run_add_rms_norm(args: AddRmsNormArgs[Tensor], out: tuple[Tensor, Tensor]) -> None:
+    """Launch `tile.add_rms_norm` into `out`."""
     kernels("norm").rms_norm(args.x, args.weight, args.residual, *args[3:], out=out[0], total=out[1])
 
 
 def _rms_norm_reference(args: RmsNormArgs[Tensor]) -> Tensor:
+    """Compute `tile.rms_norm` in plain torch."""
     y: Tensor = kernels("norm").rms_norm_reference(args.x, args.weight, None, *args[2:])[0]
     return y
 
 
 def _add_rms_norm_reference(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Compute `tile.add_rms_norm` in plain torch."""
     found: tuple[Tensor, Tensor] = kernels("norm").rms_norm_reference(args.x, args.weight, args.residual, *args[3:])
     return found
 
 
 def _rms_norm_as_aten(args: RmsNormArgs[Tensor]) -> Tensor:
+    """Compute `tile.rms_norm` in ATen operations, for Inductor."""
     x, weight, offset = args.x, args.weight, args.weight_offset
     h = x if x.dtype == torch.float64 else x.float()
     y = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + args.eps)
@@ -245,6 +260,7 @@ register(
 
 
 def _check_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """Check the arguments of `tile.layer_norm`."""
     checks.check_floating("layer_norm", x=x, weight=weight, bias=bias)
     require(x.dim() >= 1, lambda: "tile.layer_norm: x has 0 dimensions; expected at least 1: [..., N]")
     checks.check_vector("layer_norm", "weight", weight, x.shape[-1], "x's last dimension")
@@ -252,16 +268,19 @@ def _check_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
 
 
 def _fake_layer_norm(args: LayerNormArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.layer_norm` and make its empty results."""
     _check_layer_norm(args.x, args.weight, args.bias)
     return args.x.new_empty(args.x.shape)
 
 
 def _save_layer_norm(ctx: Any, args: LayerNormArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.layer_norm` what it needs."""
     ctx.eps, ctx.bias_dtype = args.eps, None if args.bias is None else args.bias.dtype
     ctx.save_for_backward(args.x, args.weight)
 
 
 def _layer_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.layer_norm`."""
     x, weight = ctx.saved_tensors
     compute = compute_dtype(x.dtype)
     centred = x.to(compute)
@@ -278,12 +297,14 @@ def _layer_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _layer_norm_sharding(args: LayerNormArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.layer_norm` for sharding."""
     rows = row_names(args.x)
     inputs = [(*rows, "n"), if_given(args.weight, ("n",)), if_given(args.bias, ("n",))]
     return Rule(outputs=[(*rows, "n")], inputs=inputs, free=rows, saved=inputs[:2])
 
 
 def _layer_norm_as_aten(args: LayerNormArgs[Tensor]) -> Tensor:
+    """Compute `tile.layer_norm` in ATen operations, for Inductor."""
     return F.layer_norm(args.x, (args.x.shape[-1],), args.weight, args.bias, args.eps)
 
 
@@ -342,6 +363,7 @@ class FusedNormArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: FusedNormArgs[Tensor]) -> None:
+    """Check the arguments of `tile.fused_norm`."""
     x, aux, kinds, dtype = args.x, args.aux, args.kinds, args.dtype
     op = "fused_norm"
     checks.check_floating(op, x=x)
@@ -376,18 +398,21 @@ def _runs(x: Tensor, v: Tensor) -> tuple[checks.Size, ...]:
 
 
 def _check_same_runs(operands: Sequence[Tensor]) -> None:
+    """Check that all operands of kind `g` have one shape."""
     for v in operands[1:]:
         for dim, size in enumerate(operands[0].shape):
             checks.check_size("fused_norm", "an aux of kind 'g'", v, dim, size, "as the first of that kind")
 
 
 def _fake(args: FusedNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.fused_norm` and make its empty results."""
     _check(args)
     x = args.x
     return x.new_empty(x.shape, dtype=args.dtype), x.new_empty(x.shape if args.keep else (0,))
 
 
 def _save(ctx: Any, args: FusedNormArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.fused_norm` what it needs."""
     ctx.args = without_tensors(args)
     if not args.keep:
         ctx.mark_non_differentiable(output[1])
@@ -395,6 +420,7 @@ def _save(ctx: Any, args: FusedNormArgs[Tensor], output: tuple[Tensor, Tensor]) 
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.fused_norm`."""
     x, *aux = ctx.saved_tensors
     args: FusedNormArgs[Any] = ctx.args
     compute = compute_dtype(x.dtype)
@@ -424,6 +450,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[A
 
 
 def _sharding(args: FusedNormArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.fused_norm` for sharding."""
     dims = (*row_names(args.x), "n")
     by_kind: dict[str, Dims] = {"t": dims, "r": ("n",), "c": (*dims[:-1], "")}
     operands = [
@@ -460,6 +487,7 @@ class SoftmaxArgs(NamedTuple, Generic[V]):
 
 
 def _fake_softmax(args: SoftmaxArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.softmax` and make its empty results."""
     x, dim, dtype = args
     checks.check_floating("softmax", x=x)
     rank = max(x.dim(), 1)
@@ -473,11 +501,13 @@ def _fake_softmax(args: SoftmaxArgs[Tensor]) -> Tensor:
 
 
 def _save_softmax(ctx: Any, args: SoftmaxArgs[Tensor], output: Tensor) -> None:
+    """Save for the gradient of `tile.softmax` what it needs."""
     ctx.dim, ctx.input_dtype = args.dim, args.x.dtype
     ctx.save_for_backward(output)
 
 
 def _backward_softmax(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute the gradient of `tile.softmax`."""
     (y,) = ctx.saved_tensors
     compute = torch.promote_types(torch.promote_types(y.dtype, ctx.input_dtype), torch.float32)
     p, upstream = y.to(compute), grad.to(compute)
@@ -486,12 +516,14 @@ def _backward_softmax(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _sharding_softmax(args: SoftmaxArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.softmax` for sharding."""
     dims = tuple(f"row{i}" for i in range(len(args.x.shape)))
     whole = dims[args.dim] if dims else ""
     return Rule(outputs=[dims], inputs=[dims], free=tuple(d for d in dims if d != whole))
 
 
 def _as_aten(args: SoftmaxArgs[Tensor]) -> Tensor:
+    """Compute `tile.softmax` in ATen operations, for Inductor."""
     return F.softmax(args.x, args.dim, dtype=args.dtype)
 
 

@@ -31,6 +31,7 @@ class QuantizeFp8Args(NamedTuple, Generic[V]):
 
 
 def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.quantize_fp8` and make its empty results."""
     x, group, dtype = args
     checks.check_floating(OP, x=x)
     require(
@@ -46,21 +47,24 @@ def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _setup(ctx: Any, args: QuantizeFp8Args[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    """Nothing is saved, as there is no gradient."""
+    """Save nothing, as there is no gradient."""
 
 
 def _backward(ctx: Any, *grads: Tensor) -> Never:
+    """Compute the gradients of `tile.quantize_fp8`."""
     raise NotImplementedError(
         f"tile.{OP} has no gradient. Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
     )
 
 
 def _sharding(args: QuantizeFp8Args[Spec]) -> Rule:
+    """Name the dimensions of `tile.quantize_fp8` for sharding."""
     dims = tuple(f"row{i}" for i in range(len(args.x.shape) - 1))
     return Rule(outputs=[(*dims, "k"), (*dims, "run")], inputs=[(*dims, "k")], free=dims)
 
 
 def _as_aten(args: QuantizeFp8Args[Tensor]) -> Any:
+    """Compute `tile.quantize_fp8` in ATen operations, for Inductor."""
     return kernels(OP).reference(*args)
 
 

@@ -40,51 +40,72 @@ class ScaledGemmArgs(NamedTuple, Generic[V]):
 
 
 def _check(args: ScaledGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.scaled_gemm`."""
     a, b, scale_a, scale_b, aux, kinds, epilogue, dtype = args
-    for name, x, dims in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
-        what = f"{name} has dtype {x.dtype}; expected float8_e4m3fn or float8_e5m2"
-        require_type(x.dtype in FLOAT8, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
-        checks.check_dims(OP, name, x, 2, dims)
-    checks.check_device(OP, "b", b, "a", a)
-    checks.check_size(OP, "b", b, 0, a.shape[1], "K, as a")
+    check_operands(OP, a, b, ("[M, K]", "[K, N]"))
     (m, k), n = a.shape, b.shape[1]
-    _check_scale("scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
-    _check_scale("scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
+    check_scale(OP, "scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
+    check_scale(OP, "scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
 
 
-def _check_scale(name: str, scale: Tensor, a: Tensor, sizes: tuple[int, int], dims: str) -> None:
-    """Scales are of the whole matrix, of rows or columns outside of K, or of runs of 128, the last maybe shorter."""
-    checks.check_floating(OP, **{name: scale})
-    checks.check_device(OP, name, scale, "a", a)
-    checks.check_dims(OP, name, scale, 2, dims)
+def check_operands(op: str, a: Tensor, b: Tensor, dims: tuple[str, str]) -> None:
+    """Check dtypes and dimensions of both operands, whose K must agree; b may be one matrix or several."""
+    for name, x, meaning in (("a", a, dims[0]), ("b", b, dims[1])):
+        what = f"{name} has dtype {x.dtype}; expected float8_e4m3fn or float8_e5m2"
+        require_type(x.dtype in FLOAT8, lambda what=what: f"tile.{op}: {what}")  # type: ignore[misc]
+        checks.check_dims(op, name, x, meaning.count(",") + 1, meaning)
+    checks.check_device(op, "b", b, "a", a)
+    checks.check_size(op, "b", b, b.dim() - 2, a.shape[1], "K, as a")
+
+
+def check_scale(
+    op: str, name: str, scale: Tensor, a: Tensor, sizes: tuple[checks.Size, checks.Size], dims: str,
+    groups: checks.Size | None = None, blocks: bool = True,
+) -> None:  # fmt: skip
+    """Check that scales are of the whole matrix, of rows or columns outside of K, or of runs of 128.
+
+    Those of each of `groups` matrices have a dimension in front. Without `blocks`, no scale is of several rows.
+    """
+    checks.check_floating(op, **{name: scale})
+    checks.check_device(op, name, scale, "a", a)
+    checks.check_dims(op, name, scale, 2 + (groups is not None), dims)
+    if groups is not None:
+        checks.check_size(op, name, scale, 0, groups, "G, as b")
     outer = 0 if name == "scale_a" else 1
-    for dim, size in enumerate(sizes):
-        found, runs = scale.shape[dim], -(-size // GROUP)
-        fits = found == 1 or found == runs or (dim == outer and found == size)
+    for dim, (found, size) in enumerate(zip(scale.shape[-2:], sizes, strict=True)):
+        runs = -(-size // GROUP)
+        fits = found == 1 or (found == runs and (blocks or dim != outer)) or (dim == outer and found == size)
         what = f"{name} has shape {shape_of(scale)}; expected {dims}, rounded up, for {sizes[0]} x {sizes[1]} numbers"
-        require(fits, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
+        require(fits, lambda what=what: f"tile.{op}: {what}")  # type: ignore[misc]
 
 
 def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.scaled_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
 
 
 def _setup(ctx: Any, args: ScaledGemmArgs[Tensor], output: Tensor) -> None:
-    """Nothing is saved, as there is no gradient."""
+    """Save nothing, as there is no gradient."""
 
 
 def _backward(ctx: Any, grad: Tensor) -> Never:
+    refuse_gradient(OP)
+
+
+def refuse_gradient(op: str) -> Never:
+    """Raise an error that says what to do about the gradient of rounded operands."""
     raise NotImplementedError(
-        f"tile.{OP} has no gradient. Call it in a torch.autograd.Function whose backward multiplies by the operands"
+        f"tile.{op} has no gradient. Call it in a torch.autograd.Function whose backward multiplies by the operands"
         " before their rounding to float8, or quantises the gradient"
     )
 
 
 def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
     # Runs of 128 need not end where a shard would: only what has one scale, or scales of its own, is sharded.
+    """Name the dimensions of `tile.scaled_gemm` for sharding."""
     rows, columns = args.scale_a.shape[0], args.scale_b.shape[1]
     of_a = ("m" if rows == args.a.shape[0] else "block", "group")
     of_b = ("run", "n" if columns == args.b.shape[1] else "strip")
@@ -94,6 +115,7 @@ def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
 
 
 def _flops(args: ScaledGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.scaled_gemm`."""
     return 2 * math.prod(args.a) * args.b[1]
 
 

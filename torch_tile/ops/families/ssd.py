@@ -52,12 +52,14 @@ def _check_shape(op: str, name: str, tensor: Tensor | None, meaning: str, sizes:
 
 
 def _check_groups(op: str, sizes: dict[str, tuple[Any, str]]) -> None:
+    """Check that the heads divide evenly into groups."""
     heads, groups = sizes["H"][0], sizes["G"][0]
     require(groups >= 1, lambda: f"tile.{op}: B has {groups} groups; expected at least 1")
     require(heads % groups == 0, lambda: f"tile.{op}: x has {heads} heads; expected a multiple of B's {groups} groups")
 
 
 def _check(op: str, args: Any, z: Tensor | None = None) -> None:
+    """Check the arguments of `tile.ssd_chunk_scan`."""
     x, b, c, d = args.x, args.B, args.C, args.D
     optional = {"D": d, "z": z, "dt_bias": args.dt_bias, "initial_states": args.initial_states}
     checks.check_floating(op, x=x, dt=args.dt, A=args.A, B=b, C=c, **optional)
@@ -80,16 +82,19 @@ def _check(op: str, args: Any, z: Tensor | None = None) -> None:
 
 
 def _state_shape(args: Any) -> tuple[Any, ...]:
+    """Return the shape of the final states, `[B, H, P, N]`."""
     batch, _, heads, head_dim = args.x.shape
     return batch, heads, head_dim, args.B.shape[3]
 
 
 def _fake(args: SsdChunkScanArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.ssd_chunk_scan` and make its empty results."""
     _check("ssd_chunk_scan", args, args.z)
     return args.x.new_empty(args.x.shape), args.x.new_empty(_state_shape(args), dtype=compute_dtype(args.x.dtype))
 
 
 def _fake_backward(args: SsdChunkScanBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    """Check the arguments of `tile.ssd_chunk_scan_backward` and make its empty results."""
     op = "ssd_chunk_scan_backward"
     _check(op, args)
     checks.check_floating(op, x=args.x, grad=args.grad, grad_states=args.grad_states)
@@ -103,6 +108,7 @@ def _fake_backward(args: SsdChunkScanBackwardArgs[Tensor]) -> tuple[Tensor, ...]
 
 
 def _fake_update(args: SelectiveStateUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.selective_state_update` and make its empty results."""
     op, sizes = "selective_state_update", {}  # type: ignore[var-annotated]
     checks.check_floating(op, **dict(zip(args._fields[:9], args[:9], strict=True)))
     shapes = ("B H P N", "B H P", "B H P", "H P N", "B G N", "B G N", "H P", "B H P", "H P")
@@ -113,12 +119,14 @@ def _fake_update(args: SelectiveStateUpdateArgs[Tensor]) -> tuple[Tensor, Tensor
 
 
 def _save(ctx: Any, args: SsdChunkScanArgs[Tensor], output: Any) -> None:
+    """Save for the gradient of `tile.ssd_chunk_scan` what it needs."""
     ctx.options = without_tensors(args)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*args[:9])
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tuple[Any, ...]:
+    """Compute the gradients of `tile.ssd_chunk_scan`."""
     args = SsdChunkScanArgs(*ctx.saved_tensors, *ctx.options[9:])
     if grad is None and grad_states is None:
         return op_gradients(SsdChunkScanArgs)
@@ -145,6 +153,7 @@ def _group(B: Spec, dim: int) -> tuple[str, dict[str, int]]:
 
 
 def _sharding(args: SsdChunkScanArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.ssd_chunk_scan` for sharding."""
     group, even = _group(args.B, 2)
     x, keys, state = ("batch", "time", "head", "p"), ("batch", "time", group, "n"), ("batch", "head", "p", "n")
     skip = ("head",) if args.D is None or len(args.D.shape) == 1 else ("head", "p")
@@ -154,6 +163,7 @@ def _sharding(args: SsdChunkScanArgs[Spec]) -> Rule:
 
 
 def _sharding_of_backward(args: SsdChunkScanBackwardArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.ssd_chunk_scan_backward` for sharding."""
     forward = _sharding(args.forward)
     inputs = [dims for n, dims in enumerate(forward.inputs) if n != 6]  # without z
     outputs = [("none",) if dims is None else dims for dims in inputs]
@@ -163,6 +173,7 @@ def _sharding_of_backward(args: SsdChunkScanBackwardArgs[Spec]) -> Rule:
 
 
 def _sharding_of_update(args: SelectiveStateUpdateArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.selective_state_update` for sharding."""
     group, even = _group(args.B, 1)
     x, keys, state, channel = ("batch", "head", "p"), ("batch", group, "n"), ("batch", "head", "p", "n"), ("head", "p")
     optional = if_given(args.D, channel), if_given(args.z, x), if_given(args.dt_bias, channel)
@@ -171,12 +182,13 @@ def _sharding_of_update(args: SelectiveStateUpdateArgs[Spec]) -> Rule:
 
 
 def _flops(args: Any) -> int:
-    """Products of the recurrence itself: states are made of inputs, and outputs of states."""
+    """Count the operations of the recurrence itself: inputs into states, and states into outputs."""
     batch, length, heads, head_dim = args.x
     return int(4 * batch * length * heads * head_dim * args.B[3])
 
 
 def _update_flops(args: SelectiveStateUpdateArgs[Shape]) -> int:
+    """Count the operations of `tile.selective_state_update`."""
     batch, heads, head_dim, states = args.state
     return 4 * batch * heads * head_dim * states
 

@@ -553,19 +553,25 @@ class Variable(Memory):
     def reset(self) -> None:
         """Make the value undefined."""
         self.value: Value = number(poisoned((), self.dtype).item(), self.dtype)
+        self.written: Array | None = np.zeros(self.threads.lanes, bool)  # None: for all threads
 
     def load(self, index: Value, span: Span | None) -> Value:
         """Return the value."""
+        if self.written is not None and not self.written[ids := self.threads.active()].all():
+            text = f"`{self.name}`, a variable of each thread"
+            self.threads.findings.add("unwritten", span, text, int((~self.written[ids]).sum()))
         return self.value
 
     def store(self, index: Value, value: Value, span: Span | None) -> None:
         """Assign a value for the running threads."""
         mask = self.threads.mask
         if mask is None or mask is self.threads.everyone:
-            self.value = value
+            self.value, self.written = value, None
         else:
             self.assign(mask, value)
 
     def assign(self, mask: Array, value: Value) -> None:
         """Assign a value for the threads of `mask`."""
         self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))
+        if self.written is not None:
+            self.written = self.written | mask

@@ -148,11 +148,15 @@ class Expressions(Visitor):
             if node.buffer in watch.targets and some(active):
                 watch.note(storage, index, self.lanes, active, write=False)
         if found is True:
+            if storage.lacks(index, self.mask):
+                self.unwritten(node.buffer, node.span or self.span)
             return storage.get(index)
         if found is False:
             return va.constant(0, node.dtype)
         zero = va.constant(0, node.dtype)
         clamped = tuple(_clamp(i, n) for i, n in zip(index, storage.raw.shape, strict=True))
+        if min(storage.shape) and storage.lacks(clamped, active):
+            self.unwritten(node.buffer, node.span or self.span)
         return torch.where(found, storage.get(clamped), zero) if min(storage.shape) else zero
 
     def _place(self, storage: Storage, node: ex.Load | st.Store) -> tuple[Index, Value]:
@@ -170,6 +174,10 @@ class Expressions(Visitor):
                     self.out_of_bounds(node.buffer, dim, str(_first(i, bad)), node.span or self.span)
             found = ok if found is True else found if ok is True else both(found, ok)
         return storage.prefix + index, found
+
+    def unwritten(self, buffer: Buffer, span: Span | None) -> NoReturn:
+        """Raise the error for a read of an element that no statement has written before."""
+        raise error("unwritten_element", span, buffer=buffer.name)
 
     def out_of_bounds(self, buffer: Buffer, dim: int, index: str, span: Span | None) -> NoReturn:
         """Raise the error for an access outside an on-chip buffer."""

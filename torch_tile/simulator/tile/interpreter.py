@@ -40,7 +40,7 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
     Arguments are CPU tensors and numbers, in the order of the parameters or by name, or all of them in one sequence or
     dict. Tensors that the kernel writes are changed in place. A written tensor must not overlap another argument.
     Raises LaunchError for unfit arguments. Raises TileError for faults of the kernel: `out_of_bounds`, `device_assert`,
-    and those that a tile op's check finds.
+    `unwritten`, and those that a tile op's check finds.
     """
     program = getattr(program, "program", program)
     given: Sequence[Any] | Mapping[str, Any] = args
@@ -49,6 +49,11 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
     elif named:
         given = {p.name: a for p, a in zip(program.params, args, strict=False)} | named
     return Tiles().run(program, given)
+
+
+def _nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the marks of a tensor of which no element was written."""
+    return torch.zeros(tensor.shape, dtype=torch.bool)
 
 
 def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
@@ -85,7 +90,7 @@ class Tiles(Expressions):
         super().__init__()
         self.loop_mask: torch.Tensor | None = None
         self.plans: dict[st.For, Plan] = {}
-        self.undo: list[tuple[Storage, Index, torch.Tensor]] = []
+        self.undo: list[tuple[Storage, Index, torch.Tensor, torch.Tensor | None]] = []
         self.crowd: Crowd | None = None  # the cluster's blocks, where they run together
 
     def run(self, program: st.Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -95,15 +100,16 @@ class Tiles(Expressions):
         if found:
             raise TileError(*found)
         tensors, self.values = bind(program, args)
+        for param in (p for p in program.params if isinstance(p, Buffer)):
+            self.memory[param] = Storage(param, tensors[param])
         for buffer in (*program.workspaces, *program.outputs):
             tensors[buffer] = poisoned([self.size(s) for s in buffer.shape], buffer.dtype)
-        for param in (*program.params, *program.workspaces, *program.outputs):
-            if isinstance(param, Buffer):
-                self.memory[param] = Storage(param, tensors[param])
+            self.memory[buffer] = Storage(buffer, tensors[buffer], written=_nothing(tensors[buffer]))
         for view in program.views:
             assert view.base is not None
-            shape = [self.size(n) for n in view.shape]
-            self.memory[view] = Storage(view, tensors[view.base].view(shape))
+            shape, written = [self.size(n) for n in view.shape], self.memory[view.base].written
+            written = None if written is None else written.view(shape)
+            self.memory[view] = Storage(view, tensors[view.base].view(shape), written=written)
         for kernel in program.kernels:
             for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
                 blocks = [self._at(kernel, point) for point in points]
@@ -128,6 +134,8 @@ class Tiles(Expressions):
     def read(self, region: Region) -> torch.Tensor:
         """Copy a region, one dimension per buffer dimension; global elements outside the buffer read 0."""
         storage, starts, extents = self._box(region)
+        if storage.lacks_box(starts, extents):
+            self.unwritten(region.buffer, self.span)
         return storage.read_box(starts, extents)
 
     def write(self, region: Region, tile: torch.Tensor) -> None:
@@ -197,7 +205,9 @@ class Tiles(Expressions):
     def visit_Alloc(self, node: st.Alloc) -> None:
         """Allocate a buffer."""
         shape = [*self.lanes, *(self.size(s) for s in node.buffer.shape)]
-        storage = Storage(node.buffer, poisoned(shape, node.buffer.dtype), self.lanes)
+        fresh = poisoned(shape, node.buffer.dtype)
+        has_values = node.init is not None or node.buffer.scope == "barrier"
+        storage = Storage(node.buffer, fresh, self.lanes, None if has_values else _nothing(fresh))
         self.memory[node.buffer] = storage
         if node.init is not None:
             storage.raw[...] = storage.bits_of(self.expr(node.init))
@@ -228,8 +238,11 @@ class Tiles(Expressions):
                 bits = bits[active]
                 index = tuple(i.expand(self.lanes)[active] if isinstance(i, torch.Tensor) else i for i in index)
         if self.watches:
-            self.undo.append((storage, index, storage.raw[index].clone()))
+            marks = None if storage.written is None else storage.written[index].clone()
+            self.undo.append((storage, index, storage.raw[index].clone(), marks))
         storage.raw[index] = bits
+        if storage.written is not None:
+            storage.written[index] = True
 
     def visit_Do(self, node: st.Do) -> None:
         """Run a call for its effect."""
@@ -385,8 +398,10 @@ class Tiles(Expressions):
             if watch:
                 self.watches.remove(watch)
         if not fits:
-            for storage, index, old in reversed(self.undo[mark:]):
+            for storage, index, old, marks in reversed(self.undo[mark:]):
                 storage.raw[index] = old
+                if storage.written is not None and marks is not None:
+                    storage.written[index] = marks
         if not fits or not self.watches:
             del self.undo[mark:]
         return fits

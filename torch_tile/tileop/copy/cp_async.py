@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
-from torch_tile.intrinsics.memory import cp_async
+from torch_tile.intrinsics.memory import cp_async, cp_async_commit
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, Substitute, divides
 from torch_tile.ir.bounds import Ranges
@@ -22,7 +22,17 @@ from torch_tile.ir.expr import Address, Const, Expr, Load, Select, Var, const, s
 from torch_tile.ir.node import find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Stmt, Store
-from torch_tile.tileop.base import RegisteredOp, aligned_run, is_one, spread, squeezed, strides_of, tile_op
+from torch_tile.tileop.base import (
+    Annotations,
+    RegisteredOp,
+    Tile,
+    aligned_run,
+    is_one,
+    spread,
+    squeezed,
+    strides_of,
+    tile_op,
+)
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.threads import ThreadContext
 
@@ -38,7 +48,34 @@ ZERO = const(0, dt.int32)
 @tile_op("async_copy")
 @dataclass(frozen=True, eq=False, repr=False)
 class AsyncCopy(Copy):
-    """Copy as T.copy, but the destination may be read only after `cp_async_commit` and `cp_async_wait`."""
+    """Copy as T.copy, but the destination may be read only after `cp_async_commit` and `cp_async_wait`.
+
+    With `commit`, an author's call stands for the copy and the commit of its group.
+    """
+
+    commit: bool = True
+
+    @classmethod
+    def build(
+        cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
+        eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
+        loop_layout: Any = None, commit: bool = True,
+    ) -> AsyncCopy:  # fmt: skip
+        """Start to copy `src` to `dst`, from a tensor to shared memory. T.ptx_wait_group waits for it.
+
+        Operands and hints are those of T.copy. Each copy is a group of its own; without `commit` it belongs to the
+        group that T.ptx_commit_group ends. Raises TileError where the shapes differ.
+        """
+        made = super().build(
+            src, dst, coalesced_width=coalesced_width, disable_tma=disable_tma, eviction_policy=eviction_policy,
+            prefer_instruction=prefer_instruction,
+        )  # fmt: skip
+        assert isinstance(made, AsyncCopy)
+        return replace(made, commit=bool(commit))
+
+    def recorded(self) -> tuple[Stmt, ...]:
+        """Return the copy, and the commit of its group."""
+        return (replace(self, commit=False), cp_async_commit()) if self.commit else (self,)
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """Emit this thread's cp.async calls, or an ordinary copy."""

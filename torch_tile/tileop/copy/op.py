@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch_tile.tileop.base import (
     describe,
     is_one,
     need_choice,
+    of_each,
     parallel,
     region_of,
     same_extents,
@@ -105,8 +107,8 @@ class Copy(RegisteredOp):
         return self._moves()
 
     def as_loop(self) -> For | None:
-        """Return the parallel nest, or None for the copy of a single element."""
-        moves = self._moves()
+        """Return the parallel nest, or None for the copy of a single element and for those of each thread."""
+        moves = None if self._is_of_each else self._moves()
         return moves if isinstance(moves, For) else None
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
@@ -127,19 +129,26 @@ class Copy(RegisteredOp):
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """Emit ldmatrix or stmatrix where the fragment's layout allows it; else a parallel nest of wide moves."""
+        if self._is_of_each:
+            return self._moves(of_each)
         if ldmatrix.refuses(self, ctx) is None:
             return ldmatrix.lower(self, ctx)
         return self._moves()
 
-    def _moves(self) -> Stmt:
-        """Build the parallel nest that moves the elements, or one store for a single element."""
+    @property
+    def _is_of_each(self) -> bool:
+        """Return whether each thread copies its own array to memory, all of it."""
+        return self.src.buffer.scope in ("local", "var") and self.dst.buffer.scope in ("global", "shared")
+
+    def _moves(self, nest: Callable[..., Stmt] = parallel) -> Stmt:
+        """Build the nest that moves the elements, or one store for a single element."""
 
         def move(point: tuple[Any, ...]) -> Stmt:
             value = Load(self.src.buffer, spread(self.src, point))
             return Store(self.dst.buffer, spread(self.dst, point), cast(value, self.dst.buffer.dtype))
 
         extents = squeezed(self.dst)
-        return parallel(extents, move) if extents else move(())
+        return nest(extents, move) if extents else move(())
 
     def evaluate(self, env: Env) -> None:
         """Read the box, convert it and write it."""

@@ -351,8 +351,11 @@ def _split(steps: list[Step]) -> tuple[list[Step], int]:
 
 def _register(result: Layout, op: Reduce, point: list[int]) -> int:
     """Return the register of a result, given its indices without the folded dimension."""
-    if len(point) < len(result.dims):
+    if len(point) < len(op.dst.tile_shape):
         point.insert(op.dim, 0)
+    for dim, r in enumerate(op.dst.ranges):
+        if not r.keep:  # given by one index, of a dimension of size 1
+            point.insert(dim, 0)
     return result.apply(point).get("r", 0)
 
 

@@ -72,3 +72,32 @@ def test_a_float8_result_is_told(light, generator):
     assert not report.replaced("scaled")
     (miss,) = report.missed("scaled")
     assert "into torch.float8_e4m3fn" in miss.reason
+
+
+class Experts(torch.nn.Module):
+    """Groups of rows by a matrix each, with scales of rows and columns."""
+
+    def __init__(self, generator) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(2, N, K, generator=generator).to(FLOAT8))
+        self.register_buffer("rows", torch.rand(M, generator=generator) + 0.5)
+        self.register_buffer("columns", torch.rand(2, N, generator=generator) + 0.5)
+
+    def forward(self, x, ends):
+        a, b = x.to(FLOAT8), self.weight.transpose(1, 2)
+        return F.silu(torch._scaled_grouped_mm(a, b, self.rows, self.columns, offs=ends, out_dtype=BF16))
+
+
+def test_groups_of_rows_become_one_kernel(light, generator):
+    """torch has no kernel for CPUs to compare with."""
+    if not hasattr(torch, "_scaled_grouped_mm"):
+        pytest.skip("this torch has no _scaled_grouped_mm")
+    model, ends = Experts(generator), torch.tensor([5, M], dtype=torch.int32)
+    x = torch.randn(M, K, generator=generator)
+    got, report = light(model, x, ends)
+    (row,) = report.replaced("scaled")
+    assert "tile.grouped_scaled_gemm(torch.float8_e4m3fn, v0=silu(acc0);ret v0)" in row.what
+    a = x.to(FLOAT8).float() * model.rows[:, None]
+    b = model.weight.float() * model.columns[..., None]
+    want = F.silu(torch.cat([a[:5] @ b[0].T, a[5:] @ b[1].T]))
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=0.3)

@@ -45,7 +45,15 @@ from torch_tile.kernels.epilogue.canonicalize import canonical
 
 MAX_OPS = 32
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-SCALED = (aten._scaled_mm.default, *([aten._scaled_mm_v2.default] if hasattr(aten, "_scaled_mm_v2") else []))
+SCALED_GROUPED = tuple(
+    getattr(aten, name).default for name in ("_scaled_grouped_mm", "_scaled_grouped_mm_v2") if hasattr(aten, name)
+)
+"""Products of groups of rows of float8 with a matrix each."""
+SCALED = (
+    aten._scaled_mm.default,
+    *([aten._scaled_mm_v2.default] if hasattr(aten, "_scaled_mm_v2") else []),
+    *SCALED_GROUPED,
+)
 """Products of float8 matrices, whose scales come behind the operands."""
 
 

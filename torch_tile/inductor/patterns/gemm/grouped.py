@@ -33,7 +33,9 @@ def match(context: Context) -> None:
         elif why := gemm.wrong_dtype(node):
             context.miss("grouped", node, why)
         elif found := grouped_ops.by_rows(node):
-            taken.update(gemm.replace(context, node, functools.partial(_int32, offsets=found.offsets, rows=found.a)))
+            taken.update(
+                gemm.replace(context, node, functools.partial(int32_ends, offsets=found.offsets, rows=found.a))
+            )
         elif found := grouped_ops.by_k(node):
             rewrite = Rewrite(node)
             new = _gradient(rewrite, rewrite.permute(found.a, (1, 0)), found.b, found.offsets, dtype(node))
@@ -44,7 +46,7 @@ def match(context: Context) -> None:
 
 
 def _gradient(rewrite: Rewrite, a: Node, b: Node, offsets: Node, result: torch.dtype) -> Node:
-    return rewrite.call(torch.ops.tile.k_grouped_gemm.default, a, b, _int32(rewrite, offsets, b), result)
+    return rewrite.call(torch.ops.tile.k_grouped_gemm.default, a, b, int32_ends(rewrite, offsets, b), result)
 
 
 def _replace_loop_backward(context: Context, node: Node) -> None:
@@ -55,7 +57,7 @@ def _replace_loop_backward(context: Context, node: Node) -> None:
     made: dict[Any, Any] = {
         0: lambda: rewrite.call(
             torch.ops.tile.grouped_gemm.default,
-            *(grad, [rewrite.permute(b, (0, 2, 1))], _int32(rewrite, offsets, a), [], "", "", dtype(a)),
+            *(grad, [rewrite.permute(b, (0, 2, 1))], int32_ends(rewrite, offsets, a), [], "", "", dtype(a)),
         ),
         1: lambda: _gradient(rewrite, a, grad, offsets, dtype(b)),
     }
@@ -65,7 +67,7 @@ def _replace_loop_backward(context: Context, node: Node) -> None:
     context.replace(rewrite, "grouped", pairs, "tile.grouped_gemm and tile.k_grouped_gemm", node)
 
 
-def _int32(rewrite: Rewrite, offsets: Node, rows: Node) -> Node:
+def int32_ends(rewrite: Rewrite, offsets: Node, rows: Node) -> Node:
     """Return the offsets as the int32 that kernels read. In contests all groups have equally many rows."""
     sizes = shape(rows)[0], shape(offsets)[0]
     offsets.meta[EXAMPLE] = functools.partial(_even, *sizes, val(offsets))

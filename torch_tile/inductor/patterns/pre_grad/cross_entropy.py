@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Node, Proxy
+from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from torch_tile.inductor import compat
@@ -30,15 +30,20 @@ VIEWS = ("view", "reshape", "flatten", "contiguous", "unflatten")
 @family("loss", "pre_grad", 50)
 def capture(context: Context) -> None:
     """Replace each call whose kernels beat Inductor's code, forward and backward together."""
-    for target in (F.cross_entropy, aten.cross_entropy_loss.default):
-        for node in list(context.graph.find_nodes(op="call_function", target=target)):
-            try:
-                _capture_one(context, node)
-            except Miss as why:
-                context.miss("loss", node, why)
+    for node in calls(context.graph):
+        try:
+            _capture_one(context, node)
+        except Miss as why:
+            context.miss("loss", node, why)
 
 
-def _arguments(node: Node) -> dict[str, Any]:
+def calls(graph: Graph) -> list[Node]:
+    """Return the calls of a cross-entropy."""
+    targets: tuple[Any, ...] = F.cross_entropy, aten.cross_entropy_loss.default
+    return [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]
+
+
+def arguments(node: Node) -> dict[str, Any]:
     """Return the call's arguments by the names of `F.cross_entropy`; refuse the two deprecated ones."""
     if node.target is F.cross_entropy:
         bound = inspect.signature(F.cross_entropy).bind(*node.args, **node.kwargs)
@@ -55,10 +60,9 @@ def _arguments(node: Node) -> dict[str, Any]:
     return found
 
 
-def _capture_one(context: Context, node: Node) -> None:
-    given = _arguments(node)
-    logits, target, weight = given["input"], given["target"], given["weight"]
-    x, y = val(logits), val(target)
+def check(given: dict[str, Any]) -> None:
+    """Refuse losses that the operators do not compute."""
+    x, y, weight = val(given["input"]), val(given["target"]), given["weight"]
     if x.dtype not in FLOATING or y.is_floating_point() or y.dtype not in (torch.int32, torch.int64):
         raise Miss("the target holds probabilities", "give class indices, or nothing: Inductor compiles it")
     if x.dim() > 2:
@@ -68,6 +72,14 @@ def _capture_one(context: Context, node: Node) -> None:
     numbers = given["ignore_index"], given["label_smoothing"]
     if given["reduction"] not in REDUCTIONS or any(isinstance(n, Node) for n in numbers):
         raise Miss("an option is not a constant", "pass reduction, ignore_index and label_smoothing as constants")
+
+
+def _capture_one(context: Context, node: Node) -> None:
+    given = arguments(node)
+    check(given)
+    logits, target, weight = given["input"], given["target"], given["weight"]
+    x, y = val(logits), val(target)
+    numbers = given["ignore_index"], given["label_smoothing"]
     options = numbers[0], given["reduction"], float(numbers[1])
     what = f"tile.cross_entropy({[compat.size_hint(n) for n in x.shape]})"
     with context.graph.inserting_before(node):

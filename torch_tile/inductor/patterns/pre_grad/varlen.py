@@ -14,7 +14,6 @@ from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, val
-from torch_tile.inductor.report import rows as report
 
 NAME = "torch_attn::_varlen_attn"
 FIELDS = (
@@ -65,8 +64,7 @@ def _capture(context: Context, node: Node) -> None:
         else:
             user.replace_input_with(node, new)
     context.graph.erase_node(node)
-    shapes = ", ".join(str(list(val(given[x]).shape)) for x in ("query", "key", "value"))
-    context.note("attention", report.REPLACED, f"tile.{name}({shapes})", new)
+    context.captured("attention", str(op), new)
 
 
 def _call(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attend over the paged cache of transformers' continuous batching (`generate_batch`).
+
+Layers that see all keys append new ones to the cache's own pages and attend over these, by tables of pages made from
+the indices that transformers reads by. Layers with a sliding window keep a ring of positions: transformers gathers
+their keys, and attention runs over the gathered sequences. No mask is made, and no heads are repeated.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from torch_tile.kernels.epilogue.program import soft_cap
+from torch_tile.nn.functional import attend_varlen, with_sinks
+
+Tensor = torch.Tensor
+
+
+def allow(name: str) -> None:
+    """Let continuous batching run models with an attention implementation that transformers does not list."""
+    try:
+        from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
+    except ImportError:  # an older version
+        return
+    switch = getattr(Manager, "switch_to_cb_friendly_attn", None)
+    if switch is None or getattr(switch, "allowed", None) == name:
+        return
+
+    @functools.wraps(switch)
+    def unless_ours(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        if model.config._attn_implementation != name:
+            switch(self, model, *args, **kwargs)
+
+    unless_ours.allowed = name  # type: ignore[attr-defined]
+    Manager.switch_to_cb_friendly_attn = unless_ours
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # pages of keys and values are views of one tensor
+def attend_cached(
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: Any,
+    window: int,
+    kwargs: dict[str, Any],
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Write new keys and values into a cache, and attend over what each sequence has there.
+
+    Args:
+        layer: number of the attention layer.
+        query: `[1, H, T, D]`, the new tokens of all sequences.
+        key: `[1, Hkv, T, D]`.
+        value: `[1, Hkv, T, D]`.
+        cache: transformers' `PagedAttentionCache`.
+        window: of the layer, 0 for none.
+        kwargs: `cu_seq_lens_q`, `cu_seq_lens_k` and `max_length_k` by kinds of layers, `max_length_q`, `read_index`,
+            `write_index` and `block_table`, as continuous batching gives them.
+        scale: as in `attend`.
+        softcap: as in `attend`.
+        sinks: as in `attend`.
+
+    Returns:
+        `[1, T, H, D]`. Rows of no sequence are 0.
+    """
+    allocator = cache.layer_to_allocator[layer]
+    starts, most = kwargs["cu_seq_lens_q"].int(), kwargs["max_length_q"]
+    q = query[0].transpose(0, 1)
+    table = _tables(allocator, kwargs)
+    if table is None:
+        given = dict(kwargs)
+        # `update` writes, and replaces the dictionaries by what this kind of layers has.
+        all_kept = cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=given)
+        k, v = (x[0].transpose(0, 1) for x in all_kept)
+        found = attend_varlen(
+            q, k, v, starts, given["cu_seq_lens_k"], most, given["max_length_k"],
+            causal=True, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+        return found[None]
+    lengths = kwargs["cu_seq_lens_k"][allocator.layer_type].int().diff()
+    pages = allocator.get_cache_for_block_table(layer)
+    new = (x[0].transpose(0, 1).contiguous() for x in (key, value))
+    torch.ops.tile.append_to_pages(*new, *pages, table, lengths, starts, most)
+    score = "" if softcap is None else soft_cap(softcap)
+    paged = (q, *pages, table, lengths, starts, most, True, scale, window, 0, None, score)
+    if sinks is None:
+        alone: Tensor = torch.ops.tile.attention_paged(*paged)
+        return alone[None]
+    out, lse = torch.ops.tile.attention_paged_lse(*paged)
+    return with_sinks(out, lse.mT, sinks)[None]
+
+
+_made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tables of one step, which its layers share
+
+
+def _tables(allocator: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the table of pages of each sequence, int32 `[B, n]`; None where the keys are not in pages, or all of them
+    are new.
+    """
+    if not getattr(allocator, "supports_block_table", False):
+        return None
+    given = kwargs.get("block_table")
+    if given is not None:
+        table: Tensor = given[allocator.index]
+        return table
+    reads = kwargs["read_index"][allocator.index]
+    if not reads.numel():
+        return None
+    found: Tensor | None = _made.get(reads)
+    if found is None:
+        starts, page = kwargs["cu_seq_lens_k"][allocator.layer_type].long(), allocator.tokens_per_page
+        columns = -(-kwargs["max_length_k"][allocator.layer_type] // page)
+        # Positions of a sequence are read in order, so its page n begins at its index n * page.
+        first = starts[:-1, None] + torch.arange(columns, device=reads.device) * page
+        inside = first < starts[1:, None]
+        found = torch.where(inside, reads[first.clamp(max=reads.numel() - 1)] // page, -1).int()
+        _made[reads] = found
+    return found

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of groups of rows with matrices stored in few bits: each group has its own, as experts have.
+
+Tiles are those of row_groups.py, and each is summed as dequant.py sums its tiles. Assumes that `ops` checked shapes and
+dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
+from torch_tile.kernels.gemm.dequant import Problem, Spec, config_for, dequantize, finish, multiply, prepare
+from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
+from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, most_tiles, plan
+
+
+def reference(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    zeros: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    bits: int,
+    high_first: bool,
+    offset: int,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    format: str = "",
+) -> torch.Tensor:
+    """Compute `epilogue(a[rows of g] @ w0[g]^T, ..., aux)` for each group g with w by `dequantize`, in float32 (float64
+    for float64 `a`), rounded to `dtype`.
+
+    a `[S, K]`; each b `[G, N, K * bits / word bits]`; scales and zeros none or one for each b, `[G, N, runs]`; offsets
+    and aux as for `grouped.reference`. Returns `[S, N]`. Products of rows behind the last group are 0.
+    """
+    compute, group = compute_dtype(a.dtype), groups_of(offsets, a)
+
+    def terms(g: int) -> list[torch.Tensor]:
+        return [
+            a.to(compute) @ w.mT for w in widened(bs, scales, zeros, (bits, high_first, offset), compute, format, g)
+        ]
+
+    products = by_groups(group, a, bs[0].shape[1], len(bs), offsets.shape[0], terms)
+    return finished(products, group, aux, kinds, epilogue).to(dtype)
+
+
+def widened(
+    bs: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    zeros: Sequence[torch.Tensor],
+    fields: tuple[int, bool, int],
+    dtype: torch.dtype,
+    format: str,
+    group: int,
+) -> list[torch.Tensor]:
+    """Widen the matrices of one group to `[N, K]`. `fields` are the bits, their order and the offset."""
+    nothing: list[Any] = [None] * len(bs)
+    factors = [[x[group] for x in xs] or nothing for xs in (scales, zeros)]
+    return [
+        dequantize(b[group], scale, zero, *fields, dtype, format) for b, scale, zero in zip(bs, *factors, strict=True)
+    ]
+
+
+@jit
+def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
+    """Build the kernel `out = epilogue(a @ w0[group]^T, ..., aux)`. Each block makes one tile.
+
+    Tiles of the same weights come in a row.
+    """
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    groups, tiles = T.dynamic("matrices, tiles")
+    m, n, k, a_type, types = spec.types(groups)
+
+    @T.prim_func
+    def grouped_dequant_gemm(
+        a: a_type, *operands: types, offsets: T.Tensor((groups,), "int32"),
+        table: T.Tensor((tiles, FIELDS), "int32"), out: T.Tensor((m, n), spec.product.out_dtype),
+    ):  # fmt: skip
+        plan(offsets, table, m, bm)
+        with T.Kernel(tiles, T.ceildiv(n, bn), threads=config.threads) as (tile, bx):
+            group, first, end = table[tile, GROUP], table[tile, FIRST], table[tile, END]
+            steps = T.if_then_else(group < groups, T.ceildiv(k, bk), 0)
+            matrix = (T.clamp(group, 0, groups - 1),)
+            products = multiply(config, spec, a, operands, first, bx * bn, 0, steps, matrix)
+            for i, j in T.Parallel(bm, bn):
+                if first + i < end:
+                    col = bx * bn + j
+                    values = [p[j, i] for p in products]
+                    out[first + i, col] = finish(spec, values, operands, first + i, col, (group,))
+
+    return grouped_dequant_gemm
+
+
+def grouped_dequant_gemm(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    zeros: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    bits: int,
+    high_first: bool,
+    offset: int,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    format: str = "",
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
+    contiguous.
+    """
+    fields, groups = (bits, high_first, offset), offsets.shape[0]
+    if not has_kernels(a) or not a.shape[1] or not groups:
+        return into(out, reference(a, bs, scales, zeros, offsets, *fields, aux, kinds, epilogue, dtype, format))
+    if out is None:
+        out = a.new_empty((a.shape[0], bs[0].shape[1]), dtype=dtype)
+    if not out.numel():
+        return out
+    machine = machine_of(a)
+    spec, problem, given = prepare(
+        a, bs, scales, zeros, fields, format, aux, kinds, epilogue, out.dtype, machine
+    )  # fmt: skip
+    config = config or tiling_for(problem, groups, machine)
+    if config is None:
+        return out.copy_(reference(a, bs, scales, zeros, offsets, *fields, aux, kinds, epilogue, out.dtype, format))
+    table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
+    machine.kernel(grouped_dequant_matmul)(config, spec)(*given, offsets.contiguous(), table, out)
+    return out
+
+
+def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config | None:
+    """Choose the tiling for the groups' average number of rows, with columns of all groups. Sums are not shared: groups
+    are many. None if there is no tiling.
+    """
+    problem = typical(problem)
+    groups, rows = average(groups, problem.m)
+    config = config_for(replace(problem, m=rows, n=groups * problem.n), machine)
+    return None if config is None else replace(config, splits=1, cluster=False)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of float8 matrices with scales, for groups of rows: each group has its own matrix, as experts have.
+
+Tiles are those of row_groups.py, and each is summed as scaled.py sums its tiles. Assumes that `ops` checked shapes and
+dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
+from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
+from torch_tile.kernels.gemm.scaled import GROUP, Problem, Spec, config_for, finish, multiply, prepare, spread
+from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
+
+
+def reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offsets: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Compute `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)` for each group g, in float32 (float64 for
+    float64 `a`), rounded to `dtype`.
+
+    a `[S, K]`, b `[G, K, N]`; scale_a `[1 or S, 1 or K / 128]`, scale_b `[G, 1 or K / 128, 1, N or N / 128]`, divisions
+    rounded up; offsets and aux as for `grouped.reference`. Returns `[S, N]`. Products of rows behind the last group are
+    0.
+    """
+    compute, (rows, k), n = compute_dtype(a.dtype), a.shape, b.shape[2]
+    wide, group = a.to(compute) * spread(scale_a.to(compute), rows, k), groups_of(offsets, a)
+
+    def terms(g: int) -> list[torch.Tensor]:
+        return [wide @ (b[g].to(compute) * spread(scale_b[g].to(compute), k, n))]
+
+    products = by_groups(group, wide, n, 1, offsets.shape[0], terms)
+    return finished(products, group, aux, kinds, epilogue).to(dtype)
+
+
+@jit
+def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
+    """Build the kernel `out = epilogue((a * scale_a) @ (b * scale_b)[group], aux)`; b is stored `[G, N, K]`."""
+    bm, bn = config.block_m, config.block_n
+    groups, tiles = T.dynamic("matrices, tiles")
+    m, n, k, types = spec.types(groups)
+
+    @T.prim_func
+    def grouped_scaled_gemm(
+        a: types[0], *operands: types[1:], offsets: T.Tensor((groups,), "int32"),
+        table: T.Tensor((tiles, FIELDS), "int32"), out: T.Tensor((m, n), spec.product.out_dtype),
+    ):  # fmt: skip
+        plan(offsets, table, m, bm)
+        with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
+            if config.panel:
+                T.use_swizzle(config.panel)
+            group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
+            steps = T.if_then_else(group < groups, T.ceildiv(k, GROUP), 0)
+            matrix = (T.clamp(group, 0, groups - 1),)
+            product = multiply(config, spec, a, operands, first, bx * bn, steps, matrix)
+            for i, j in T.Parallel(bm, bn):
+                if first + i < end:
+                    col = bx * bn + j
+                    out[first + i, col] = finish(spec, product[i, j], operands, first + i, col, (group,))
+
+    return grouped_scaled_gemm
+
+
+def grouped_scaled_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offsets: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
+    contiguous.
+    """
+    if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
+        return into(out, reference(a, b, scale_a, scale_b, offsets, aux, kinds, epilogue, dtype))
+    if out is None:
+        out = a.new_empty((a.shape[0], b.shape[2]), dtype=dtype)
+    if not out.numel():
+        return out
+    machine, groups, (m, n) = machine_of(a), offsets.shape[0], out.shape
+    spec, given = prepare(a, b, scale_a, scale_b, aux, kinds, epilogue, out.dtype, machine)
+    problem = Problem(spec.operands[0], m, n, a.shape[1], spec.product.vector > 1)
+    config = config or tiling_for(problem, groups, machine)
+    table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))
+    machine.kernel(grouped_scaled_matmul)(config, spec)(*given, offsets.contiguous(), table, out)
+    return out
+
+
+def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
+    """Choose the tiling for the groups' average number of rows, with columns of all groups."""
+    problem = typical(problem)
+    groups, rows = average(groups, problem.m)
+    return config_for(Problem(problem.operand, rows, groups * problem.n, problem.k, problem.aligned), machine)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropy of a linear layer whose logits are never stored together, and its gradients in the same pass.
+
+Chunks of rows go through the product, the loss and the products of the gradients, one after the other in one buffer.
+Assumes that `ops` checked shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, machine_of, round_up, strided
+from torch_tile.kernels.epilogue.program import soft_cap
+from torch_tile.kernels.gemm.gemm import gemm
+from torch_tile.kernels.loss import cross_entropy as rows
+
+CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 32 << 20}  # of logits at a time, by the target's kind
+MOST_CHUNKS = 8  # the head's gradient is rounded to its dtype once for each chunk
+ROWS = 256  # chunks have a multiple of so many rows
+TERMS = 256
+
+
+def linear_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute all logits in plain torch, in the dtype of sums, and the slope of their soft cap."""
+    dtype = compute_dtype(hidden.dtype)
+    logits = hidden.to(dtype) @ weight.to(dtype).mT
+    logits = logits if bias is None else logits + bias.to(dtype)
+    if softcap is None:
+        return logits, None
+    share = torch.tanh(logits / softcap)
+    return softcap * share, 1.0 - share * share
+
+
+def reference(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tile.linear_cross_entropy` in plain torch."""
+    logits, _ = linear_logits(hidden, weight, bias, softcap)
+    return rows.loss_reference(logits, target, class_weight, ignore_index, label_smoothing, z_loss)
+
+
+def gradients_reference(
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    of_hidden: bool = True,
+    of_weight: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`tile.linear_cross_entropy_gradients` in plain torch."""
+    logits, cap_slope = linear_logits(hidden, weight, bias, softcap)
+    options = class_weight, ignore_index, label_smoothing, z_loss
+    loss, lse = rows.loss_reference(logits, target, *options)
+    if isinstance(weight.shape[0], int) and weight.shape[0] == 0:
+        slope = torch.zeros_like(logits)
+    else:
+        slope, _ = rows.logit_slopes(logits, target, lse, *options)
+    slope = grad.to(slope.dtype)[..., None] * (slope if cap_slope is None else slope * cap_slope)
+    flat, x = (y.flatten(0, -2) if y.dim() > 1 else y[None] for y in (slope, hidden.to(slope.dtype)))
+    nothing = hidden.new_empty(0)
+    dhidden = (slope @ weight.to(slope.dtype)).to(hidden.dtype).contiguous() if of_hidden else nothing
+    dweight = (flat.mT @ x).to(weight.dtype).contiguous() if of_weight else nothing
+    dbias = flat.sum(0).to(bias.dtype) if bias is not None and of_weight else nothing
+    return (grad * loss).sum(), dhidden, dweight, dbias
+
+
+def chunks(count: Any, classes: Any, itemsize: int, kind: str, size: int | None) -> Iterator[tuple[Any, Any]]:
+    """Yield the first row and the end of each chunk of `count` rows. `size` replaces the chosen number of rows."""
+    if size is None:
+        fitting = CHUNK_BYTES[kind] // max(1, int(classes) * itemsize) // ROWS * ROWS
+        size = max(fitting, round_up(-(-int(count) // MOST_CHUNKS), ROWS))
+    for start in range(0, int(count), size):
+        yield start, min(start + size, int(count))
+
+
+@jit
+def sum_products(dtype: torch.dtype, threads: int) -> Any:
+    """Build the kernel for the sum of `factor[i] * loss[i]`, in one order."""
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def sum_losses(
+        factor: strided("factor", (m,), dtype, unit=False), loss: T.Tensor((m,), dtype), out: T.Tensor((1,), dtype)
+    ):
+        with T.Kernel(1, threads=threads):
+            terms = T.alloc_fragment((TERMS,), dtype)
+            total = T.alloc_fragment((1,), dtype)
+            T.clear(terms)
+            for step in T.serial(T.ceildiv(m, TERMS)):
+                for i in T.Parallel(TERMS):
+                    row = T.min(step * TERMS + i, m - 1)
+                    terms[i] += T.if_then_else(step * TERMS + i < m, factor[row] * loss[row], 0.0)
+            T.reduce_sum(terms, total, dim=0)
+            for i in T.Parallel(1):
+                out[i] = total[i]
+
+    return sum_losses
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    chunk: int | None = None,
+    loss: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference`. `loss` and `lse` may be given, contiguous; `chunk` is a number of rows instead of our choice."""
+    compute = compute_dtype(hidden.dtype)
+    loss = torch.empty(target.shape, dtype=compute, device=hidden.device) if loss is None else loss
+    lse = torch.empty_like(loss) if lse is None else lse
+    options = ignore_index, label_smoothing, z_loss
+    if not has_kernels(hidden) or not hidden.numel() or not weight.numel():
+        found = reference(hidden, weight, target, bias, class_weight, *options, softcap)
+        return loss.copy_(found[0]), lse.copy_(found[1])
+    x, labels = as_rows(hidden), target.reshape(-1)
+    for start, end, logits in _logits(x, weight, bias, softcap, chunk):
+        outs = {"loss": loss.view(-1)[start:end], "lse": lse.view(-1)[start:end]}
+        rows.cross_entropy(logits, labels[start:end], class_weight, *options, **outs)
+    return loss, lse
+
+
+def linear_cross_entropy_gradients(
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    of_hidden: bool = True,
+    of_weight: bool = True,
+    chunk: int | None = None,
+    loss: torch.Tensor | None = None,
+    dhidden: torch.Tensor | None = None,
+    dweight: torch.Tensor | None = None,
+    dbias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `gradients_reference`. The results may be given, contiguous; `chunk` is a number of rows."""
+    compute = compute_dtype(hidden.dtype)
+    options = ignore_index, label_smoothing, z_loss, softcap
+    loss = hidden.new_empty((), dtype=compute) if loss is None else loss
+    dhidden = hidden.new_empty(hidden.shape if of_hidden else (0,)) if dhidden is None else dhidden
+    dweight = weight.new_empty(weight.shape if of_weight else (0,)) if dweight is None else dweight
+    of_bias = bias is not None and of_weight
+    dbias = (
+        (weight if bias is None else bias).new_empty(weight.shape[:1] if of_bias else (0,)) if dbias is None else dbias
+    )
+    made = loss, dhidden, dweight, dbias
+    if not has_kernels(hidden) or not hidden.numel() or not weight.numel():
+        found = gradients_reference(grad, hidden, weight, target, bias, class_weight, *options, of_hidden, of_weight)
+        for out, result in zip(made, found, strict=True):
+            out.copy_(result)
+        return made
+    x, labels, factors = as_rows(hidden), target.reshape(-1), grad.reshape(-1)
+    losses = loss.new_empty(labels.shape)
+    column_sums = loss.new_empty(weight.shape[:1]) if of_bias else None
+    for start, end, logits in _logits(x, weight, bias, softcap, chunk):
+        part = slice(start, end)
+        rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], class_weight, *options)
+        if of_hidden:
+            gemm(logits, [weight], [], "", "", dhidden.dtype, out=dhidden.view(x.shape)[part])
+        if of_weight:  # added to what the chunks before left there: each element is read once, then written
+            before, text = ([dweight], "v0=add(acc0,x0);ret v0") if start else ([], "")
+            gemm(logits.mT, [x[part]], before, "t" * bool(start), text, dweight.dtype, out=dweight)
+        if column_sums is not None:
+            column_sums = logits.sum(0, dtype=compute) + (column_sums if start else 0)
+    if column_sums is not None:
+        dbias.copy_(column_sums)
+    machine_of(hidden).kernel(sum_products)(compute, 128)(factors, losses, loss.view(1))
+    return made
+
+
+def _logits(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, chunk: int | None
+) -> Iterator[tuple[Any, Any, torch.Tensor]]:
+    """Yield first row, end and logits of each chunk. All chunks use one buffer."""
+    cap = "" if softcap is None else soft_cap(softcap)
+    text = cap if bias is None else soft_cap_of_sum(softcap)
+    aux, kinds = ([], "") if bias is None else ([bias], "r")
+    buffer = None
+    kind = machine_of(x).target.kind
+    for start, end in chunks(x.shape[0], weight.shape[0], x.element_size(), kind, chunk):
+        buffer = x.new_empty((end - start, weight.shape[0])) if buffer is None else buffer
+        logits = buffer[: end - start]
+        gemm(x[start:end], [weight.mT], aux, kinds, text, x.dtype, out=logits)
+        yield start, end, logits
+
+
+def soft_cap_of_sum(cap: float | None) -> str:
+    """Return the epilogue that adds the bias before the soft cap."""
+    if cap is None:
+        return "v0=add(acc0,x0);ret v0"
+    return f"v0=add(acc0,x0);v1=div(v0,{float(cap)!r});v2=tanh(v1);v3=mul(v2,{float(cap)!r});ret v3"

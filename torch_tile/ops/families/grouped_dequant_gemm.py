@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.grouped_dequant_gemm`: products of each group of rows with its own matrix, stored in few bits.
+
+Gradients flow to a, to the auxiliary operands and to floating scales and zeros; the words themselves are frozen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require_type
+from torch_tile.ops.families import gemm
+from torch_tile.ops.families.dequant_gemm import check_weights, of_factors, widen
+from torch_tile.ops.families.grouped_gemm import check_offsets, check_order, gradients
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
+from torch_tile.ops.sharding_rule import Rule, Spec
+
+OP = "grouped_dequant_gemm"
+
+
+class GroupedDequantGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.grouped_dequant_gemm`."""
+
+    a: V
+    bs: Sequence[V]
+    scales: Sequence[V]
+    zeros: Sequence[V]
+    offsets: V
+    bits: int
+    high_first: bool
+    offset: int
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+    format: str = ""
+
+
+def _check(args: GroupedDequantGemmArgs[Tensor]) -> None:
+    a, bs, scales, zeros, offsets, bits, _, offset, aux, kinds, epilogue, dtype, format = args
+    check_weights(OP, a, bs, scales, zeros, bits, offset, format, grouped=True)
+    groups, n = bs[0].shape[:2]
+    check_offsets(OP, offsets, a, "[G], the end of each group")
+    checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as bs[0]")
+    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    gemm.check_epilogue(OP, a, (a.shape[0],), n, len(bs), aux, kinds, epilogue, groups)
+
+
+def _fake(args: GroupedDequantGemmArgs[Tensor]) -> Tensor:
+    _check(args)
+    return args.a.new_empty((args.a.shape[0], args.bs[0].shape[1]), dtype=args.dtype)
+
+
+def _check_values(args: GroupedDequantGemmArgs[Tensor]) -> None:
+    check_order(OP, args.offsets, args.a.shape[0])
+
+
+def _save(ctx: Any, args: GroupedDequantGemmArgs[Tensor], output: Tensor) -> None:
+    ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
+    ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
+    ctx.save_for_backward(args.a, args.offsets, *args.bs, *args.scales, *args.zeros, *args.aux)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Compute gradients as of a grouped product with the widened weights."""
+    (a, offsets, *rest), (count, num_scales, num_zeros) = ctx.saved_tensors, ctx.counts
+    bs, rest = rest[:count], rest[count:]
+    scales, rest = rest[:num_scales], rest[num_scales:]
+    zeros, aux = rest[:num_zeros], rest[num_zeros:]
+    shifted, matrices = widen(bs, scales, zeros, ctx.fields, ctx.format, a.dtype)
+    needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
+    needs = [any(needs_scales) or any(needs_zeros)] * count
+    grad_a, grads, grad_aux = gradients(a, matrices, offsets, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs)
+    grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
+    found = {"a": grad_a, "bs": [None] * count, "aux": grad_aux}
+    return op_gradients(GroupedDequantGemmArgs, **found, scales=grad_scales, zeros=grad_zeros)
+
+
+def _sharding(args: GroupedDequantGemmArgs[Spec]) -> Rule:
+    # Ends of groups count rows of the whole tensor; words and runs of columns need not end where a shard would.
+    words, factors = [("group", "n", "word")] * len(args.bs), len(args.scales) + len(args.zeros)
+    inputs = [("m", "k"), *words, *[("group", "n", "run")] * factors, ("group",)]
+    return Rule(outputs=[("m", "n")], inputs=[*inputs, *gemm.aux_dims(args.aux, args.kinds, ())], free=("n",))
+
+
+def _flops(args: GroupedDequantGemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.bs[0][1] * len(args.bs)
+
+
+def grouped_dequant_gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    zeros: Sequence[Tensor],
+    offsets: Tensor,
+    bits: int = 8,
+    high_first: bool = False,
+    offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+    format: str = "",
+) -> Tensor:
+    """`dequant_gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538).
+
+    `epilogue(a[rows of g] @ w0[g].T, a[rows of g] @ w1[g].T, ..., aux)` for each group g, with weights widened as
+    `dequant_gemm` does. MXFP4 experts, as gpt-oss has them, are of format "e2m1" with scales of float8_e8m0fnu for runs
+    of 32 columns.
+
+    Args:
+        a: `[S, K]`, rows sorted by their group.
+        bs: each `[G, N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
+        scales: none, or one for each b: `[G, N, runs]`, as for `dequant_gemm`.
+        zeros: none, or one for each b: `[G, N, runs]`.
+        offsets: int32 `[G]`, the end of each group's rows, as for `grouped_gemm`.
+        bits: as for `dequant_gemm`.
+        high_first: as for `dequant_gemm`.
+        offset: what is subtracted from every weight, as for `dequant_gemm`.
+        aux: as for `gemm`, S rows.
+        kinds: as for `grouped_gemm`.
+        epilogue: as for `gemm`.
+        dtype: of the result.
+        format: as for `dequant_gemm`.
+
+    Returns:
+        `[S, N]`. Rows from `offsets[-1]` on have no matrices: their products are 0.
+    """
+    fields, ends = (bits, high_first, offset), offsets
+    op = torch.ops.tile.grouped_dequant_gemm.default
+    out: Tensor = op(a, list(bs), list(scales), list(zeros), ends, *fields, list(aux), kinds, epilogue, dtype, format)
+    return out
+
+
+register(
+    name=OP,
+    args=GroupedDequantGemmArgs,
+    form=grouped_dequant_gemm,
+    fake=_fake,
+    check_values=_check_values,
+    run=entry(OP, OP, "out"),
+    reference=in_torch(OP),
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("a",),
+)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.grouped_scaled_gemm`: products of each group of rows of float8 with its own matrix, with scales.
+
+It has no gradient: float8 operands are results of a rounding, whose gradient the caller chooses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, Never
+
+import torch
+from torch import Tensor
+
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require_type
+from torch_tile.ops.families import gemm
+from torch_tile.ops.families.grouped_gemm import check_offsets, check_order
+from torch_tile.ops.families.scaled_gemm import check_operands, check_scale, refuse_gradient
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, in_torch
+from torch_tile.ops.sharding_rule import Rule, Spec
+
+OP = "grouped_scaled_gemm"
+
+
+class GroupedScaledGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.grouped_scaled_gemm`."""
+
+    a: V
+    b: V
+    scale_a: V
+    scale_b: V
+    offsets: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+def _check(args: GroupedScaledGemmArgs[Tensor]) -> None:
+    a, b, scale_a, scale_b, offsets, aux, kinds, epilogue, dtype = args
+    check_operands(OP, a, b, ("[S, K]", "[G, K, N]"))
+    (rows, k), (groups, _, n) = a.shape, b.shape
+    check_scale(OP, "scale_a", scale_a, a, (rows, k), "[1 or S, 1 or K / 128]", blocks=False)
+    check_scale(OP, "scale_b", scale_b, a, (k, n), "[G, 1 or K / 128, 1, N or N / 128]", groups)
+    check_offsets(OP, offsets, a, "[G], the end of each group")
+    checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as b")
+    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    gemm.check_epilogue(OP, a, (rows,), n, 1, aux, kinds, epilogue, groups)
+
+
+def _fake(args: GroupedScaledGemmArgs[Tensor]) -> Tensor:
+    _check(args)
+    return args.a.new_empty((args.a.shape[0], args.b.shape[2]), dtype=args.dtype)
+
+
+def _check_values(args: GroupedScaledGemmArgs[Tensor]) -> None:
+    check_order(OP, args.offsets, args.a.shape[0])
+
+
+def _setup(ctx: Any, args: GroupedScaledGemmArgs[Tensor], output: Tensor) -> None:
+    """Nothing is saved, as there is no gradient."""
+
+
+def _backward(ctx: Any, grad: Tensor) -> Never:
+    refuse_gradient(OP)
+
+
+def _sharding(args: GroupedScaledGemmArgs[Spec]) -> Rule:
+    # Ends of groups count rows of the whole tensor. Columns are sharded where no scale spans several.
+    columns, n = args.scale_b.shape[2], args.b.shape[2]
+    of_a = ("m" if args.scale_a.shape[0] == args.a.shape[0] else "block", "run")
+    of_b = ("group", "step", "n" if columns == n else "strip")
+    inputs = [("m", "k"), ("group", "k", "n"), of_a, of_b, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
+    return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",) if columns in (1, n) else ())
+
+
+def _flops(args: GroupedScaledGemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.b[2]
+
+
+def grouped_scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offsets: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """`scaled_gemm` of runs of rows with a matrix each: `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)`.
+
+    Sums are those of `scaled_gemm` (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
+
+    Args:
+        a: `[S, K]`, rows sorted by their group, float8_e4m3fn or float8_e5m2.
+        b: `[G, K, N]`, either of these; best stored as `[G, N, K]`, so transposed weights are a view.
+        scale_a: of a floating dtype, taken as float32: `[1, 1]`, `[S, 1]`, or `[S, K / 128]`, rounded up. No scale is
+            of several rows, which might be of several groups.
+        scale_b: likewise `[G, 1, 1]`, `[G, 1, N]`, `[G, K / 128, N]` or `[G, K / 128, N / 128]`.
+        offsets: int32 `[G]`, the end of each group's rows, as for `grouped_gemm`.
+        aux: as for `gemm`, S rows.
+        kinds: as for `grouped_gemm`.
+        epilogue: as for `gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[S, N]`, without a gradient. Rows from `offsets[-1]` on have no matrices: their products are 0.
+    """
+    op = torch.ops.tile.grouped_scaled_gemm.default
+    out: Tensor = op(a, b, scale_a, scale_b, offsets, list(aux), kinds, epilogue, dtype)
+    return out
+
+
+register(
+    name=OP,
+    args=GroupedScaledGemmArgs,
+    form=grouped_scaled_gemm,
+    fake=_fake,
+    check_values=_check_values,
+    run=entry(OP, OP, "out"),
+    reference=in_torch(OP),
+    setup_context=_setup,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+)
