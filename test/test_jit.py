@@ -380,3 +380,27 @@ def test_spilt_fragments_are_named(threads):
     slow = str(torch_tile.compile(kernel, target="cuda:sm_90a").schedule.slow)
     named = "`rows` alone takes 512 of the 255 registers of a thread; take more threads or smaller tiles"
     assert "spilled to memory" in slow and (named in slow) == (threads == 128)
+
+
+def test_results_without_gradients_are_said(recwarn):
+    """Once for a kernel, and only where gradients are recorded."""
+
+    @torch_tile.jit
+    def double(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        with T.Kernel(T.ceildiv(N, 64), threads=64) as bx:
+            for i in T.Parallel(64):
+                Y[bx * 64 + i] = X[bx * 64 + i] * 2
+        return Y
+
+    x = torch.randn(100, requires_grad=True)
+    with torch.no_grad():
+        double(x)
+    double(x.detach())
+    assert not [w for w in recwarn if "gradient" in str(w.message)]
+    for _ in range(2):
+        torch.testing.assert_close(double(x), x.detach() * 2)
+    said = [w for w in recwarn if "gradient" in str(w.message)]
+    assert len(said) == 1 and "torch_tile.custom_op" in str(said[0].message) and said[0].filename == __file__

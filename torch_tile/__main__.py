@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run `python -m torch_tile COMMAND`: demo, explain, show, doctor, env."""
+"""Run `python -m torch_tile COMMAND`: demo, bench, explain, show, tune, doctor, env."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import Any
 from torch_tile.tools import Mistake
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help='a small Llama by eager torch, Inductor and backend="tile", by turns')
@@ -26,6 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument(
         "--all", action="store_true", dest="every", help="a small DeepSeek-V3 and latent decoding as well"
     )
+    bench = commands.add_parser("bench", help="a short table of operators by eager torch, Inductor and this package")
+    bench.add_argument("--size", type=_positive, default=0, help="rows, keys and columns (512 on a CPU, 4096 on a GPU)")
+    bench.add_argument("--no-inductor", action="store_true", help="leave out Inductor, which compiles for a minute")
+    tune = commands.add_parser("tune", help="search the configurations of an autotuned kernel on this machine")
+    tune.add_argument("kernel", help="FILE.py:NAME or MODULE:NAME of a function with @torch_tile.autotune")
+    tune.add_argument("arguments", nargs="*", help="of the kernel function: 1024 float16, or M=1024")
     explain = commands.add_parser("explain", help="what the backend finds in a model, and why not more")
     explain.add_argument(
         "model",
@@ -46,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctors = commands.add_parser("doctor", help="what is found on this machine")
     doctors.add_argument("--selftest", action="store_true", help="compare a kernel of each family with float64, too")
     commands.add_parser("env", help="versions, compilers, GPUs, caches and variables, to paste into a bug report")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    parser = _parser()
     options = parser.parse_args(arguments)
     if options.command == "env":
         from torch_tile.tools.env import describe
@@ -74,6 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             )
         except (Mistake, OSError) as problem:
+            parser.error(str(problem))
+        return 0
+    if options.command == "bench":
+        from torch_tile.tools.bench import bench as run_bench
+
+        return run_bench(options.size, not options.no_inductor)
+    if options.command == "tune":
+        from torch_tile.tools.tune import tune as run_tune
+
+        try:
+            print(run_tune(named(options.kernel), options.kernel, options.arguments))
+        except Mistake as problem:
             parser.error(str(problem))
         return 0
     if options.command == "demo":
@@ -113,6 +136,19 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     where, _, name = target.rpartition(":")
     if not where or not name:
         raise Mistake(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")
+    made = named(target)()
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise Mistake(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
+    if not isinstance(made[1], tuple | list):
+        raise Mistake(f"the arguments that {name}() returns are a {type(made[1]).__name__}; they should be a tuple")
+    return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+
+
+def named(target: str) -> Any:
+    """Return the function that FILE.py:NAME or MODULE:NAME stands for. Raises Mistake."""
+    where, _, name = target.rpartition(":")
+    if not where or not name:
+        raise Mistake(f"{target!r} is neither FILE.py:NAME nor MODULE:NAME")
     if where.endswith(".py"):
         if not Path(where).is_file():
             raise Mistake(f"there is no file {where}")
@@ -127,12 +163,7 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             raise Mistake(str(problem)) from problem
     if not callable(names.get(name)):
         raise Mistake(f"{where} has no function {name}")
-    made = names[name]()
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise Mistake(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
-    if not isinstance(made[1], tuple | list):
-        raise Mistake(f"the arguments that {name}() returns are a {type(made[1]).__name__}; they should be a tuple")
-    return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+    return names[name]
 
 
 def _module_of(file: str) -> ModuleType:

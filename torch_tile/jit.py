@@ -331,7 +331,7 @@ class JITFunction:
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
-        if any(tensor.requires_grad for tensor in call.tensors) and not self.warned:
+        if not self.warned and any(getattr(given, "requires_grad", False) for given in call.tensors):
             self._warn_of_gradients(call)
         return self._eager_kernel(call)(*call.tensors)
 

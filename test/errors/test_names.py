@@ -275,7 +275,7 @@ CASES = {
     bad_annotation_missing: ("bad_annotation", "A"),
     unbound_const: ("unbound_const", 'T.const("M, N")'),
     tensor_not_annotated: ("tensor_not_annotated", "A"),
-    bad_return: ("bad_return", "T.prim_func"),
+    bad_return: ("bad_return", "return A"),
     return_in_region: ("return_in_region", "return"),
     bad_break: ("bad_break", "break"),
     break_of_nest: ("break_of_nest", "break"),

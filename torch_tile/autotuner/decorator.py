@@ -125,11 +125,11 @@ class AutotunedFunction:
         key = "compile", self._key(args, kwargs)
         with self.lock:
             if key not in self.found:
-                function, config = variant(self.function, self._tune_sizes(args, kwargs).config)
+                function, config = variant(self.function, self.tune_sizes(args, kwargs).config)
                 self.found[key] = function, config, function.compile(*args, **kwargs, **config)
             return self.found[key][2]  # type: ignore[no-any-return]
 
-    def _tune_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
+    def tune_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
         """Search for an eager kernel on tensors made for its sizes."""
         named = {**dict(zip(self.names, args, strict=False)), **kwargs}
         configs = self._configs(named)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
+from torch_tile.diagnostics.progress import waiting
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
@@ -46,7 +47,8 @@ def tile(
 
         workers.warm()
     artifacts.record_kernels()
-    return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
+    with waiting("compiling a graph"):
+        return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
 
 
 tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by torch._dynamo.reset()

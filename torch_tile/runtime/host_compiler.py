@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_tile.diagnostics.errors import FOREIGN, ForeignTextError, InternalError
+from torch_tile.diagnostics.progress import waiting
 from torch_tile.runtime.cache import CacheError, get_or_build, key_of
 
 # No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno and traps.
@@ -85,7 +86,8 @@ def compile_shared(source: str) -> Path:
     def build(output: Path) -> None:
         text = get_or_build(key, ".cpp", lambda path: _write(path, source))
         start = time.perf_counter()
-        result = _run(compiler.arguments(text, output))
+        with waiting("compiling a kernel"):
+            result = _run(compiler.arguments(text, output))
         if result.returncode != 0:
             _check_machine(text, output, result)
             if FOREIGN in source:

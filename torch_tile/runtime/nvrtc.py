@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from torch_tile.compiler.context import PassOptions
 from torch_tile.diagnostics.errors import FOREIGN, ForeignTextError, InternalError
+from torch_tile.diagnostics.progress import waiting
 from torch_tile.hardware import Target
 from torch_tile.runtime.cache import get_or_build, key_of
 from torch_tile.runtime.host_compiler import csrc_dir
@@ -90,7 +91,8 @@ def compile_cubin(text: str, target: Target, options: PassOptions | None = None)
     def result() -> tuple[bytes, str]:
         if not made:
             start = time.perf_counter()
-            made.append(_nvrtc().compile(text, headers, flags))
+            with waiting(f"compiling a kernel for {target}"):
+                made.append(_nvrtc().compile(text, headers, flags))
             _log.debug("NVRTC compiled %s for %s in %.2f s", key, target, time.perf_counter() - start)
         return made[0]
 

@@ -149,8 +149,11 @@ def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, 
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Show progress of a slow step: a running clock on a terminal, else one line with its time."""
+def progress(what: str, quiet: bool = False) -> Iterator[None]:
+    """Show progress of a slow step: a running clock on a terminal, else one line with its time.
+
+    With `quiet` the line goes again from a terminal, and is not written elsewhere.
+    """
     start, done, live = time.perf_counter(), threading.Event(), sys.stdout.isatty()
 
     def tick() -> None:
@@ -167,4 +170,5 @@ def progress(what: str) -> Iterator[None]:
         if live:
             clock.join()
         seconds = time.perf_counter() - start
-        print(f"{chr(13) if live else ''}  {what}: {seconds:.1f} s", flush=True)
+        said = "" if quiet else f"  {what}: {seconds:.1f} s\n"
+        print(f"{chr(13) + chr(27) + '[K' if live else ''}{said}", end="", flush=True)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show on a terminal what a user waits for, once it takes more than two seconds; say nothing anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATIENCE = 2.0  # seconds without a word
+STEP = 0.5  # seconds between two updates of the line
+_shown = threading.Lock()  # of the one line
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show `what` and a running clock on stderr while the body runs, if that is a terminal.
+
+    Of several that wait at once, or one inside of another, the first has the line.
+    """
+    if not (sys.stderr is not None and sys.stderr.isatty()) or not _shown.acquire(blocking=False):
+        yield
+        return
+    done, start = threading.Event(), time.perf_counter()
+
+    def show() -> None:
+        if done.wait(PATIENCE):
+            return
+        while True:
+            print(f"\rtorch_tile: {what} ... {time.perf_counter() - start:.0f} s", end="", file=sys.stderr, flush=True)
+            if done.wait(STEP):
+                break
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    clock = threading.Thread(target=show, daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        done.set()
+        clock.join()
+        _shown.release()
+
+
+__all__ = ["waiting"]
