@@ -137,7 +137,7 @@ KINDS = {
     "negative steps": Mend(loops.Loop, "_downwards", upwards, "tiles", (22,)),
     "else of a loop": Mend(rewrite, "_breaks", no, "tiles", (2,)),
     "operands of or": Mend(recorder, "_operand", truths, "tiles", (3,)),
-    "shifted literals": Mend(c_text.Text, "shifted", lambda *_: None, "text", (83,)),
+    "widths of literals": Mend(c_text.Text, "typed", lambda *_: None, "text", (83,)),
     "operands of atomics": Mend(cuda_text.CudaText, "_operand", lambda self, node, _: self.value(node), "text", (12,)),
     "remainders of floats": Mend(tile_values, "remainder", plain_remainder, "tiles", (33,)),
     "copies of an element that meet": Mend(bind_loop, "_of_single_threads", nothing, "sm_80", (37,)),
