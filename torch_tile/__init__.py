@@ -64,6 +64,7 @@ _LAZY = {
     "do_bench": "profiler:do_bench",
     "explain": "inductor.report.explain:explain",
     "inductor_configs": "inductor.backend:inductor_configs",
+    "_capture_scans": "integrations.scans:capture_scans",  # for the backend, which no integration imports
     "replace_layers": "integrations.replace:replace_layers",
     "language": "language:",
     "profiler": "profiler:",

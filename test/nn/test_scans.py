@@ -46,3 +46,22 @@ def test_what_is_not_supported_is_refused():
     given = torch.randn(2, 9, 3, 5), torch.randn(2, 9, 3), torch.randn(3), keys, keys, 64
     with pytest.raises(ValueError, match="mamba_chunk_scan_combined: cu_seqlens is not supported"):
         scans.mamba_chunk_scan_combined(*given, cu_seqlens=torch.zeros(3))
+
+
+def test_delta_rules_of_fla(seed):
+    """Whole, token by token, and packed; without decays, too."""
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(1, 5, 1, 4), torch.randn(1, 5, 1, 4), torch.randn(1, 5, 2, 3)
+    g, beta, options = -torch.rand(1, 5, 2), torch.rand(1, 5, 2), {"use_qk_l2norm_in_kernel": True}
+    want, state = scans.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True, **options)
+    got, last = scans.fused_recurrent_gated_delta_rule(q, k, v, g, beta, output_final_state=True, **options)
+    torch.testing.assert_close((got, last), (want, state), rtol=1e-4, atol=1e-5)
+    packed, none = scans.fused_recurrent_gated_delta_rule(
+        q, k, v, g, beta, cu_seqlens=torch.tensor([0, 2, 5]), **options
+    )
+    first, _ = scans.chunk_gated_delta_rule(*(t[:, 2:] for t in (q, k, v, g, beta)), **options)
+    assert none is None
+    torch.testing.assert_close(packed[:, 2:], first, rtol=1e-4, atol=1e-5)
+    plain, _ = scans.fused_recurrent_gated_delta_rule(q, k, v, scale=0.5, **options)
+    alike, _ = scans.chunk_gated_delta_rule(q, k, v, 0 * g, beta.new_ones(1, 5, 2), 0.5, **options)
+    torch.testing.assert_close(plain, alike, rtol=1e-4, atol=1e-5)

@@ -423,7 +423,44 @@ def selective_state_update_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def gated_delta_rule_samples(t: Maker) -> list[tuple]:
+    def small(*shape: int) -> torch.Tensor:
+        return (t(*shape).detach() / 4).requires_grad_(t.requires_grad)
+
+    def between(*shape: int) -> torch.Tensor:
+        return t(*shape).detach().sigmoid().requires_grad_(t.requires_grad)
+
+    decay = (-t(1, 5, 4).detach().abs()).requires_grad_(t.requires_grad)
+    starts = torch.tensor([0, 2, 5])
+    return [
+        (small(1, 5, 2, 3), small(1, 5, 2, 3), small(1, 5, 4, 6), decay, between(1, 5, 4)),
+        (
+            *(small(1, 5, 2, 3), small(1, 5, 2, 3), small(1, 5, 4, 6), decay, between(1, 5, 4)),
+            *(small(2, 4, 3, 6), starts, 0.7, True),
+        ),
+    ]
+
+
+def gated_delta_rule_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for args in gated_delta_rule_samples(t):
+        state = None if len(args) == 5 else torch.randn(2, 4, 3, 6).requires_grad_(t.requires_grad)
+        made.append((torch.randn_like(args[2]).requires_grad_(t.requires_grad), state, *args))
+    return made
+
+
+def gated_delta_rule_step_samples(t: Maker) -> list[tuple]:
+    q, k, v, g, beta = gated_delta_rule_samples(t)[0]
+    return [
+        (t(1, 4, 3, 6), q, k, v, g, beta, None, True),
+        (t(1, 4, 3, 6), q[:, :1], k[:, :1], v[:, :1], g[:, :1], beta[:, :1]),
+    ]
+
+
 SAMPLES = {
+    "gated_delta_rule": gated_delta_rule_samples,
+    "gated_delta_rule_backward": gated_delta_rule_backward_samples,
+    "gated_delta_rule_step": gated_delta_rule_step_samples,
     "causal_conv1d": causal_conv1d_samples,
     "causal_conv1d_backward": causal_conv1d_backward_samples,
     "causal_conv1d_update": causal_conv1d_update_samples,

@@ -102,7 +102,10 @@ def test_tensors_are_not_kept():
     assert not any(each() is not None for each in alive)
 
 
-COPIES = ("ssd_chunk_scan_backward",)  # the gradient of initial states, which is stored wide first
+COPIES = (
+    "gated_delta_rule_backward",
+    "ssd_chunk_scan_backward",
+)  # the gradient of initial states, which is stored wide first
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))

@@ -7,12 +7,14 @@ that our passes do not replace is compiled by Inductor as if they were not there
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
+import torch_tile
+import torch_tile.ops
 from torch_tile.diagnostics.progress import waiting
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
@@ -36,7 +38,8 @@ def tile(
         mode: as for `torch.compile`'s Inductor backend.
         options: Inductor's own options, and ours: `select` ("fastest", the default: each replacement is timed against
             what Inductor makes of the same subgraph, and the winner kept; "tile": always ours) and `families` (which
-            subgraphs to look for: attention, mla, norm, dequant, scaled, grouped, gemm, softmax, loss; default all).
+            subgraphs to look for: attention, mla, norm, dequant, scaled, grouped, gemm, softmax, loss, scan; all by
+            default).
 
     Raises:
         RuntimeError: on an unknown option or a bad value of ours.
@@ -47,10 +50,12 @@ def tile(
 
         workers.warm()
     artifacts.record_kernels()
+    _capture_scans()  # of models whose files were imported since
     with waiting("compiling a graph"):
         return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
 
 
+tile.captures_scans = True  # type: ignore[attr-defined]  # integrations/scans.py asks for it
 tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
 
 
@@ -95,3 +100,11 @@ def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, An
         key: compat.chain(patches.get(key, getattr(config, key)), TilePass(stage, settings))
         for key, stage in stages.items()
     }
+
+
+def _capture_scans() -> None:
+    if "transformers" in sys.modules:
+        torch_tile._capture_scans()
+
+
+_capture_scans()  # Dynamo imports this module before it traces a model

@@ -20,6 +20,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 __all__ = ["ChainPass", "CustomGraphPass"]
 
+BACKEND_WRAPPERS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn", "func")
+"""Attributes by which wrappers of a backend, of Dynamo and of functools, name it."""
 STAGES = ("pre_grad_custom_pass", "post_grad_custom_pre_pass")
 JOINT_STAGES = ("joint_custom_pre_pass", "joint_custom_post_pass")
 
@@ -53,6 +55,34 @@ def add_backend(entry: EntryPoint) -> None:
     from torch._dynamo.backends.registry import _BACKENDS
 
     _BACKENDS.setdefault(entry.name, entry)
+
+
+def backend_in_use() -> tuple[Any, Mapping[str, Any]]:
+    """Return what compiles the frame that Dynamo traces at present, without wrappers, and the user's options.
+
+    Outside of a trace the backend is None.
+    """
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    options: Mapping[str, Any] = {}
+    if dynamo is None:
+        return None, options
+    try:
+        found = dynamo.InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:  # no trace
+        return None, options
+    while True:
+        for name in ("kwargs", "keywords"):  # of torch.compile's wrapper, and of a partial
+            options = (getattr(found, name, None) or {}).get("options") or options
+        inner = next((wrapped for n in BACKEND_WRAPPERS if (wrapped := getattr(found, n, None)) is not None), None)
+        if inner is None:
+            return found, options
+        found = inner
+
+
+def constant_in_traces(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Let Dynamo call a function while it traces, and take what it returns as a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def inductor_config() -> Any:

@@ -50,6 +50,9 @@ def dry_run(
         return compat.compile_without_codegen(gm, example_inputs, refine)
 
 
+dry_run.captures_scans = True  # type: ignore[attr-defined]  # as `tile` does
+
+
 class Watched(torch.fx.Interpreter):
     """Run a graph node by node, and record in each row the kernels that the row's nodes run."""
 

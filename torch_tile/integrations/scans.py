@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_tile.inductor import compat
+from torch_tile.inductor.settings import FAMILIES
 from torch_tile.nn import scans
 from torch_tile.ops.reference import reference
 
@@ -57,6 +59,25 @@ def scan_step(old: Call, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, *g
     more |= dict(zip(names, given, strict=False))
     kept = {name: more[name] for name in names if name in more}
     return scans.selective_state_update(state, x, dt, A, B, C, **kept, **run_of(more))
+
+
+def chunk_rule(
+    old: Call, q: Any, k: Any, v: Any, g: Any, beta: Any, chunk_size: int = 64, *given: Any, **more: Any
+) -> Any:
+    """`torch_chunk_gated_delta_rule` as model files have it."""
+    return scans.chunk_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
+
+
+def rule_steps(old: Call, q: Any, k: Any, v: Any, g: Any, beta: Any, *given: Any, **more: Any) -> Any:
+    """`torch_recurrent_gated_delta_rule` as model files have it."""
+    return scans.fused_recurrent_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
+
+
+def rule_options(given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a delta rule that model files have, by name; they ignore all others, and so do we."""
+    names = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
+    more = more | dict(zip(names, given, strict=False))
+    return {name: more[name] for name in (*names, "cu_seqlens", "run") if name in more}
 
 
 def is_packed(more: dict[str, Any]) -> bool:
@@ -104,11 +125,35 @@ def try_scan_step(function: Call) -> list[Any]:
     return [function(state, x, dt, A.expand(-1, 3, 5), *keys, **options), state]
 
 
+def try_chunk_rule(function: Call) -> list[Any]:
+    """Try a delta rule; return its results."""
+    q, k, v, g, beta, state = rule_arguments(70)
+    whole = function(
+        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    return [*whole, function(q, k / 4, v, g=g, beta=beta)[0]]
+
+
+def try_rule_steps(function: Call) -> list[Any]:
+    """Try some steps of a delta rule; return their results."""
+    q, k, v, g, beta, state = rule_arguments(3)
+    return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
+
+
+def rule_arguments(length: int) -> list[Any]:
+    """Make small random arguments of a delta rule: q, k, v, g, beta and a state."""
+    keys, numbers = (torch.randn(2, length, 2, 5) for _ in range(2)), (torch.rand(2, length, 4) for _ in range(2))
+    g, beta = numbers
+    return [*keys, torch.randn(2, length, 4, 3), -g, beta, torch.randn(2, 4, 5, 3)]
+
+
 ROLES: dict[str, tuple[Call, Call]] = {
     "causal_conv1d_fn": (convolution, try_convolution),
     "causal_conv1d_update": (convolution_step, try_convolution_step),
     "mamba2_chunk_scan": (scan, try_scan),
     "mamba2_selective_state_update": (scan_step, try_scan_step),
+    "torch_chunk_gated_delta_rule": (chunk_rule, try_chunk_rule),
+    "torch_recurrent_gated_delta_rule": (rule_steps, try_rule_steps),
 }
 """Functions of model files: ours, and a trial that calls one of them."""
 
@@ -124,12 +169,50 @@ def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
             old = getattr(file, role, None)
             if old is None or hasattr(old, "_tile_old"):
                 continue
+            old = getattr(old, "_tile_captured", old)
             if agrees(old, ours, trial):
                 setattr(file, role, replacement(old, ours))
                 done.append((name, role))
             else:
                 log.info("%s.%s is not replaced: ours computes something else", name, role)
     return done
+
+
+def capture_scans() -> None:
+    """Let models of transformers whose files are imported call our scans where `backend="tile"` traces them.
+
+    Each function of `ROLES` gets a wrapper. Outside of such a trace the wrapper calls the function itself.
+    """
+    for name, file in list(sys.modules.items()):
+        if not name.startswith("transformers.models.") or file is None:
+            continue
+        for role, (ours, trial) in ROLES.items():
+            old = vars(file).get(role)
+            if old is not None and not hasattr(old, "_tile_old") and not hasattr(old, "_tile_captured"):
+                setattr(file, role, captured(old, ours, trial))
+
+
+def captured(old: Call, ours: Call, trial: Call) -> Call:
+    """Return a function that is ours in traces of our backend, if both agree, and the old one elsewhere."""
+
+    @functools.cache
+    def same() -> bool:
+        return agrees(old, ours, trial)
+
+    @compat.constant_in_traces
+    def is_ours() -> bool:
+        backend, options = compat.backend_in_use()
+        families = options.get("families", FAMILIES)
+        return getattr(backend, "captures_scans", False) and "scan" in families and same()
+
+    def call(*args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() and is_ours():
+            return ours(old, *args, **named)
+        return old(*args, **named)
+
+    functools.update_wrapper(call, old)
+    call._tile_captured = old  # type: ignore[attr-defined]
+    return call
 
 
 def replacement(old: Call, ours: Call) -> Call:

@@ -15,6 +15,8 @@ from torch_tile.nn.quantized import Float8Linear, Int8Linear, QuantizedLinear
 from torch_tile.nn.scans import (
     causal_conv1d_fn,
     causal_conv1d_update,
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
     mamba_chunk_scan_combined,
     selective_state_update,
 )
@@ -37,7 +39,9 @@ __all__ = [
     "SwiGLU",
     "causal_conv1d_fn",
     "causal_conv1d_update",
+    "chunk_gated_delta_rule",
     "cross_entropy",
+    "fused_recurrent_gated_delta_rule",
     "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "selective_state_update",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans and short convolutions under the names and arguments of mamba-ssm and causal-conv1d, over `torch.ops.tile`.
+"""Scans and short convolutions under the names and arguments of mamba-ssm, causal-conv1d and fla, over
+`torch.ops.tile`.
 
 Sequences packed into one (`seq_idx`, `cu_seqlens`) and tables of states are refused with a ValueError.
 """
@@ -192,6 +193,86 @@ def selective_state_update(
     whole.copy_(new)
     found: Tensor = out.view(x.shape)
     return found
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> tuple[Tensor, Tensor | None]:
+    """`tile.gated_delta_rule`.
+
+    Args:
+        q: `[B, L, G, K]`.
+        k: `[B, L, G, K]`.
+        v: `[B, L, H, V]`.
+        g: `[B, L, H]`, logarithms of decays.
+        beta: `[B, L, H]`.
+        scale: the factor of q; None for `K ** -0.5`.
+        initial_state: `[B, H, K, V]`.
+        output_final_state: whether to return the last state, too.
+        use_qk_l2norm_in_kernel: whether q and k are divided by their lengths.
+        cu_seqlens: `[N + 1]`, the first times of packed sequences; states are then `[N, H, K, V]`.
+        run: what calls operators.
+
+    Returns:
+        `[B, L, H, V]`, and the last state in float32, or None.
+    """
+    given = initial_state, cu_seqlens, None if scale is None else float(scale), bool(use_qk_l2norm_in_kernel)
+    out, state = run("gated_delta_rule", q, k, v, g, beta, *given)
+    return out, state if output_final_state else None
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> tuple[Tensor, Tensor | None]:
+    """`tile.gated_delta_rule_step`: tokens one after the other; packed sequences go to `tile.gated_delta_rule`.
+
+    Args:
+        q: `[B, L, G, K]`.
+        k: `[B, L, G, K]`.
+        v: `[B, L, H, V]`.
+        g: `[B, L, H]`, logarithms of decays; None for no decay.
+        beta: `[B, L, H]`; None for 1.
+        scale: the factor of q; None for `K ** -0.5`.
+        initial_state: `[B, H, K, V]`, which is not changed.
+        output_final_state: whether to return the last state, too.
+        use_qk_l2norm_in_kernel: whether q and k are divided by their lengths.
+        cu_seqlens: `[N + 1]`, the first times of packed sequences; states are then `[N, H, K, V]`.
+        run: what calls operators.
+
+    Returns:
+        `[B, L, H, V]`, and the last state in float32 or the dtype of the first one, or None.
+    """
+    g = v.new_zeros(v.shape[:3]) if g is None else g
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta
+    if cu_seqlens is not None:
+        options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
+        return chunk_gated_delta_rule(q, k, v, g, beta, *options, run=run)
+    if initial_state is None:
+        wide = torch.promote_types(v.dtype, torch.float32)
+        initial_state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
+    factor = None if scale is None else float(scale)
+    out, state = run("gated_delta_rule_step", initial_state, q, k, v, g, beta, factor, bool(use_qk_l2norm_in_kernel))
+    return out, state if output_final_state else None
 
 
 def activation_of(function: str, activation: str | None) -> str:

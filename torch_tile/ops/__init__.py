@@ -23,6 +23,7 @@ from torch_tile.ops.families.attention_varlen import (
 )
 from torch_tile.ops.families.causal_conv1d import causal_conv1d, causal_conv1d_backward, causal_conv1d_update
 from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
+from torch_tile.ops.families.delta_rule import gated_delta_rule, gated_delta_rule_backward, gated_delta_rule_step
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
 from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
@@ -53,6 +54,9 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_backward",
     "dequant_gemm",
+    "gated_delta_rule",
+    "gated_delta_rule_backward",
+    "gated_delta_rule_step",
     "gemm",
     "group_tokens",
     "grouped_dequant_gemm",

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of the gated delta rule and of its gradient, spelled once for kernels and operators.
+
+Imports nothing but torch: the declaration of the operators asks for it before any kernel is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+V = TypeVar("V")
+
+GRADIENTS = "q", "k", "v", "g", "beta", "initial_state"
+"""The arguments that have gradients, in the order of the results."""
+
+
+class GatedDeltaRuleArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_delta_rule`, which its documentation explains; V stands for a tensor."""
+
+    q: V
+    k: V
+    v: V
+    g: V
+    beta: V
+    initial_state: V | None = None
+    cu_seqlens: V | None = None
+    scale: float | None = None
+    use_qk_l2norm: bool = False
+
+
+class GatedDeltaRuleBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_delta_rule_backward`: gradients of the results, then those of the rule."""
+
+    grad: V
+    grad_state: V | None
+    q: V
+    k: V
+    v: V
+    g: V
+    beta: V
+    initial_state: V | None = None
+    cu_seqlens: V | None = None
+    scale: float | None = None
+    use_qk_l2norm: bool = False
+
+    @property
+    def forward(self) -> GatedDeltaRuleArgs[V]:
+        """Return the arguments of the rule."""
+        return GatedDeltaRuleArgs(*self[2:])
+
+
+def scale_of(args: GatedDeltaRuleArgs[torch.Tensor] | GatedDeltaRuleBackwardArgs[torch.Tensor]) -> float:
+    """Return the factor of queries: as given, or one over the root of the size of keys."""
+    return float(args.scale if args.scale is not None else max(1, int(args.q.shape[-1])) ** -0.5)
+
+
+def sequences_of(args: GatedDeltaRuleArgs[torch.Tensor] | GatedDeltaRuleBackwardArgs[torch.Tensor]) -> int:
+    """Return the number of sequences: those of the batch, or those packed into one."""
+    return args.v.shape[0] if args.cu_seqlens is None else args.cu_seqlens.shape[0] - 1
+
+
+def empty_gradients(args: GatedDeltaRuleBackwardArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Allocate the results of the gradient; that of a state which is not given is empty."""
+    given = (getattr(args, name) for name in GRADIENTS)
+    return tuple(args.q.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)

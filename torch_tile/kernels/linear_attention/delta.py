@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule chunk by chunk (arXiv:2412.06464; the WY form of arXiv:2406.06484).
+
+The state of a head is a matrix `[K, V]`: `S[t] = exp(g[t]) S[t-1] + beta[t] k[t] e[t]^T`, where the error `e[t]` is
+what `v[t]` is above `exp(g[t]) S[t-1]^T k[t]`. The errors of a chunk solve a triangular system. Its inverse
+`(I + D)^-1`, with `D[i, j] = k[i] . k[j] beta[j] exp(g between j and i)` for j < i, turns values less what the state
+before the chunk says into errors. So the scan over chunks has products only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    Machine,
+    all_into,
+    compute_dtype,
+    dense_last,
+    has_kernels,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.linear_attention.args import GatedDeltaRuleArgs, scale_of, sequences_of
+from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, reference
+from torch_tile.kernels.linear_attention.tiles import (
+    Config,
+    Sizes,
+    Spec,
+    chunks_of,
+    config_for,
+    most_keys,
+    place_of,
+    store_rows,
+    sum_decays,
+)
+
+__all__ = ["Config", "gated_delta_rule", "reference"]
+
+NORM_ROWS = 16  # of a block that normalizes
+
+
+@T.macro
+def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
+    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; above it nothing is read.
+
+    Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
+    give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`.
+    """
+    size, dtype = lower.shape[0], lower.dtype
+    for i, j in T.Parallel(size, size):
+        inverse[i, j] = 0.0
+    for c in T.Parallel(size):
+        begin, column = c // base * base, T.alloc_local((base,), dtype)
+        for i in tuple(range(base)):  # Python's numbers: the column stays in registers
+            column[i] = T.if_then_else(begin + i == c, 1.0, 0.0)
+            for j in tuple(range(i)):
+                column[i] -= lower[begin + i, begin + j] * column[j]
+            inverse[begin + i, c] = column[i]
+    half = base
+    while half < size:
+        for i, j in T.Parallel(size // 2, half):
+            begin, row = i // half * 2 * half, i % half
+            total = T.alloc_var(dtype, 0.0)
+            for k in T.serial(half):
+                total += lower[begin + half + row, begin + k] * inverse[begin + k, begin + j]
+            scratch[i, j] = total
+        for i, j in T.Parallel(size // 2, half):
+            begin, row = i // half * 2 * half, i % half
+            total = T.alloc_var(dtype, 0.0)
+            for k in T.serial(half):
+                total -= inverse[begin + half + row, begin + half + k] * scratch[i - row + k, j]
+            inverse[begin + half + row, begin + j] = total
+        half = half * 2
+
+
+@jit
+def chunk_pairs(config: Config, spec: Spec) -> Any:
+    """Build the kernel for what a chunk's times do to each other: the inverse for errors, and weights of errors.
+
+    Both are `[B, L, H, chunk]`. The weights `scale q[i] . k[j] beta[j] exp(g between j and i)` give outputs.
+    """
+    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
+
+    @T.prim_func
+    def delta_chunk_pairs(
+        q: s.keys("q"),
+        k: s.keys("k"),
+        decays: s.of_times(),
+        betas: s.of_times(),
+        *others: s.table(),
+        inverses: s.pairs(),
+        weights: s.pairs(),
+        slots: T.int32,
+        scale: compute,
+    ):
+        with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
+            group = head // (s.h // s.g)
+            first, count = place_of(s, others[0] if others else None, slot)
+            q_tile = T.alloc_shared((size, tile), spec.dtype)
+            k_tile = T.alloc_shared((size, tile), spec.dtype)
+            lower = T.alloc_shared((size, size), compute)
+            inverse = T.alloc_shared((size, size), compute)
+            scratch = T.alloc_shared((size // 2, size // 2), compute)
+            of_keys = T.alloc_fragment((size, size), compute)
+            of_queries = T.alloc_fragment((size, size), compute)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            T.clear(of_keys)
+            T.clear(of_queries)
+            for i in T.Parallel(size):
+                time = T.min(first + i, s.length - 1)
+                own[i] = T.if_then_else(i < count, decays[bz, head, time], 0.0)
+                factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
+            for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
+                at = n * tile
+                T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
+                T.copy(k[bz, first : first + size, group, at : at + tile], k_tile)
+                T.gemm(k_tile, k_tile, of_keys, transpose_B=True)
+                T.gemm(q_tile, k_tile, of_queries, transpose_B=True)
+            for i, j in T.Parallel(size, size):
+                path = T.logical_and(i >= j, i < count)
+                weight = T.exp2(T.if_then_else(path, own[i] - own[j], 0.0)) * factor[j]
+                lower[i, j] = T.if_then_else(T.logical_and(i > j, path), of_keys[i, j] * weight, 0.0)
+                of_queries[i, j] = T.if_then_else(path, of_queries[i, j] * weight * scale, 0.0)
+            store_rows(s, of_queries, weights, (bz, first, count, head, 0))
+            invert_triangle(lower, inverse, scratch, config.base)
+            store_rows(s, inverse, inverses, (bz, first, count, head, 0))
+
+    return delta_chunk_pairs
+
+
+@jit
+def scan_states(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the errors of all times `[B, L, H, V]`, the state before each chunk, and the last one.
+
+    A block has all keys and some values of a head, and goes from chunk to chunk.
+    """
+    s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
+    state_shape = (s.sequences, s.h, s.k, s.v)
+    initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+
+    @T.prim_func
+    def delta_scan_states(
+        k: s.keys("k"),
+        v: s.values("v"),
+        inverses: s.pairs(),
+        decays: s.of_times(),
+        betas: s.of_times(),
+        *others: [*s.starts(), *s.table(), *initial],
+        errors: s.like_values(),
+        states: s.states(),
+        last: T.Tensor(state_shape, compute),
+    ):
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
+            group, at = head // (s.h // s.g), bx * columns
+            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
+            k_tile = T.alloc_shared((size, rows), spec.dtype)
+            v_tile = T.alloc_shared((size, columns), spec.dtype)
+            inverse = T.alloc_shared((size, size), spec.dtype)
+            state_tile = T.alloc_shared((rows, columns), spec.dtype)
+            rest = T.alloc_shared((size, columns), spec.dtype)
+            weighed = T.alloc_shared((size, columns), spec.dtype)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            state = T.alloc_fragment((rows, columns), compute)
+            said = T.alloc_fragment((size, columns), compute)
+            found = T.alloc_fragment((size, columns), compute)
+            T.clear(state)
+            if spec.initial is not None:
+                for i, j in T.Parallel(rows, columns):
+                    inside = T.logical_and(i < s.k, at + j < s.v)
+                    given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
+                    state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            for n in T.Pipelined(chunks, num_stages=config.stages):
+                first, count = place_of(s, others[1] if spec.packed else None, begin + n)
+                T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
+                T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
+                T.copy(inverses[bz, first : first + size, head, 0:size], inverse)
+                T.copy(state, state_tile)
+                T.copy(state, states[bz, begin + n, head, 0:rows, at : at + columns])
+                final = decays[bz, head, first + count - 1]
+                for i in T.Parallel(size):
+                    time = T.min(first + i, s.length - 1)
+                    own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
+                    left = T.exp2(T.if_then_else(i < count, final - decays[bz, head, time], 0.0))
+                    factor[i] = T.if_then_else(i < count, left * betas[bz, head, time], 0.0)
+                T.gemm(k_tile, state_tile, said, clear_accum=True)
+                for i, j in T.Parallel(size, columns):
+                    rest[i, j] = T.cast(T.cast(v_tile[i, j], compute) - own[i] * said[i, j], spec.dtype)
+                T.gemm(inverse, rest, found, clear_accum=True)
+                for i, j in T.Parallel(size, columns):
+                    weighed[i, j] = T.cast(found[i, j] * factor[i], spec.dtype)
+                store_rows(s, found, errors, (bz, first, count, head, at))
+                keep = T.exp2(final)
+                for i, j in T.Parallel(rows, columns):
+                    state[i, j] *= keep
+                T.gemm(k_tile, weighed, state, transpose_A=True)
+            T.copy(state, last[sequence, head, 0:rows, at : at + columns])
+
+    return delta_scan_states
+
+
+@jit
+def chunk_outputs(config: Config, spec: Spec) -> Any:
+    """Build the kernel for outputs: queries times the state before the chunk, and weights times the chunk's errors."""
+    s, compute, size, tile, columns = Sizes(config, spec), spec.compute, config.chunk, config.key_tile, config.key_tile
+
+    @T.prim_func
+    def delta_chunk_outputs(
+        q: s.keys("q"),
+        weights: s.pairs(),
+        decays: s.of_times(),
+        errors: s.like_values(),
+        states: s.states(),
+        *others: s.table(),
+        out: s.like_values(),
+        slots: T.int32,
+        scale: compute,
+    ):
+        tiles = T.ceildiv(s.v, columns)
+        with T.Kernel(s.h * tiles, slots, s.b, threads=config.threads) as (bx, slot, bz):
+            head, at = bx // tiles, bx % tiles * columns
+            group = head // (s.h // s.g)
+            first, count = place_of(s, others[0] if others else None, slot)
+            q_tile = T.alloc_shared((size, tile), spec.dtype)
+            state_tile = T.alloc_shared((tile, columns), spec.dtype)
+            weight_tile = T.alloc_shared((size, size), spec.dtype)
+            error_tile = T.alloc_shared((size, columns), spec.dtype)
+            own = T.alloc_shared((size,), compute)
+            acc = T.alloc_fragment((size, columns), compute)
+            T.clear(acc)
+            for i in T.Parallel(size):
+                time = T.min(first + i, s.length - 1)
+                own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]) * scale, 0.0)
+            for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
+                T.copy(q[bz, first : first + size, group, n * tile : n * tile + tile], q_tile)
+                T.copy(states[bz, slot, head, n * tile : n * tile + tile, at : at + columns], state_tile)
+                T.gemm(q_tile, state_tile, acc)
+            for i, j in T.Parallel(size, columns):
+                acc[i, j] *= own[i]
+            T.copy(weights[bz, first : first + size, head, 0:size], weight_tile)
+            T.copy(errors[bz, first : first + size, head, at : at + columns], error_tile)
+            T.gemm(weight_tile, error_tile, acc)
+            store_rows(s, acc, out, (bz, first, count, head, at))
+
+    return delta_chunk_outputs
+
+
+@jit
+def normalize_rows(config: Config, spec: Spec) -> Any:
+    """Build the kernel that divides each row of `[B, L, G, K]` by its length."""
+    s, compute, columns = Sizes(config, spec), spec.compute, config.keys
+
+    @T.prim_func
+    def delta_normalize_rows(x: s.keys("x"), out: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype)):
+        with T.Kernel(T.ceildiv(s.length, NORM_ROWS), s.g, s.b, threads=config.threads) as (bx, group, bz):
+            tile = T.alloc_fragment((NORM_ROWS, columns), compute)
+            squares = T.alloc_fragment((NORM_ROWS, columns), compute)
+            total = T.alloc_fragment((NORM_ROWS,), compute)
+            for i, j in T.Parallel(NORM_ROWS, columns):
+                value = x[bz, T.min(bx * NORM_ROWS + i, s.length - 1), group, T.min(j, s.k - 1)]
+                tile[i, j] = T.if_then_else(j < s.k, T.cast(value, compute), 0.0)
+                squares[i, j] = tile[i, j] * tile[i, j]
+            T.reduce_sum(squares, total, dim=1)
+            for i, j in T.Parallel(NORM_ROWS, columns):
+                value = tile[i, j] / T.sqrt(total[i] + NORM_EPS)
+                out[bz, bx * NORM_ROWS + i, group, j] = T.cast(value, spec.dtype)
+
+    return delta_normalize_rows
+
+
+class Chunks:
+    """The tensors of one call that all its kernels share."""
+
+    def __init__(self, machine: Machine, args: Any, config: Config | None, *dense: torch.Tensor) -> None:
+        self.machine, self.args, self.scale = machine, args, scale_of(args)
+        self.v = dense_last(args.v)
+        self.batch, self.length, self.heads, self.values = args.v.shape
+        self.groups, self.keys = args.k.shape[2:]
+        self.config = config or config_for(args.v.dtype, self.keys, self.machine)
+        self.compute = compute_dtype(args.v.dtype)
+        self.sequences, size = sequences_of(args), self.config.chunk
+        packed = args.cu_seqlens is not None
+        self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
+        q, k = dense_last(args.q), dense_last(args.k)
+        sizes, vectors = (self.keys, self.values), self.machine.is_gpu
+        vector = vector_of((q, k, self.v, *dense), sizes) if vectors else 1
+        starts = args.cu_seqlens.dtype if packed else None
+        self.spec = Spec(args.v.dtype, args.g.dtype, args.beta.dtype, None, starts, vector)
+        self.given = q, k
+        self.q, self.k = (self.normalized(t) for t in (q, k)) if args.use_qk_l2norm else (q, k)
+        self.starts = [args.cu_seqlens] if packed else []
+        self.table = [q.new_empty((self.slots + 1, 2), dtype=torch.int32)] if packed else []
+        self.decays, self.betas = (self.of_times() for _ in range(2))
+        self.run(sum_decays, args.g, args.beta, *self.starts, *self.table, self.decays, self.betas, self.slots)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Allocate a tensor, in the dtype of sums if none is given."""
+        return self.v.new_empty(shape, dtype=dtype or self.compute)
+
+    def of_times(self) -> torch.Tensor:
+        """Allocate numbers for each time, `[B, H, L]`."""
+        return self.empty(self.batch, self.heads, self.length)
+
+    def pairs(self) -> torch.Tensor:
+        """Allocate numbers for each time and the times of its chunk, `[B, L, H, chunk]`."""
+        return self.empty(self.batch, self.length, self.heads, self.config.chunk, dtype=self.v.dtype)
+
+    def states(self) -> torch.Tensor:
+        """Allocate states, one for each chunk and one more."""
+        return self.empty(self.batch, self.slots + 1, self.heads, self.keys, self.values, dtype=self.v.dtype)
+
+    def run(self, kernel: Any, *operands: Any, spec: Spec | None = None) -> None:
+        """Launch a kernel."""
+        self.machine.kernel(kernel)(self.config, spec or self.spec)(*operands)
+
+    def normalized(self, x: torch.Tensor) -> torch.Tensor:
+        """Divide rows by their length."""
+        out = self.empty(self.batch, self.length, self.groups, self.keys, dtype=x.dtype)
+        self.run(normalize_rows, x, out)
+        return out
+
+    def pairs_of_chunks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the inverse for errors, and weights of errors."""
+        inverses, weights = self.pairs(), self.pairs()
+        operands = self.q, self.k, self.decays, self.betas, *self.table, inverses, weights, self.slots, self.scale
+        self.run(chunk_pairs, *operands)
+        return inverses, weights
+
+    def scan(self, inverses: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute errors and the states before chunks, and write `last`."""
+        errors, states, initial = torch.empty_like(self.v, memory_format=torch.contiguous_format), self.states(), []
+        spec = self.spec
+        if self.args.initial_state is not None:
+            initial, spec = [self.args.initial_state], replace(spec, initial=self.args.initial_state.dtype)
+        times = self.decays, self.betas
+        operands = self.k, self.v, inverses, *times, *self.starts, *self.table, *initial, errors, states, last
+        self.run(scan_states, *operands, spec=spec)
+        return errors, states
+
+
+def fits(args: Any) -> bool:
+    """Return whether there are kernels for the call: none for empty tensors and for very many keys."""
+    return (
+        has_kernels(args.v) and bool(args.q.numel() and args.v.numel()) and args.q.shape[3] <= most_keys(args.v.dtype)
+    )
+
+
+def gated_delta_rule(
+    *given: Any,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the rule as `reference` does.
+
+    `out` and `final_state` may be given, contiguous. `config` overrides the tiling.
+    """
+    args: GatedDeltaRuleArgs[torch.Tensor] = GatedDeltaRuleArgs(*given, **named)
+    if out is None:
+        out = args.v.new_empty(args.v.shape)
+    if final_state is None:
+        shape = sequences_of(args), args.v.shape[2], args.k.shape[3], args.v.shape[3]
+        final_state = args.v.new_empty(shape, dtype=compute_dtype(args.v.dtype))
+    if not fits(args):
+        all_into((out, final_state), reference(*args))
+        return out, final_state
+    chunks = Chunks(machine_of(args.v), args, config, out)
+    inverses, weights = chunks.pairs_of_chunks()
+    errors, states = chunks.scan(inverses, final_state)
+    operands = chunks.q, weights, chunks.decays, errors, states, *chunks.table, out, chunks.slots, chunks.scale
+    chunks.run(chunk_outputs, *operands)
+    return out, final_state

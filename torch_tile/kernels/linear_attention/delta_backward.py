@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of the gated delta rule, chunk by chunk.
+
+The forward's errors e and states are computed again. The gradient of the values is `f = inverse^T de`, by a scan from
+the end that has the forward's form. With it the gradient of the triangular system is `-f[i] . e[j]`, as errors are what
+the inverse makes: no product with the inverse is left. A decay has the products of a time as output less those as
+input, added up from the end; both sides use the same float32 numbers, so that they cancel where nothing decays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import all_into, dense_last, machine_of, strided
+from torch_tile.kernels.linear_attention.args import GatedDeltaRuleBackwardArgs, empty_gradients
+from torch_tile.kernels.linear_attention.delta import NORM_ROWS, Chunks, fits
+from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, gradient_reference
+from torch_tile.kernels.linear_attention.tiles import (
+    HEADS,
+    Config,
+    Sizes,
+    Spec,
+    chunks_of,
+    place_of,
+    store_rows,
+)
+
+reference = gradient_reference
+
+
+@jit
+def scan_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the gradient of v, that of the state behind each chunk, and that of the first state.
+
+    `initial` is the gradient of the last state.
+    """
+    s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
+    state_shape = (s.sequences, s.h, s.k, s.v)
+    initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+
+    @T.prim_func
+    def delta_scan_gradients(
+        q: s.keys("q"),
+        k: s.keys("k"),
+        grad: s.values("grad"),
+        inverses: s.pairs(),
+        weights: s.pairs(),
+        decays: s.of_times(),
+        betas: s.of_times(),
+        *others: [*s.starts(), *s.table(), *initial],
+        dv: s.like_values(),
+        behind: s.states(),
+        of_first: T.Tensor(state_shape, compute),
+        scale: compute,
+    ):
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
+            group, at = head // (s.h // s.g), bx * columns
+            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
+            tile = T.alloc_shared((2 * size, rows), spec.dtype)  # keys, and behind them queries
+            grad_tile = T.alloc_shared((size, columns), spec.dtype)
+            inverse = T.alloc_shared((size, size), spec.dtype)
+            weight = T.alloc_shared((size, size), spec.dtype)
+            state_tile = T.alloc_shared((rows, columns), spec.dtype)
+            own_grad = T.alloc_shared((size, columns), spec.dtype)
+            of_errors = T.alloc_shared((size, columns), spec.dtype)
+            weighed = T.alloc_shared((2 * size, columns), spec.dtype)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            state = T.alloc_fragment((rows, columns), compute)
+            added = T.alloc_fragment((rows, columns), compute)
+            acc = T.alloc_fragment((size, columns), compute)
+            found = T.alloc_fragment((size, columns), compute)
+            T.clear(state)
+            if spec.initial is not None:
+                for i, j in T.Parallel(rows, columns):
+                    inside = T.logical_and(i < s.k, at + j < s.v)
+                    given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
+                    state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            for n in T.Pipelined(chunks, num_stages=1):  # more would not fit
+                slot = begin + chunks - 1 - n
+                first, count = place_of(s, others[1] if spec.packed else None, slot)
+                T.copy(q[bz, first : first + size, group, 0:rows], tile[size : 2 * size, 0:rows])
+                T.copy(k[bz, first : first + size, group, 0:rows], tile[0:size, 0:rows])
+                T.copy(grad[bz, first : first + size, head, at : at + columns], grad_tile)
+                T.copy(inverses[bz, first : first + size, head, 0:size], inverse)
+                T.copy(weights[bz, first : first + size, head, 0:size], weight)
+                T.copy(state, state_tile)
+                T.copy(state, behind[bz, slot, head, 0:rows, at : at + columns])
+                final = decays[bz, head, first + count - 1]
+                keep = T.exp2(final)
+                for i in T.Parallel(size):
+                    time = T.min(first + i, s.length - 1)
+                    own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
+                    left = T.exp2(T.if_then_else(i < count, final - decays[bz, head, time], 0.0))
+                    factor[i] = T.if_then_else(i < count, left * betas[bz, head, time], 0.0)
+                for i, j in T.Parallel(size, columns):
+                    value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
+                    own_grad[i, j] = T.cast(value, spec.dtype)
+                    weighed[size + i, j] = T.cast(value * own[i] * scale, spec.dtype)
+                T.gemm(tile[0:size, 0:rows], state_tile, acc, clear_accum=True)
+                for i, j in T.Parallel(size, columns):
+                    acc[i, j] *= factor[i]  # before the next product, so that none is in flight while its operand comes
+                T.gemm(weight, own_grad, found, transpose_A=True, clear_accum=True)
+                for i, j in T.Parallel(size, columns):
+                    of_errors[i, j] = T.cast(acc[i, j] + found[i, j], spec.dtype)
+                T.gemm(inverse, of_errors, found, transpose_A=True, clear_accum=True)
+                store_rows(s, found, dv, (bz, first, count, head, at))
+                for i, j in T.Parallel(size, columns):
+                    weighed[i, j] = T.cast(-own[i] * found[i, j], spec.dtype)
+                T.gemm(tile, weighed, added, transpose_A=True, clear_accum=True)
+                for i, j in T.Parallel(rows, columns):
+                    state[i, j] = state[i, j] * keep + added[i, j]
+            T.copy(state, of_first[sequence, head, 0:rows, at : at + columns])
+
+    return delta_scan_gradients
+
+
+@jit
+def pair_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for what gradients weigh pairs of a chunk's times with, `[B, L, H, chunk]`, and their sums.
+
+    `of_queries[i, j]` is for q[i] and k[j], `of_keys[i, j]` for k[i] and k[j]. `outs[i]` sums up all products of a time
+    as output, `ins[j]` as input, without beta[j].
+    """
+    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
+
+    @T.prim_func
+    def delta_pair_gradients(
+        q: s.keys("q"),
+        k: s.keys("k"),
+        grad: s.values("grad"),
+        dv: s.like_values(),
+        errors: s.like_values(),
+        decays: s.of_times(),
+        betas: s.of_times(),
+        *others: s.table(),
+        of_queries: s.pairs(),
+        of_keys: s.pairs(),
+        outs: s.of_times(),
+        ins: s.of_times(),
+        slots: T.int32,
+        scale: compute,
+    ):
+        with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
+            group = head // (s.h // s.g)
+            first, count = place_of(s, others[0] if others else None, slot)
+            left_tile = T.alloc_shared((size, tile), spec.dtype)
+            right_tile = T.alloc_shared((size, tile), spec.dtype)
+            acc = T.alloc_fragment((size, size), compute)
+            scores = T.alloc_fragment((size, size), compute)
+            product = T.alloc_fragment((size, size), compute)
+            sums = T.alloc_fragment((size, size), compute)
+            row_sums = T.alloc_fragment((size,), compute)
+            column_sums = T.alloc_fragment((size,), compute)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            for i in T.Parallel(size):
+                time = T.min(first + i, s.length - 1)
+                own[i] = T.if_then_else(i < count, decays[bz, head, time], 0.0)
+                factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
+            for keys in (False, True):
+                T.clear(acc)
+                T.clear(scores)
+                for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
+                    T.copy((k if keys else q)[bz, first : first + size, group, n * tile : n * tile + tile], left_tile)
+                    T.copy(k[bz, first : first + size, group, n * tile : n * tile + tile], right_tile)
+                    T.gemm(left_tile, right_tile, scores, transpose_B=True)
+                for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
+                    given = dv if keys else grad
+                    T.copy(given[bz, first : first + size, head, n * tile : n * tile + tile], left_tile)
+                    T.copy(errors[bz, first : first + size, head, n * tile : n * tile + tile], right_tile)
+                    T.gemm(left_tile, right_tile, acc, transpose_B=True)
+                for i, j in T.Parallel(size, size):
+                    path = T.logical_and(i > j if keys else i >= j, i < count)
+                    value = acc[i, j] * T.exp2(T.if_then_else(path, own[i] - own[j], 0.0))
+                    value = T.if_then_else(path, -value if keys else value * scale, 0.0)
+                    acc[i, j] = value * factor[j]
+                    if keys:
+                        sums[i, j] += value * scores[i, j]
+                    else:
+                        sums[i, j] = value * scores[i, j]
+                store_rows(s, acc, of_keys if keys else of_queries, (bz, first, count, head, 0))
+            T.reduce_sum(sums, column_sums, dim=0)
+            for i, j in T.Parallel(size, size):
+                product[i, j] = sums[i, j] * factor[j]
+            T.reduce_sum(product, row_sums, dim=1)
+            for i in T.Parallel(size):
+                if i < count:
+                    outs[bz, head, first + i] = row_sums[i]
+                    ins[bz, head, first + i] = column_sums[i]
+
+    return delta_pair_gradients
+
+
+@T.macro
+def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any) -> None:
+    """Set `out` to the product of each row of sums with that of keys `[B, L, G, K]`, whose rows begin at `place`."""
+    bz, first, group, column = place
+    rows, columns = acc.shape
+    product = T.alloc_fragment((rows, columns), acc.dtype)
+    for i, j in T.Parallel(rows, columns):
+        inside = T.logical_and(first + i < s.length, column + j < s.k)
+        there = second[bz, T.min(first + i, s.length - 1), group, T.min(column + j, s.k - 1)]
+        product[i, j] = T.if_then_else(inside, acc[i, j] * T.cast(there, acc.dtype), 0.0)
+    T.reduce_sum(product, out, dim=1)
+
+
+@jit
+def key_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the gradients of q and k, summed over the heads of a group.
+
+    For each time and head it also stores, in parts, what states add to sums over a time as output and as input.
+    """
+    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
+    parts = T.dynamic("parts")
+
+    @T.prim_func
+    def delta_key_gradients(
+        q: s.keys("q"),
+        k: s.keys("k"),
+        grad: s.values("grad"),
+        dv: s.like_values(),
+        errors: s.like_values(),
+        states: s.states(),
+        behind: s.states(),
+        of_queries: s.pairs(),
+        of_keys: s.pairs(),
+        decays: s.of_times(),
+        betas: s.of_times(),
+        *others: s.table(),
+        dq: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
+        dk: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
+        outs: T.Tensor((s.b, s.h, parts, s.length), compute),
+        ins: T.Tensor((s.b, s.h, parts, s.length), compute),
+        slots: T.int32,
+        scale: compute,
+    ):
+        tiles = T.ceildiv(s.k, tile)
+        with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
+            group, part = bx // tiles, bx % tiles
+            at, members = part * tile, s.h // s.g
+            first, count = place_of(s, others[0] if others else None, slot)
+            q_tile = T.alloc_shared((size, tile), spec.dtype)
+            k_tile = T.alloc_shared((size, tile), spec.dtype)
+            row_tile = T.alloc_shared((size, tile), spec.dtype)
+            state_tile = T.alloc_shared((tile, tile), spec.dtype)
+            weight = T.alloc_shared((size, size), spec.dtype)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            left = T.alloc_shared((size,), compute)
+            acc = T.alloc_fragment((size, tile), compute)
+            of_q = T.alloc_fragment((size, tile), compute)
+            of_k = T.alloc_fragment((size, tile), compute)
+            dot = T.alloc_fragment((size,), compute)
+            more = T.alloc_fragment((size,), compute)
+            T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
+            T.copy(k[bz, first : first + size, group, at : at + tile], k_tile)
+            T.clear(of_q)
+            T.clear(of_k)
+            for member in T.serial(members):
+                head = group * members + member
+                final = decays[bz, head, T.max(first + count - 1, 0)]
+                for i in T.Parallel(size):
+                    time = T.min(first + i, s.length - 1)
+                    own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
+                    factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
+                    between = T.if_then_else(i < count, final - decays[bz, head, time], 0.0)
+                    left[i] = T.if_then_else(i < count, T.exp2(between), 0.0)
+                for kind in (0, 1, 2):
+                    rows_of, states_of = (grad, dv, errors)[kind], behind if kind == 2 else states
+                    T.clear(acc)
+                    for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
+                        v = n * tile
+                        T.copy(rows_of[bz, first : first + size, head, v : v + tile], row_tile)
+                        T.copy(states_of[bz, slot, head, at : at + tile, v : v + tile], state_tile)
+                        T.gemm(row_tile, state_tile, acc, transpose_B=True)
+                    for i, j in T.Parallel(size, tile):
+                        if kind == 0:
+                            acc[i, j] *= own[i] * scale
+                        elif kind == 1:
+                            acc[i, j] *= -own[i]
+                        else:
+                            acc[i, j] *= left[i]
+                    if kind == 0:
+                        dot_rows(s, acc, q, (bz, first, group, at), dot)
+                        for i, j in T.Parallel(size, tile):
+                            of_q[i, j] += acc[i, j]
+                    elif kind == 1:
+                        dot_rows(s, acc, k, (bz, first, group, at), more)
+                        for i in T.Parallel(size):
+                            if i < count:
+                                outs[bz, head, part, first + i] = dot[i] + more[i]
+                        for i, j in T.Parallel(size, tile):
+                            of_k[i, j] += acc[i, j]
+                    else:
+                        dot_rows(s, acc, k, (bz, first, group, at), dot)
+                        for i in T.Parallel(size):
+                            if i < count:
+                                ins[bz, head, part, first + i] = dot[i]
+                        for i, j in T.Parallel(size, tile):
+                            of_k[i, j] += acc[i, j] * factor[i]
+                T.copy(of_queries[bz, first : first + size, head, 0:size], weight)
+                if spec.packed:
+                    for i, j in T.Parallel(size, size):
+                        weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
+                T.gemm(weight, k_tile, of_q)
+                T.gemm(weight, q_tile, of_k, transpose_A=True)
+                T.copy(of_keys[bz, first : first + size, head, 0:size], weight)
+                if spec.packed:
+                    for i, j in T.Parallel(size, size):
+                        weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
+                T.gemm(weight, k_tile, of_k)
+                T.gemm(weight, k_tile, of_k, transpose_A=True)
+            store_rows(s, of_q, dq, (bz, first, count, group, at))
+            store_rows(s, of_k, dk, (bz, first, count, group, at))
+
+    return delta_key_gradients
+
+
+@jit
+def state_products(config: Config, spec: Spec) -> Any:
+    """Build the kernel for each chunk's sum of the state behind's gradient times what is left of the state before."""
+    s, compute, rows, columns = Sizes(config, spec), spec.compute, config.key_tile, config.key_tile
+
+    @T.prim_func
+    def delta_state_products(
+        states: s.states(),
+        behind: s.states(),
+        decays: s.of_times(),
+        *others: s.table(),
+        ends: T.Tensor((s.b, s.h, s.slots_of), compute),
+        slots: T.int32,
+    ):
+        with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
+            first, count = place_of(s, others[0] if others else None, slot)
+            products = T.alloc_fragment((rows, columns), compute)
+            of_rows = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((1,), compute)
+            T.clear(products)
+            if count > 0:  # else there is no state
+                tiles = T.ceildiv(s.v, columns)
+                for n in T.serial(T.ceildiv(s.k, rows) * tiles):
+                    for i, j in T.Parallel(rows, columns):
+                        k, v = n // tiles * rows + i, n % tiles * columns + j
+                        inside = T.logical_and(k < s.k, v < s.v)
+                        before = T.cast(states[bz, slot, head, T.min(k, s.k - 1), T.min(v, s.v - 1)], compute)
+                        after = T.cast(behind[bz, slot, head, T.min(k, s.k - 1), T.min(v, s.v - 1)], compute)
+                        products[i, j] += T.if_then_else(inside, before * after, 0.0)
+            T.reduce_sum(products, of_rows, dim=1)
+            T.reduce_sum(of_rows, total, dim=0)
+            for i in T.Parallel(1):
+                ends[bz, head, slot + i] = total[i] * T.exp2(decays[bz, head, T.max(first + count - 1, 0)])
+
+    return delta_state_products
+
+
+@jit
+def decay_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the gradients of g and beta, both `[B, L, H]`."""
+    s, compute, size = Sizes(config, spec), spec.compute, config.chunk
+    parts = T.dynamic("parts")
+
+    @T.prim_func
+    def delta_decay_gradients(
+        outs: s.of_times(),
+        ins: s.of_times(),
+        state_outs: T.Tensor((s.b, s.h, parts, s.length), compute),
+        state_ins: T.Tensor((s.b, s.h, parts, s.length), compute),
+        ends: T.Tensor((s.b, s.h, s.slots_of), compute),
+        betas: s.of_times(),
+        *others: s.table(),
+        dg: T.Tensor((s.b, s.length, s.h), spec.g),
+        dbeta: T.Tensor((s.b, s.length, s.h), spec.beta),
+        slots: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
+            logs = T.alloc_shared((HEADS, size), compute)
+            to_state = T.alloc_fragment((HEADS, size), compute)
+            end = T.alloc_fragment((HEADS,), compute)
+            first, count = place_of(s, others[0] if others else None, slot)
+            for i, j in T.Parallel(HEADS, size):
+                head, time = T.min(bx * HEADS + i, s.h - 1), T.min(first + j, s.length - 1)
+                of_output = T.alloc_var(compute, 0.0)
+                of_input = T.alloc_var(compute, 0.0)
+                for n in T.serial(parts):
+                    of_output += state_outs[bz, head, n, time]
+                    of_input += state_ins[bz, head, n, time]
+                beta = betas[bz, head, time]
+                whole = of_input + ins[bz, head, time]
+                logs[i, j] = T.if_then_else(j < count, outs[bz, head, time] + of_output - beta * whole, 0.0)
+                to_state[i, j] = T.if_then_else(j < count, beta * of_input, 0.0)
+                if j < count:
+                    dbeta[bz, first + j, bx * HEADS + i] = T.cast(whole, spec.beta)
+            T.reduce_sum(to_state, end, dim=1)
+            T.cumsum(logs, dim=1, reverse=True)
+            for i in T.Parallel(HEADS):
+                end[i] += ends[bz, T.min(bx * HEADS + i, s.h - 1), slot]
+            for i, j in T.Parallel(HEADS, size):
+                if j < count:
+                    dg[bz, first + j, bx * HEADS + i] = T.cast(logs[i, j] + end[i], spec.g)
+
+    return delta_decay_gradients
+
+
+@jit
+def normalize_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the gradient of rows that were divided by their lengths, `[B, L, G, K]`; in place."""
+    s, compute, columns = Sizes(config, spec), spec.compute, config.keys
+
+    @T.prim_func
+    def delta_normalize_gradients(x: s.keys("x"), grad: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype)):
+        with T.Kernel(T.ceildiv(s.length, NORM_ROWS), s.g, s.b, threads=config.threads) as (bx, group, bz):
+            tile = T.alloc_fragment((NORM_ROWS, columns), compute)
+            upstream = T.alloc_fragment((NORM_ROWS, columns), compute)
+            products = T.alloc_fragment((NORM_ROWS, columns), compute)
+            squares = T.alloc_fragment((NORM_ROWS,), compute)
+            along = T.alloc_fragment((NORM_ROWS,), compute)
+            for i, j in T.Parallel(NORM_ROWS, columns):
+                time, column = T.min(bx * NORM_ROWS + i, s.length - 1), T.min(j, s.k - 1)
+                value, there = x[bz, time, group, column], grad[bz, time, group, column]
+                tile[i, j] = T.if_then_else(j < s.k, T.cast(value, compute), 0.0)
+                upstream[i, j] = T.if_then_else(j < s.k, T.cast(there, compute), 0.0)
+                products[i, j] = tile[i, j] * tile[i, j]
+            T.reduce_sum(products, squares, dim=1)
+            for i, j in T.Parallel(NORM_ROWS, columns):
+                products[i, j] = tile[i, j] * upstream[i, j]
+            T.reduce_sum(products, along, dim=1)
+            for i, j in T.Parallel(NORM_ROWS, columns):
+                square = squares[i] + NORM_EPS
+                value = (upstream[i, j] - tile[i, j] * along[i] / square) / T.sqrt(square)
+                grad[bz, bx * NORM_ROWS + i, group, j] = T.cast(value, spec.dtype)
+
+    return delta_normalize_gradients
+
+
+def gated_delta_rule_backward(
+    *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients as `gradient_reference` does.
+
+    `results` may be given, contiguous. `config` overrides the tiling.
+    """
+    args: GatedDeltaRuleBackwardArgs[torch.Tensor] = GatedDeltaRuleBackwardArgs(*given, **named)
+    results = results or empty_gradients(args)
+    if not fits(args):
+        return all_into(results, gradient_reference(*args))
+    grad, (dq, dk, dv, dg, dbeta, dinitial) = dense_last(args.grad), results
+    chunks = Chunks(machine_of(args.v), args, config, grad)
+    inverses, weights = chunks.pairs_of_chunks()
+    shape = chunks.sequences, chunks.heads, chunks.keys, chunks.values
+    of_first = chunks.empty(*shape)  # before that the last state, which nobody reads
+    errors, states = chunks.scan(inverses, of_first)
+    q, k, table, launch = chunks.q, chunks.k, chunks.table, (chunks.slots, chunks.scale)
+    times = chunks.decays, chunks.betas
+    behind, last, spec = chunks.states(), [], chunks.spec
+    if args.grad_state is not None:
+        last, spec = [args.grad_state], replace(spec, initial=args.grad_state.dtype)
+    ends = chunks.empty(chunks.batch, chunks.heads, chunks.slots + 1)
+    places = *chunks.starts, *table, *last
+    operands = q, k, grad, inverses, weights, *times, *places, dv, behind, of_first, chunks.scale
+    chunks.run(scan_gradients, *operands, spec=spec)
+    chunks.run(state_products, states, behind, chunks.decays, *table, ends, chunks.slots)
+    of_queries, of_keys, outs, ins = chunks.pairs(), chunks.pairs(), chunks.of_times(), chunks.of_times()
+    chunks.run(pair_gradients, q, k, grad, dv, errors, *times, *table, of_queries, of_keys, outs, ins, *launch)
+    tiles = -(-chunks.keys // chunks.config.key_tile)
+    state_outs, state_ins = (chunks.empty(chunks.batch, chunks.heads, tiles, chunks.length) for _ in range(2))
+    operands = q, k, grad, dv, errors, states, behind, of_queries, of_keys, *times, *table
+    chunks.run(key_gradients, *operands, dq, dk, state_outs, state_ins, *launch)
+    operands = outs, ins, state_outs, state_ins, ends, chunks.betas, *table, dg, dbeta, chunks.slots
+    chunks.run(decay_gradients, *operands)
+    if args.use_qk_l2norm:
+        for x, found in zip(chunks.given, (dq, dk), strict=True):
+            chunks.run(normalize_gradients, x, found)
+    if args.initial_state is not None:
+        dinitial.copy_(of_first)
+    return results

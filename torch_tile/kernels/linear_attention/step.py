@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule token after token, for decoding; the state stays in registers between tokens.
+
+Assumes that `ops` checked shapes and dtypes. Tensors may have any strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, normalized
+from torch_tile.kernels.linear_attention.tiles import most_keys
+
+
+@dataclass(frozen=True)
+class Config:
+    """A block has all `keys` rows of a state and `columns` of its values."""
+
+    keys: int
+    columns: int = 8
+    threads: int = 128
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Facts that the kernel is compiled for: the dtypes of operands, and whether q and k are normalized."""
+
+    dtype: torch.dtype
+    g: torch.dtype
+    beta: torch.dtype
+    state: torch.dtype
+    normalize: bool
+
+
+def reference(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.gated_delta_rule_step` in plain torch, token after token."""
+    compute, share = compute_dtype(v.dtype), v.shape[2] // q.shape[2]
+    q, k = (t.to(compute) for t in (q, k))
+    if use_qk_l2norm:
+        q, k = normalized(q), normalized(k)
+    q = q * (max(1, int(q.shape[3])) ** -0.5 if scale is None else scale)
+    q, k = (t if share == 1 else t.repeat_interleave(share, 2) for t in (q, k))
+    now, outs = state.to(compute), []
+    decay, rate, values = torch.exp(g.to(compute)), beta.to(compute), v.to(compute)
+    for t in range(v.shape[1]):
+        now = now * decay[:, t, :, None, None]
+        error = (values[:, t] - torch.einsum("bhkv,bhk->bhv", now, k[:, t])) * rate[:, t, :, None]
+        now = now + k[:, t, :, :, None] * error[:, :, None]
+        outs.append(torch.einsum("bhkv,bhk->bhv", now, q[:, t]))
+    out = torch.stack(outs, 1) if outs else values
+    return out.to(v.dtype).contiguous(), now.to(state.dtype).contiguous()
+
+
+@jit
+def step(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the tokens' outputs and the last state, for some values of a head."""
+    compute, rows, columns = compute_dtype(spec.dtype), config.keys, config.columns
+    b, length, g_heads, h, n, p = T.dynamic("b, length, g_heads, h, n, p")
+
+    @T.prim_func
+    def gated_delta_rule_step(
+        state: strided("state", (b, h, n, p), spec.state, unit=False),
+        q: strided("q", (b, length, g_heads, n), spec.dtype, unit=False),
+        k: strided("k", (b, length, g_heads, n), spec.dtype, unit=False),
+        v: strided("v", (b, length, h, p), spec.dtype, unit=False),
+        g: strided("g", (b, length, h), spec.g, unit=False),
+        beta: strided("beta", (b, length, h), spec.beta, unit=False),
+        out: T.Tensor((b, length, h, p), spec.dtype),
+        new_state: T.Tensor((b, h, n, p), spec.state),
+        scale: compute,
+    ):
+        with T.Kernel(T.ceildiv(p, columns), h, b, threads=config.threads) as (bx, head, sequence):
+            group, at = head // (h // g_heads), bx * columns
+            now = T.alloc_fragment((rows, columns), compute)
+            terms = T.alloc_fragment((rows, columns), compute)
+            error = T.alloc_fragment((columns,), compute)
+            keys = T.alloc_fragment((rows,), compute)
+            queries = T.alloc_fragment((rows,), compute)
+            squares = T.alloc_fragment((rows,), compute)
+            of_keys = T.alloc_fragment((1,), compute)
+            of_queries = T.alloc_fragment((1,), compute)
+            for i, j in T.Parallel(rows, columns):
+                given = state[sequence, head, T.min(i, n - 1), T.min(at + j, p - 1)]
+                now[i, j] = T.if_then_else(i < n, T.cast(given, compute), 0.0)
+            for t in T.serial(length):
+                keep = T.exp(T.cast(g[sequence, t, head], compute))
+                rate = T.cast(beta[sequence, t, head], compute)
+                for i in T.Parallel(rows):
+                    row = T.min(i, n - 1)
+                    keys[i] = T.if_then_else(i < n, T.cast(k[sequence, t, group, row], compute), 0.0)
+                    queries[i] = T.if_then_else(i < n, T.cast(q[sequence, t, group, row], compute) * scale, 0.0)
+                if spec.normalize:
+                    for i in T.Parallel(rows):
+                        squares[i] = keys[i] * keys[i]
+                    T.reduce_sum(squares, of_keys, dim=0)
+                    for i in T.Parallel(rows):
+                        value = T.cast(q[sequence, t, group, T.min(i, n - 1)], compute)
+                        squares[i] = T.if_then_else(i < n, value * value, 0.0)
+                    T.reduce_sum(squares, of_queries, dim=0)
+                    for i in T.Parallel(rows):
+                        keys[i] = keys[i] / T.sqrt(of_keys[0] + NORM_EPS)
+                        queries[i] = queries[i] / T.sqrt(of_queries[0] + NORM_EPS)
+                for i, j in T.Parallel(rows, columns):
+                    now[i, j] *= keep
+                    terms[i, j] = now[i, j] * keys[i]
+                T.reduce_sum(terms, error, dim=0)
+                for j in T.Parallel(columns):
+                    value = T.cast(v[sequence, t, head, T.min(at + j, p - 1)], compute)
+                    error[j] = (value - error[j]) * rate
+                for i, j in T.Parallel(rows, columns):
+                    now[i, j] += keys[i] * error[j]
+                    terms[i, j] = now[i, j] * queries[i]
+                T.reduce_sum(terms, error, dim=0)
+                for j in T.Parallel(columns):
+                    out[sequence, t, head, at + j] = T.cast(error[j], spec.dtype)
+            for i, j in T.Parallel(rows, columns):
+                new_state[sequence, head, i, at + j] = T.cast(now[i, j], spec.state)
+
+    return gated_delta_rule_step
+
+
+def gated_delta_rule_step(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    new_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the tokens as `reference` does.
+
+    `out` and `new_state` may be given, contiguous; `new_state` may be `state` itself. `config` overrides the tiling.
+    """
+    if not has_kernels(v) or not (state.numel() and v.numel()) or q.shape[3] > most_keys(v.dtype):
+        found = reference(state, q, k, v, g, beta, scale, use_qk_l2norm)
+        return into(out, found[0]), into(new_state, found[1])
+    out = v.new_empty(v.shape) if out is None else out
+    new_state = state.new_empty(state.shape) if new_state is None else new_state
+    factor = float(int(q.shape[3]) ** -0.5 if scale is None else scale)
+    spec = Spec(v.dtype, g.dtype, beta.dtype, state.dtype, bool(use_qk_l2norm))
+    config = config or Config(max(16, power_of_two(q.shape[3])))
+    machine_of(v).kernel(step)(config, spec)(state, q, k, v, g, beta, out, new_state, factor)
+    return out, new_state

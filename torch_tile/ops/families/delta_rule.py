@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.gated_delta_rule`, linear attention that corrects its state, its gradient, and its step of a few tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.linear_attention.args import (
+    GRADIENTS,
+    GatedDeltaRuleArgs,
+    GatedDeltaRuleBackwardArgs,
+    empty_gradients,
+    sequences_of,
+)
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_type
+from torch_tile.ops.families.attention_varlen import check_starts
+from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given
+
+TENSORS = 7  # the first arguments
+
+
+class GatedDeltaRuleStepArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_delta_rule_step`."""
+
+    state: V
+    q: V
+    k: V
+    v: V
+    g: V
+    beta: V
+    scale: float | None = None
+    use_qk_l2norm: bool = False
+
+
+def _check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -> None:
+    q, k, v = args.q, args.k, args.v
+    checks.check_floating(op, q=q, k=k, v=v, g=args.g, beta=args.beta, **{name: state})
+    checks.check_same_dtype(op, q=q, k=k, v=v)
+    checks.check_dims(op, "q", q, 4, "[B, L, G, K]")
+    checks.check_dims(op, "k", k, 4, "[B, L, G, K]")
+    checks.check_dims(op, "v", v, 4, "[B, L, H, V]")
+    for dim in range(4):
+        checks.check_size(op, "k", k, dim, q.shape[dim], "as q")
+    for dim in range(2):
+        checks.check_size(op, "v", v, dim, q.shape[dim], "as q")
+    for n, t in (("g", args.g), ("beta", args.beta)):
+        checks.check_dims(op, n, t, 3, "[B, L, H]")
+        for dim in range(3):
+            checks.check_size(op, n, t, dim, v.shape[dim], "as v")
+    groups, heads = q.shape[2], v.shape[2]
+    require(groups >= 1, lambda: f"tile.{op}: q has {groups} heads; expected at least 1")
+    require(heads % groups == 0, lambda: f"tile.{op}: v has {heads} heads; expected a multiple of q's {groups} heads")
+    if state is not None:
+        checks.check_dims(op, name, state, 4, "[B, H, K, V]")
+        for dim, size in enumerate((sequences, heads, q.shape[3], v.shape[3])):
+            checks.check_size(op, name, state, dim, size, "[sequences, heads of v, size of keys, size of values]")
+
+
+def _check_rule(op: str, args: Any) -> None:
+    starts = args.cu_seqlens
+    if starts is not None:
+        require_type(
+            starts.dtype in (torch.int32, torch.int64),
+            lambda: f"tile.{op}: cu_seqlens has dtype {starts.dtype}; expected int32 or int64",
+        )
+        checks.check_device(op, "cu_seqlens", starts, "q", args.q)
+        checks.check_dims(op, "cu_seqlens", starts, 1, "[sequences + 1]")
+        require(starts.shape[0] > 0, lambda: f"tile.{op}: cu_seqlens is empty; expected the first times of sequences")
+        checks.check_size(op, "q", args.q, 0, 1, "as sequences are packed by cu_seqlens")
+    _check(op, args, args.initial_state, "initial_state", sequences_of(args))
+
+
+def _check_values(args: Any) -> None:
+    """Check on the CPU that the sequences are one behind the other and leave no time out."""
+    starts = args.cu_seqlens
+    if starts is None or starts.device.type != "cpu":
+        return
+    op, length = "gated_delta_rule", args.v.shape[1]
+    check_starts(op, "cu_seqlens", starts, length, length, "v")
+    last = int(starts[-1])
+    require(last == length, lambda: f"tile.{op}: cu_seqlens ends with {last}; expected {length}, the times of v")
+
+
+def _state_shape(args: Any) -> tuple[Any, ...]:
+    return sequences_of(args), args.v.shape[2], args.q.shape[3], args.v.shape[3]
+
+
+def _fake(args: GatedDeltaRuleArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check_rule("gated_delta_rule", args)
+    return args.v.new_empty(args.v.shape), args.v.new_empty(_state_shape(args), dtype=compute_dtype(args.v.dtype))
+
+
+def _fake_backward(args: GatedDeltaRuleBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    op = "gated_delta_rule_backward"
+    _check_rule(op, args)
+    checks.check_floating(op, v=args.v, grad=args.grad, grad_state=args.grad_state)
+    checks.check_same_dtype(op, v=args.v, grad=args.grad)
+    for name, t, shape in (("grad", args.grad, args.v.shape), ("grad_state", args.grad_state, _state_shape(args))):
+        if t is not None:
+            checks.check_dims(op, name, t, 4, "as the rule's result")
+            for dim, size in enumerate(shape):
+                checks.check_size(op, name, t, dim, size, "as the rule's result")
+    return empty_gradients(args)
+
+
+def _fake_step(args: GatedDeltaRuleStepArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check("gated_delta_rule_step", args, args.state, "state", args.v.shape[0])
+    return args.v.new_empty(args.v.shape), args.state.new_empty(args.state.shape)
+
+
+def _save(ctx: Any, args: GatedDeltaRuleArgs[Tensor], output: Any) -> None:
+    ctx.options = without_tensors(args)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:TENSORS])
+
+
+def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
+    args = GatedDeltaRuleArgs(*ctx.saved_tensors, *ctx.options[TENSORS:])
+    if grad is None and grad_state is None:
+        return op_gradients(GatedDeltaRuleArgs)
+    grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
+    made = torch.ops.tile.gated_delta_rule_backward(grad, grad_state, *args)
+    found = {name: t for name, t in zip(GRADIENTS, made, strict=True) if getattr(args, name) is not None}
+    return op_gradients(GatedDeltaRuleArgs, **found)
+
+
+def _names(q: Spec) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the names of q's dimensions, and the heads that ranks must share evenly to hold them with v's heads."""
+    heads = q.shape[2]
+    return ("batch", "time", "" if heads == 1 else "head", "k"), {} if heads == 1 else {"head": heads}
+
+
+def _sharding(args: GatedDeltaRuleArgs[Spec]) -> Rule:
+    (q, even), v, state = _names(args.q), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
+    packed = args.cu_seqlens is not None
+    state = ("sequence", *state[1:]) if packed else state
+    inputs = [q, q, v, v[:3], v[:3], if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
+    return Rule(outputs=[v, state], inputs=inputs, free=("head",) if packed else ("batch", "head"), even=even)
+
+
+def _sharding_of_backward(args: GatedDeltaRuleBackwardArgs[Spec]) -> Rule:
+    rule = _sharding(args.forward)
+    grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
+    outputs = [("none",) if dims is None else dims for dims in rule.inputs[:6]]
+    # One head of q sums up the heads of v.
+    free = tuple(name for name in rule.free if name == "batch" or rule.even)
+    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=free, even=rule.even)
+
+
+def _sharding_of_step(args: GatedDeltaRuleStepArgs[Spec]) -> Rule:
+    (q, even), v, state = _names(args.q), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
+    return Rule(outputs=[v, state], inputs=[state, q, q, v, v[:3], v[:3]], free=("batch", "head"), even=even)
+
+
+def _flops(args: Any) -> int:
+    """Products of the recurrence itself: what states say of keys, what they learn, and what they answer."""
+    batch, length, heads, values = args.v
+    return int(6 * batch * length * heads * values * args.q[3])
+
+
+def _step_flops(args: GatedDeltaRuleStepArgs[Shape]) -> int:
+    return _flops(args)
+
+
+_ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
+    k: `[B, L, G, K]` in q's dtype; it should have a length of at most 1, or `use_qk_l2norm`.
+    v: `[B, L, H, V]` in q's dtype.
+    g: `[B, L, H]`, of any floating dtype: the logarithm of the decay, at most 0.
+    beta: `[B, L, H]`, of any floating dtype: the share of the error that is learned.
+"""
+_OPTIONS = """    scale: the factor of q; None for `K ** -0.5`.
+    use_qk_l2norm: whether q and k are divided by their lengths first, `x / sqrt(sum(x^2) + 1e-6)`.
+"""
+_STATE = """    initial_state: `[B, H, K, V]`, of any floating dtype; 0 if not given.
+    cu_seqlens: int32 or int64 `[N + 1]`, the first times of N sequences packed into one row (B is 1), and L. States
+        are then `[N, H, K, V]`.
+"""
+
+gated_delta_rule = form(
+    "gated_delta_rule",
+    GatedDeltaRuleArgs[Tensor],
+    tuple[Tensor, Tensor],
+    f"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464), whose state is a matrix `[K, V]` for each head.
+
+`S[t] = exp(g[t]) S[t-1] + beta[t] k[t] (v[t] - exp(g[t]) S[t-1]^T k[t])^T`, `y[t] = scale S[t]^T q[t]`. Products run on
+tensor cores in chunks of times; states and sums are in float32 (float64 for float64). The gradient is kernels, too.
+K above 256 (64 for float64) runs as plain torch.
+
+Args:
+{_ARGS}{_STATE}{_OPTIONS}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the last state in float32 (float64 for float64).
+
+Values of cu_seqlens are checked on the CPU only.
+""",
+)
+gated_delta_rule_backward = form(
+    "gated_delta_rule_backward",
+    GatedDeltaRuleBackwardArgs[Tensor],
+    tuple[Tensor, ...],
+    f"""The gradients of `gated_delta_rule`.
+
+Args:
+    grad: `[B, L, H, V]` in v's dtype, of the output.
+    grad_state: of the last state; None for 0.
+{_ARGS}{_STATE}{_OPTIONS}
+Returns:
+    the gradients by q, k, v, g, beta and initial_state, in their dtypes; `[0]` for a state that is not given.
+""",
+)
+gated_delta_rule_step = form(
+    "gated_delta_rule_step",
+    GatedDeltaRuleStepArgs[Tensor],
+    tuple[Tensor, Tensor],
+    f"""A few tokens of the gated delta rule, one after the other: for decoding.
+
+Args:
+    state: `[B, H, K, V]`, of any floating dtype.
+{_ARGS}{_OPTIONS}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
+""",
+)
+
+
+register(
+    name="gated_delta_rule",
+    args=GatedDeltaRuleArgs,
+    returns=("out", "final_state"),
+    form=gated_delta_rule,
+    fake=_fake,
+    check_values=_check_values,
+    run=entry("gated_delta_rule", "gated_delta_rule", "out", "final_state"),
+    reference=in_torch("gated_delta_rule"),
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("q", "k", "v"),
+)
+register(
+    name="gated_delta_rule_backward",
+    args=GatedDeltaRuleBackwardArgs,
+    returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
+    form=gated_delta_rule_backward,
+    fake=_fake_backward,
+    check_values=_check_values,
+    run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
+    reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
+    **by_autograd("gated_delta_rule_backward", "gradient_reference", TENSORS + 2),
+    sharding=_sharding_of_backward,
+    flops=lambda args: 2 * _flops(args),
+)
+register(
+    name="gated_delta_rule_step",
+    args=GatedDeltaRuleStepArgs,
+    returns=("out", "new_state"),
+    form=gated_delta_rule_step,
+    fake=_fake_step,
+    run=entry("gated_delta_rule_step", "gated_delta_rule_step", "out", "new_state"),
+    reference=in_torch("gated_delta_rule_step"),
+    **by_autograd("gated_delta_rule_step", "reference", 6),
+    sharding=_sharding_of_step,
+    flops=_step_flops,
+    lower_precision=("q", "k", "v"),
+)
