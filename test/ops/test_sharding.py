@@ -59,10 +59,8 @@ def calls():
     yield "attention_lse", (q, k, v, t(6, 5), False, 0.3)
     biased = "v0=mul(acc0,x0);v1=add(v0,x1);v2=where(x2,v1,-inf);ret v2"
     yield "attention", (q, k, v, None, False, None, 0, 0, [t(4, 1, 1), t(6, 5), mask], biased)
-    yield (
-        "attention",
-        (q, k, v, None, False, None, 0, 0, [t(4, 1, 1)], "v0=mul(i3,x0);v1=mul(v0,i2);v2=add(acc0,v1);ret v2"),
-    )
+    placed = "v0=mul(i3,x0);v1=mul(v0,i2);v2=add(acc0,v1);ret v2"
+    yield "attention", (q, k, v, None, False, None, 0, 0, [t(4, 1, 1)], placed)
     rows = t(6, 4, 8), t(7, 2, 8), t(7, 2, 8), integers([0, 2, 6]), integers([0, 0, 6]), 4, 6
     yield "attention_varlen", (*rows, True)
     yield "attention_varlen_lse", (*rows, False, 0.3, 2, [t(4, 1, 1).detach()], "v=mul(acc0,x0);ret v")
