@@ -103,9 +103,11 @@ def test_tensors_are_not_kept():
 
 
 COPIES = (
-    "gated_delta_rule_backward",
+    "attention_paged",  # several queries of heads that share keys: rows are packed, whose heads do not lie together
+    "attention_paged_lse",
+    "gated_delta_rule_backward",  # the gradient of initial states, which is stored wide first
     "ssd_chunk_scan_backward",
-)  # the gradient of initial states, which is stored wide first
+)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
