@@ -19,7 +19,6 @@ import pickle
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -245,7 +244,6 @@ class JITFunction:
             raise error(
                 "bad_argument", parameter_span(function, loose[0].strip("*")), op="jit", name=loose[0], why=why, fix=fix
             )
-        self.warned = False  # that results have no gradient
         self.outside: Outside | None = None  # the numbers and texts that it reads, found at the first call
         self.run_time_names: frozenset[str] = run_time_names(
             self.signature
@@ -331,8 +329,6 @@ class JITFunction:
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
-        if not self.warned and any(getattr(given, "requires_grad", False) for given in call.tensors):
-            self._warn_of_gradients(call)
         return self._eager_kernel(call)(*call.tensors)
 
     def __getitem__(self, grid: object) -> Any:
@@ -340,17 +336,6 @@ class JITFunction:
         why = "is given in brackets"
         fix = f"T.Kernel(...) in the kernel has the grid: call {self.__name__}(...)"
         raise error("bad_argument", None, op=self.__name__, name="grid", why=why, fix=fix)
-
-    def _warn_of_gradients(self, call: EagerCall) -> None:
-        """Warn once that results have no gradient, unless nobody asks for one."""
-        if _torch is None or not _torch.is_grad_enabled():
-            return
-        self.warned = True
-        warnings.warn(
-            f"{self.__name__}: an argument requires a gradient, and a kernel's results have none. Make an operator by "
-            "torch_tile.custom_op(kernel, backward=...), or call the kernel under torch.no_grad().",
-            stacklevel=3,
-        )
 
     def read_outside(self) -> tuple[Any, ...]:
         """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""

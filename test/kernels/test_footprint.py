@@ -53,6 +53,7 @@ FOOTPRINTS = {
     "mla_decode": lambda config, spec, bulk: mla.footprint(config, spec),
     "mla_decode_hopper": lambda config, spec, bulk: mla.footprint(config, spec),
 }
+FIXED = ("delta_", "gated_delta_rule", "group_tokens", "ssd_")  # tiles of one size each, which every GPU must hold
 
 
 @dataclass
@@ -97,6 +98,9 @@ def test_is_what_the_compiler_allocates(case, target, planned):
     limit = Target.of(f"cuda:{target}").shared_limit
     for one in planned(case, target):
         allocated = max(entry.shared_bytes for entry in one.entries)
+        if one.name.startswith(FIXED):
+            assert allocated <= Target.of("cuda:sm_120").shared_limit, one
+            continue
         if one.name not in FOOTPRINTS:
             assert allocated <= SPARE, one
             continue

@@ -80,7 +80,9 @@ def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", sorted(set(OPS) - {"quantize_fp8"}))  # whose results have dtypes of their own
+@pytest.mark.parametrize(
+    "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8"})
+)  # whose results have dtypes of their own
 def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
     tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
     for seed in range(3):

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,8 +27,11 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
-def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `tile.gated_delta_rule` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
+def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.gated_delta_rule` in plain torch, chunk by chunk, in float32 (float64 for float64).
+
+    at_once: all times in one chunk, which needs memory for all pairs but has no loop that a tracer would unroll.
+    """
     args: GatedDeltaRuleArgs[torch.Tensor] = GatedDeltaRuleArgs(*given, **named)
     compute = compute_dtype(args.v.dtype)
     share = args.v.shape[2] // args.q.shape[2]
@@ -40,7 +45,9 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if first is not None:
         first = first.to(compute)
     if args.cu_seqlens is None:
-        out, last = of_sequence(tensors, first)
+        out, last = of_sequence(tensors, first, at_once)
+    elif at_once:
+        out, last = of_packed(tensors, first, args.cu_seqlens)
     else:
         starts, outs, states = args.cu_seqlens.tolist(), [], []
         for n, (begin, end) in enumerate(itertools.pairwise(starts)):
@@ -53,38 +60,93 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out.transpose(1, 2).to(args.v.dtype).contiguous(), last.contiguous()
 
 
-def of_sequence(tensors: list[torch.Tensor], state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def of_sequence(
+    tensors: list[torch.Tensor], state: torch.Tensor | None, at_once: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute outputs and the last state from q, k, v, g, beta `[B, H, L, ...]`, the last two with a last size of 1."""
-    q, k, v, g, beta = tensors
+    k, v = tensors[1:3]
     if state is None:
         state = v.new_zeros(*v.shape[:2], k.shape[3], v.shape[3])
+    if at_once:
+        return of_chunk(tensors, state)
     outs = []
     for begin in range(0, v.shape[2], REFERENCE_CHUNK):
-        part = slice(begin, begin + REFERENCE_CHUNK)
-        qs, ks, vs, betas = (t[:, :, part] for t in (q, k, v, beta))
-        logs = g[:, :, part].cumsum(2)
-        lower = torch.ones(logs.shape[2], logs.shape[2], dtype=torch.bool, device=v.device).tril()
-        decay = torch.exp((logs - logs.mT).masked_fill(~lower, -torch.inf)) * betas.mT
-        system = ks @ ks.mT * decay
-        errors = torch.linalg.solve_triangular(
-            system, vs - torch.exp(logs) * (ks @ state), upper=False, unitriangular=True
-        )
-        outs.append(torch.exp(logs) * (qs @ state) + (qs @ ks.mT * decay) @ errors)
-        last = logs[:, :, -1:]
-        state = torch.exp(last) * state + (ks * torch.exp(last - logs) * betas).mT @ errors
+        out, state = of_chunk([t[:, :, begin : begin + REFERENCE_CHUNK] for t in tensors], state)
+        outs.append(out)
     return torch.cat([v[:, :, :0], *outs], 2), state
+
+
+def of_chunk(tensors: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute one chunk as `of_sequence` does, without loops. It has a time."""
+    q, k, v, g, beta = tensors
+    logs = g.cumsum(2)
+    grown = torch.exp(logs)
+    pairs, errors = _errors(k, v - grown * (k @ state), logs, beta, _lower(logs.shape[2], v.device))
+    out = grown * (q @ state) + (q @ k.mT * pairs) @ errors
+    last = logs[:, :, -1:]
+    return out, torch.exp(last) * state + (k * torch.exp(last - logs) * beta).mT @ errors
+
+
+def of_packed(
+    tensors: list[torch.Tensor], states: torch.Tensor | None, cu_seqlens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute packed sequences `[1, H, L, ...]` from states `[N, H, K, V]`, all times at once and without loops."""
+    q, k, v, g, beta = tensors
+    length, starts = v.shape[2], cu_seqlens.long()
+    sequence = torch.searchsorted(starts[1:].contiguous(), torch.arange(length, device=v.device), right=True)
+    member = torch.nn.functional.one_hot(sequence, starts.shape[0] - 1).to(v.dtype).mT  # [N, L]
+    sofar = torch.cat([g.new_zeros(1, g.shape[1], 1, 1), g.cumsum(2)], 2)[0, :, :, 0]  # [H, L + 1]
+    begins = sofar[:, starts]
+    logs = (sofar[:, 1:] - begins[:, sequence])[None, :, :, None]
+    if states is None:
+        states = v.new_zeros(starts.shape[0] - 1, v.shape[1], k.shape[3], v.shape[3])
+
+    def asked(x: torch.Tensor) -> torch.Tensor:
+        """Multiply the rows of `x` by the first state of their sequence."""
+        return torch.exp(logs) * torch.einsum("hlk,nl,nhkv->hlv", x[0], member, states)
+
+    inside = _lower(length, v.device) & (sequence[:, None] == sequence)
+    pairs, errors = _errors(k, v - asked(k), logs, beta, inside)
+    totals = (begins[:, 1:] - begins[:, :-1]).mT  # [N, H]
+    kept = torch.exp((totals[:, :, None] - logs[0, :, :, 0]).masked_fill(member[:, None] == 0, -torch.inf))
+    learned = torch.einsum("hlk,nhl,hlv->nhkv", (k * beta)[0], kept, errors[0])
+    return asked(q) + (q @ k.mT * pairs) @ errors, torch.exp(totals)[..., None, None] * states + learned
+
+
+def _lower(length: Any, device: torch.device) -> torch.Tensor:
+    """Return which times `[L, L]` a time sees: those up to itself."""
+    times = torch.arange(length, device=device)
+    return times[:, None] >= times
+
+
+def _errors(
+    k: torch.Tensor, wanted: torch.Tensor, logs: torch.Tensor, beta: torch.Tensor, seen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of pairs of times, and the errors that the state learns from `wanted` values."""
+    pairs = torch.exp((logs - logs.mT).masked_fill(~seen, -torch.inf)) * beta.mT
+    return pairs, torch.linalg.solve_triangular(k @ k.mT * pairs, wanted, upper=False, unitriangular=True)
+
+
+@contextlib.contextmanager
+def _recorded() -> Iterator[None]:
+    """Let autograd record, also inside of an operator's kernel, where torch leaves its keys out."""
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+        left_out = left_out.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out), torch.enable_grad():
+        yield
 
 
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """Compute `tile.gated_delta_rule_backward` by autograd of `reference`. Autograd can differentiate it again."""
     args: GatedDeltaRuleBackwardArgs[torch.Tensor] = GatedDeltaRuleBackwardArgs(*given, **named)
     twice, forward = torch.is_grad_enabled(), args.forward
-    with torch.enable_grad():
+    with torch.enable_grad() if twice else _recorded():
         leaves = {name: t for name in GRADIENTS if (t := getattr(forward, name)) is not None}
         # Views, as what one of them was computed from is no way for gradients here.
         leaves = {name: t.view_as(t) if twice else t.detach() for name, t in leaves.items()}
         leaves = {name: t if t.requires_grad else t.requires_grad_() for name, t in leaves.items()}
-        out, state = reference(*forward._replace(**leaves))
+        out, state = reference(*forward._replace(**leaves), at_once=twice and forward.v.shape[1] > 0)
         results, upstream = [out], [args.grad]
         if args.grad_state is not None:
             results.append(state)
