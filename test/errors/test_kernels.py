@@ -43,9 +43,21 @@ def empty_tile():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1) as _:
-            T.alloc_shared((4, 0), "float32")  # here
+            tile = T.alloc_shared((4, 0), "float32")  # here
+            T.clear(tile)
 
     tilelang.compile(kernel)
+
+
+def unwritten_element():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((64,), "float32")
+            T.copy(A[0:32], tile[0:32])
+            T.copy(tile, B)  # here
+
+    evaluate(kernel, torch.zeros(64), torch.zeros(64))
 
 
 def out_of_bounds():
@@ -249,6 +261,7 @@ def no_config():
 CASES = {
     non_affine_region: ("non_affine_region", "T.copy(A[i * i : i * i + 4], tile)"),
     dynamic_tile: ("dynamic_tile", "T.alloc_shared((n,), \"float32\")"),
+    unwritten_element: ("unwritten_element", "T.copy(tile, B)"),
     empty_tile: ("bad_shape", "T.alloc_shared((4, 0), \"float32\")"),
     out_of_bounds: ("out_of_bounds", "tile[i + 8]"),
     out_of_bounds_region: ("out_of_bounds", "T.copy(A[0:6], tile[4:10])"),

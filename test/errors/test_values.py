@@ -64,7 +64,8 @@ def empty_fragment():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
         with T.Kernel(1) as _:
-            T.alloc_fragment((0,), "float32")  # here
+            tile = T.alloc_fragment((0,), "float32")  # here
+            T.clear(tile)
 
     torch_tile.compile(kernel, target="cpu")
 
