@@ -212,7 +212,7 @@ def test_random_integer_expressions(seed):
             if isinstance(e, Const | Var):
                 continue
             text = Text(Names())
-            kind = "int64_t" if family == "index" else f"{to}_t"
+            kind = "int64_t" if family == "index" else "bool" if e.dtype.kind == "bool" else f"{e.dtype}_t"
             lines.append(f"out[{len(made)}] = (int64_t)({kind})({text.value(e)});")
             made.append((e, family, samples))
             lines[-1] = lines[-1].replace("out[", f"if (which == {list(families).index(family)}) out[")

@@ -40,17 +40,7 @@ Lanewise = Callable[["Vector", Any], "Vector"]
 
 def _forward(op: str) -> Operator:
     """Return the method `self op other`."""
-    if op in ("//", "%"):
-        return lambda self, other: binary(op, self, _divisor(op, self, other))
     return lambda self, other: binary(op, self, other)
-
-
-def _divisor(op: str, value: Expr, other: Any) -> Any:
-    """Return `other`. Raises TileError for the number 0, by which no integer is divided."""
-    number = other.value if isinstance(other, Const) else other
-    if isinstance(number, int) and number == 0 and not value.dtype.is_float:
-        raise error("bad_operand", None, op=op, got="the divisor zero")
-    return other
 
 
 def _backward(op: str) -> Operator:
