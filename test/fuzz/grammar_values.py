@@ -181,7 +181,9 @@ class Expressions:
             ends = [x >> y for x in (a.low, a.high) for y in (b.low, b.high)]
             return Value(f"({a.text} >> {b.text})", f"({a.reference} >> {b.reference})", a.dtype, min(ends), max(ends))
         ends = [x << y for x in (a.low, a.high) for y in (b.low, b.high)]
-        made = settled(f"({a.text} << {b.text})", f"({a.reference} << {b.reference})", a.dtype, min(ends), max(ends))
+        # By a plain number, narrow integers are shifted as int32, as C does.
+        to = "int32" if b.text.isdigit() and limits(a.dtype)[1] < limits("int32")[1] else a.dtype
+        made = settled(f"({a.text} << {b.text})", f"({a.reference} << {b.reference})", to, min(ends), max(ends))
         return replace(made, loose=True) if a.loose else made
 
     def divisor(self, like, depth):
