@@ -17,6 +17,7 @@ from torch_tile.tools import Mistake
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Describe the commands and their options."""
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help='a small Llama by eager torch, Inductor and backend="tile", by turns')

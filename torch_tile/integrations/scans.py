@@ -201,6 +201,7 @@ def captured(old: Call, ours: Call, trial: Call) -> Call:
 
     @compat.constant_in_traces
     def is_ours() -> bool:
+        """Return whether our backend traces the call, takes scans, and agrees with the model's own function."""
         backend, options = compat.backend_in_use()
         families = options.get("families", FAMILIES)
         return getattr(backend, "captures_scans", False) and "scan" in families and same()

@@ -74,8 +74,10 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
 
 
 def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Round a weight `[N, K]` to NVFP4: e2m1 numbers, in runs of 16 columns with a scale of float8_e4m3fn each, and a
-    scale of the whole matrix, which maps the largest magnitude to 6 x 448 (NVIDIA, arXiv:2509.25149, appendix A).
+    """Round a weight `[N, K]` to NVFP4 (NVIDIA, arXiv:2509.25149, appendix A).
+
+    Numbers are e2m1. Each run of 16 columns has a scale in float8_e4m3fn. A scale of the whole matrix maps the largest
+    magnitude to 6 x 448.
 
     Returns words `[N, K / 2]`, whose first column is in the upper bits, scales `[N, K / 16]` and the scale `[1]` of
     float32. A weight is its number times both scales.

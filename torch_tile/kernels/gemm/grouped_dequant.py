@@ -37,8 +37,9 @@ def reference(
     dtype: torch.dtype,
     format: str = "",
 ) -> torch.Tensor:
-    """Compute `epilogue(a[rows of g] @ w0[g]^T, ..., aux)` for each group g with w by `dequantize`, in float32 (float64
-    for float64 `a`), rounded to `dtype`.
+    """Compute `epilogue(a[rows of g] @ w0[g]^T, ..., aux)` for each group g, with w by `dequantize`.
+
+    Sums are in float32 (float64 for float64 `a`); the result is rounded to `dtype`.
 
     a `[S, K]`; each b `[G, N, K * bits / word bits]`; scales and zeros none or one for each b, `[G, N, runs]`; offsets
     and aux as for `grouped.reference`. Returns `[S, N]`. Products of rows behind the last group are 0.

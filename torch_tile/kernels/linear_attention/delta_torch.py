@@ -63,7 +63,10 @@ def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.T
 def of_sequence(
     tensors: list[torch.Tensor], state: torch.Tensor | None, at_once: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute outputs and the last state from q, k, v, g, beta `[B, H, L, ...]`, the last two with a last size of 1."""
+    """Compute outputs and the last state from q, k, v, g, beta `[B, H, L, ...]`.
+
+    g and beta have a last size of 1. at_once: all times in one chunk.
+    """
     k, v = tensors[1:3]
     if state is None:
         state = v.new_zeros(*v.shape[:2], k.shape[3], v.shape[3])
