@@ -138,13 +138,13 @@ def test_integers():
                 x[x[b] * 2] = x[b] // 3 + b // 3 + (b - 1) % 3
 
     assert_expected_inline(block(kernel), """\
-x[b] = (int32_t)(x[b] * x[b] + b);
+x[b] = (int32_t)((int64_t)x[b] * (int64_t)x[b] + b);
 u[b] = (uint8_t)(u[b] - 3);
 if ((int64_t)x[b] + 1 < n) {
   if ((int64_t)x[b] * 2 >= 0 && (int64_t)x[b] * 2 < 8) {
-    x[(int64_t)x[b] * 2] = (int32_t)(tile::floordiv<int32_t>(x[b], 3) + b / 3 + tile::floormod<int64_t>(b - 1, 3));
+    x[(int64_t)x[b] * 2] = (int32_t)(tile::floordiv<int64_t>((int64_t)x[b], 3) + b / 3 + tile::floormod<int64_t>(b - 1, 3));
   }
-}""")  # fmt: skip
+}""")  # fmt: skip  # noqa: E501
 
 
 def test_choices():
