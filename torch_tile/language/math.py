@@ -178,7 +178,7 @@ def ceildiv(a: Any, b: Any) -> Any:
         return -(-a // b)
     x, y = pair(a, b, "T.ceildiv")
     if _has_room(x, y):
-        return (a + (b - 1)) // b
+        return (x + (y - const(1, y.dtype))) // y
     quotient = x // y
     return quotient + cast_expr(x % y != 0, quotient.dtype)
 
@@ -316,7 +316,7 @@ def truncdiv(a: Any, b: Any) -> Any:
     if (x // y).dtype.kind == "uint":
         return x // y
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
-    return select(is_below, x // y + 1, x // y)
+    return select(is_below, x // y + const(1, x.dtype), x // y)
 
 
 def truncmod(a: Any, b: Any) -> Any:
