@@ -143,7 +143,9 @@ def _recorded() -> Iterator[None]:
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """Compute `tile.gated_delta_rule_backward` by autograd of `reference`. Autograd can differentiate it again."""
     args: GatedDeltaRuleBackwardArgs[torch.Tensor] = GatedDeltaRuleBackwardArgs(*given, **named)
-    twice, forward = torch.is_grad_enabled(), args.forward
+    forward = args.forward
+    wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (args.grad, args.grad_state, *forward))
+    twice = torch.is_grad_enabled() and wanted
     with torch.enable_grad() if twice else _recorded():
         leaves = {name: t for name in GRADIENTS if (t := getattr(forward, name)) is not None}
         # Views, as what one of them was computed from is no way for gradients here.
