@@ -17,7 +17,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
+from torch_tile.kernels.attention import backward, block_sparse, forward as attention, paged, varlen
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import (
@@ -408,6 +408,8 @@ def _attentions_of_sequences() -> Iterator[Case]:
             yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
         yield Case(f"attention_varlen {name} d80 grouped", _varlen(dtype, 80, groups=4))
         yield Case(f"attention_varlen {name} window cap", _varlen(dtype, 128, causal=True, window=256, score=CAP))
+        for size, block in ((64, 128), (128, 128), (80, 16)):
+            yield Case(f"attention_block_sparse {name} d{size} blocks {block}", _block_sparse(dtype, size, block))
         for page in (16, 24, 64, 256):
             yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
         yield Case(f"attention_paged {name} chunk", _paged(dtype, 64, 256))
@@ -426,6 +428,17 @@ def _varlen(
         rest = starts, starts, 1024, 1024, causal, None, window, None, score
         out, lse = varlen.attention_varlen(q, k, v, *rest)
         return varlen.attention_varlen_backward(out, q, k, v, out, lse, *rest)
+
+    return call
+
+
+def _block_sparse(dtype: torch.dtype, size: int, block: int) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        q, k, v = (make((2, heads, 1024, size), dtype) for heads in (16, 8, 8))
+        lists = make((1, 16, 1024 // block), torch.int32), make((1, 16, 1024 // block, 1024 // block), torch.int32)
+        rest = *lists, None, None, block, block, True
+        out, lse = block_sparse.attention_block_sparse(q, k, v, *rest)
+        return block_sparse.attention_block_sparse_backward(out, q, k, v, out, lse, *rest)
 
     return call
 
