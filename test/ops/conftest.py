@@ -241,12 +241,15 @@ def attention_block_sparse_backward_samples(t: Maker) -> list[tuple]:
 def attention_paged_samples(t: Maker) -> list[tuple]:
     k, v, table, lengths = t(6, 4, 2, 8), t(6, 4, 2, 6), int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
     slopes = "v=sub(i3,i2);w=mul(x0,v);y=add(w,acc0);ret y"
+    float8 = [x.detach().to(torch.float8_e4m3fn) for x in (k, v)]
+    scales = t(1, 1, 2).detach().float().abs(), t(6, 4, 2).detach().float().abs()
     return [
         (t(2, 1, 4, 8), k, v, table, lengths),
         (t(2, 3, 4, 8), k, v, table, int32([2, 0]), None, 0, False, 0.3),
         (t.strided(2, 2, 4, 8), t.strided(6, 4, 1, 8), t.strided(6, 4, 1, 6), table, lengths, None, 0, True, None, 3),
         (t(6, 4, 8), k, v, table, lengths, int32([0, 1, 5]), 4, True, None, 0, 2),
         (t(2, 4, 3, 8).transpose(1, 2), k, v, table, lengths, None, 0, True, None, 0, 0, [t(4, 1, 1).detach()], slopes),
+        (t(2, 1, 4, 8), *float8, table, lengths, None, 0, True, None, 0, 0, None, "", *scales),
     ]
 
 

@@ -124,6 +124,8 @@ class PagedArgs(NamedTuple, Generic[V]):
     num_splits: int = 0
     aux: Sequence[V] | None = None
     score: str = ""
+    k_scale: V | None = None
+    v_scale: V | None = None
 
 
 class BlockSparseArgs(NamedTuple, Generic[V]):

@@ -80,7 +80,8 @@ class Spec:
     fewer tiles. `score` is the text that changes scores (score_mod.py), and `aux` its operands. `keep` names those
     of "mask" and "x0".. whose gradients are stored, one for each score. `lse`: the log-sum-exp of each row is stored.
     `fuses`: sums in float32, on a machine that makes a product and a sum in one instruction. `layout`: how sequences
-    lie in memory. `lists`: of the blocks that a block's rows see, instead of a range.
+    lie in memory. `lists`: of the blocks that a block's rows see, instead of a range. `scaled`: keys and values are
+    float8 with scales (scaled_keys.py).
     """
 
     dtype: torch.dtype
@@ -101,6 +102,7 @@ class Spec:
     fuses: bool = True
     layout: Layout = DENSE
     lists: BlockLists | None = None
+    scaled: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:

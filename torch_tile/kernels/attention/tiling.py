@@ -112,6 +112,8 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
     """Choose the tiling for products by wgmma. Return None where wgmma does not apply."""
     if not machine.target.has_wgmma or spec.dtype.itemsize != 2 or spec.vector < 8 or problem.rows <= 16:
         return None
+    if spec.scaled:  # the warps that multiply widen keys first, which mma.sync waits for as well
+        return None
     if (sharing := _sharing(spec, problem, machine)) is not None:
         return sharing
     fitting = [
@@ -181,7 +183,11 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     """Compute the shared memory of queries, keys, values, operands, exchanged weights and a staged result."""
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
     tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
-    tiles += [Tile(keys, columns, bits, config.stages, (Part.LOOP,)) for columns in (spec.tile_d, spec.tile_dv)]
+    columns_of = (spec.tile_d, spec.tile_dv)
+    if spec.scaled:  # float8 as it came, widened into a tile beside it
+        tiles += [Tile(keys, columns, 8, config.stages, (Part.LOOP,)) for columns in columns_of]
+    stages = 1 if spec.scaled else config.stages
+    tiles += [Tile(keys, columns, bits, stages, (Part.LOOP,)) for columns in columns_of]
     tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
     tiles += [Tile(rows, spec.tile_dv, bits, parts=(Part.LEAVING,))] if config.staged else []
     return Footprint((*tiles, *spec.operand_tiles(config)), bulk)
