@@ -98,6 +98,20 @@ def varlen_backward_call(g, q, k, v, o, lse, cu_q, cu_k, *out):
     launchers.attention_varlen_backward(g, q, k, v, o, lse, cu_q, cu_k, 40, 40, True, out=out)
 
 
+def sparse_call(q, k, v, counts, indices, *out):
+    made = out[0] if len(out) == 1 else out
+    name = "attention_block_sparse" if len(out) == 1 else "attention_block_sparse_lse"
+    getattr(launchers, name)(q, k, v, counts, indices, out=made)
+
+
+def sparse_backward_call(g, q, k, v, o, lse, counts, indices, *out):
+    launchers.attention_block_sparse_backward(g, q, k, v, o, lse, counts, indices, out=out)
+
+
+def block_lists():
+    return starts(1, 2).view(1, 1, 2), starts(1, 0, 0, 1).view(1, 1, 2, 2)
+
+
 def paged_call(q, k, v, table, lengths, *out):
     made = out[0] if len(out) == 1 else out
     name = "attention_paged" if len(out) == 1 else "attention_paged_lse"
@@ -207,6 +221,15 @@ CALLS = {
         lambda: (half(60, 4, 64), half(60, 4, 64), half(70, 2, 64), half(70, 2, 64), half(60, 4, 64),
                  torch.empty(4, 60), starts(0, 20, 60), starts(0, 30, 70), half(60, 4, 64), half(70, 2, 64),
                  half(70, 2, 64)),
+    ),
+    "attention_block_sparse": (
+        "tttttt", sparse_call,
+        lambda: (half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64), *block_lists(), half(2, 4, 200, 64)),
+    ),
+    "attention_block_sparse_lse": (
+        "ttttttt", sparse_call,
+        lambda: (half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64), *block_lists(), half(2, 4, 200, 64),
+                 torch.empty(2, 4, 200)),
     ),
     "attention_paged": (
         "tttttt", paged_call,
@@ -393,7 +416,7 @@ def entries_of(plan):
 
 
 SIZES = {
-    "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
+    "attention_block_sparse": 250, "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "quantize_int8": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48,

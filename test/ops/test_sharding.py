@@ -22,6 +22,15 @@ from torch_tile.ops.registration import SCHEMAS
 DRAWS = 6  # of placements at random, for each call
 
 
+def sparse_calls(t, integers):
+    """Calls of attention over lists."""
+    each = integers([2, 1]).view(1, 1, 2), integers([1, 0, 1, 0]).view(1, 1, 2, 2)
+    own = integers([2, 1] * 4).view(1, 4, 2), integers([1, 0, 1, 0] * 4).view(1, 4, 2, 2)
+    blocks = t(2, 4, 20, 8), t(2, 2, 30, 8), t(2, 2, 30, 8)
+    yield "attention_block_sparse", (*blocks, *each, None, None, 16, 16, True)
+    yield "attention_block_sparse_lse", (*blocks, *own, None, None, 16, 16)
+
+
 def calls():
     """(op, arguments): sizes that two ranks share evenly, and some that they do not."""
     generator = torch.Generator().manual_seed(1)
@@ -64,6 +73,7 @@ def calls():
     rows = t(6, 4, 8), t(7, 2, 8), t(7, 2, 8), integers([0, 2, 6]), integers([0, 0, 6]), 4, 6
     yield "attention_varlen", (*rows, True)
     yield "attention_varlen_lse", (*rows, False, 0.3, 2, [t(4, 1, 1).detach()], "v=mul(acc0,x0);ret v")
+    yield from sparse_calls(t, integers)
     pages = t(4, 4, 2, 8), t(4, 4, 2, 6), integers([[1, 0], [3, 2]]), integers([5, 8])
     yield "attention_paged", (t(2, 2, 4, 8), *pages)
     yield "attention_paged_lse", (t(6, 4, 8), *pages, integers([0, 2, 6]), 4)

@@ -15,6 +15,7 @@ import torch
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "attention_block_sparse": "attention.block_sparse",
     "attention_paged": "attention.paged",
     "attention_varlen": "attention.varlen",
     "causal_conv1d": "ssm.conv",

@@ -15,6 +15,11 @@ float32 on CUDA.
 from torch_tile.ops import families as families
 from torch_tile.ops.append_to_pages import append_to_pages
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
+from torch_tile.ops.families.attention_block_sparse import (
+    attention_block_sparse,
+    attention_block_sparse_backward,
+    attention_block_sparse_lse,
+)
 from torch_tile.ops.families.attention_paged import attention_paged, attention_paged_lse
 from torch_tile.ops.families.attention_varlen import (
     attention_varlen,
@@ -47,6 +52,9 @@ __all__ = [
     "append_to_pages",
     "attention",
     "attention_backward",
+    "attention_block_sparse",
+    "attention_block_sparse_backward",
+    "attention_block_sparse_lse",
     "attention_lse",
     "attention_paged",
     "attention_paged_lse",

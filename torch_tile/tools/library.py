@@ -17,7 +17,8 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
+from torch_tile.kernels.attention import backward, block_sparse, forward as attention, paged, varlen
+from torch_tile.kernels.attention.scaled_keys import E4M3
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import (
@@ -408,8 +409,15 @@ def _attentions_of_sequences() -> Iterator[Case]:
             yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
         yield Case(f"attention_varlen {name} d80 grouped", _varlen(dtype, 80, groups=4))
         yield Case(f"attention_varlen {name} window cap", _varlen(dtype, 128, causal=True, window=256, score=CAP))
+        for size, block in ((64, 128), (128, 128), (80, 16)):
+            yield Case(f"attention_block_sparse {name} d{size} blocks {block}", _block_sparse(dtype, size, block))
         for page in (16, 24, 64, 256):
             yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
+        if dtype != torch.float32:
+            for page in (16, 24, 64):
+                yield Case(f"attention_paged {name} float8 decode {page}", _paged_float8(dtype, page, 1))
+            yield Case(f"attention_paged {name} float8 chunk", _paged_float8(dtype, 64, 256))
+            yield Case(f"attention_paged {name} float8 ragged", _paged_float8(dtype, 128, 64, ragged=True))
         yield Case(f"attention_paged {name} chunk", _paged(dtype, 64, 256))
         yield Case(f"attention_paged {name} ragged chunks", _paged(dtype, 16, 256, ragged=True))
         yield Case(f"append_to_pages {name}", partial(_append, dtype))
@@ -430,6 +438,17 @@ def _varlen(
     return call
 
 
+def _block_sparse(dtype: torch.dtype, size: int, block: int) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        q, k, v = (make((2, heads, 1024, size), dtype) for heads in (16, 8, 8))
+        lists = make((1, 16, 1024 // block), torch.int32), make((1, 16, 1024 // block, 1024 // block), torch.int32)
+        rest = *lists, None, None, block, block, True
+        out, lse = block_sparse.attention_block_sparse(q, k, v, *rest)
+        return block_sparse.attention_block_sparse_backward(out, q, k, v, out, lse, *rest)
+
+    return call
+
+
 def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
     """Return a call of `attention_paged` with pages of `page` positions."""
 
@@ -439,6 +458,20 @@ def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) ->
         table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
         rest = (make((9,), torch.int32), queries) if ragged else ()
         return paged.attention_paged(q, k, v, table, lengths, *rest)
+
+    return call
+
+
+def _paged_float8(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
+    """Return a call of `attention_paged` with pages of float8 and scales of positions and of heads."""
+
+    def call(make: Make) -> object:
+        shape = (8 * queries,) if ragged else (8, queries)
+        q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), E4M3) for _ in range(2))
+        table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
+        rest = {"cu_seqlens_q": make((9,), torch.int32), "max_seqlen_q": queries} if ragged else {}
+        scales = {"k_scale": make((512, page, 8), torch.float32), "v_scale": make((1, 1, 8), torch.float32)}
+        return paged.attention_paged(q, k, v, table, lengths, **rest, **scales)
 
     return call
 
