@@ -33,6 +33,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import E4M3, E8M0, FORMATS, TABLE, pairs_of, power_of, value_of
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.measured_rules import verdict
@@ -70,32 +71,27 @@ def dequantize(
     return grouped.reshape(w.shape)
 
 
-def reference(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    format: str = "",
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue(a @ w0^T, ..., aux)` with w by `dequantize`, in float32 (float64 for float64 `a`), rounded to
     `dtype`.
 
-    a `[M, K]`; each b `[N, K * bits / word bits]`; scales and zeros none or one for each b, `[N, G]`, all of one G that
-    divides K; aux as for `gemm.reference`. Returns `[M, N]`.
+    Takes the arguments of `DequantGemmArgs`: a `[M, K]`; each b `[N, K * bits / word bits]`; scales and zeros none or
+    one for each b, `[N, G]`, all of one G that divides K; aux as for `gemm.reference`. Returns `[M, N]`.
     """
-    compute = compute_dtype(a.dtype)
-    nothing: list[Any] = [None] * len(bs)
-    factors = [xs or nothing for xs in (scales, zeros)]
-    fields = bits, high_first, offset, compute, format
-    weights = [dequantize(b, s, z, *fields).mT for b, s, z in zip(bs, *factors, strict=True)]
-    return gemm.reference(a, weights, aux, kinds, epilogue, dtype)
+    args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
+    weights = [w.mT for w in widened_matrices(args, compute_dtype(args.a.dtype))]
+    return gemm.reference(args.a, weights, args.aux, args.kinds, args.epilogue, args.dtype)
+
+
+def widened_matrices(
+    args: DequantGemmArgs[torch.Tensor], dtype: torch.dtype, group: int | None = None
+) -> list[torch.Tensor]:
+    """Widen the right operands to `[N, K]`, of one group if there are several."""
+    nothing: list[Any] = [None] * len(args.bs)
+    found = [args.bs, args.scales or nothing, args.zeros or nothing]
+    if group is not None:
+        found = [[x if x is None else x[group] for x in xs] for xs in found]
+    return [dequantize(*each, *args.fields, dtype, args.format) for each in zip(*found, strict=True)]
 
 
 @T.macro
@@ -321,55 +317,29 @@ def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
 
 
 def dequant_gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    format: str = "",
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
-    contiguous.
+    """Compute the product as `reference` does, from the arguments of `DequantGemmArgs`. `config` overrides the choice
+    of `config_for`. `out` may be given, contiguous.
     """
+    args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
+    a, bs = args.a, args.bs
     if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return into(out, reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype, format))
+        return into(out, reference(*args))
     if out is None:
-        out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
-    if not out.numel():
-        return out
-    run(a, bs, scales, zeros, (bits, high_first, offset), format, aux, kinds, epilogue, out, config)
+        out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=args.dtype)
+    if out.numel():
+        run(args, out, config)
     return out
 
 
-def run(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    fields: tuple[int, bool, int],
-    format: str,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    out: torch.Tensor,
-    config: Config | None,
-) -> None:
+def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None) -> None:
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
-    machine = machine_of(a)
-    spec, problem, tensors = prepare(
-        a, bs, scales, zeros, fields, format, aux, kinds, epilogue, out.dtype, machine
-    )  # fmt: skip
+    machine = machine_of(args.a)
+    spec, problem, tensors = prepare(args, machine)
     config = config or config_for(problem, machine)
     if config is None:
-        out.copy_(reference(a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype, format))
+        out.copy_(reference(*args))
         return
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
@@ -377,33 +347,23 @@ def run(
     if config.cluster:
         machine.kernel(cluster_dequant_matmul)(config, spec)(*tensors, out)
         return
-    parts = out.new_empty((config.splits, len(bs), *out.shape), dtype=compute_dtype(a.dtype))
+    parts = out.new_empty((config.splits, len(args.bs), *out.shape), dtype=compute_dtype(args.a.dtype))
     # The number of blocks that share a sum is a run-time value, so that one kernel serves all numbers.
     machine.kernel(split_dequant_matmul)(replace(config, splits=2), spec)(*tensors, parts, out)
 
 
-def prepare(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    fields: tuple[int, bool, int],
-    format: str,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    machine: Machine,
-) -> tuple[Spec, Problem, list[torch.Tensor]]:
+def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec, Problem, list[torch.Tensor]]:
     """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
 
     Right operands, scales and zeros may have a dimension of matrices in front.
     """
+    a, bs, scales, zeros, fields = args.a, args.bs, args.scales, args.zeros, args.fields
     (m, k), n = a.shape, bs[0].shape[-2]
     a = dense_last(a)
     matrices = [gemm.matrix(b) for b in bs]
     operands, transposed = [b for b, _ in matrices], tuple(t for _, t in matrices)
-    views, specs = gemm_spec.parameters(aux, kinds, pieces=False)  # neighbouring sums of a thread are of one column
+    # Neighbouring sums of a thread are of one column.
+    views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=False)
     groups = next((x.shape[-1] for x in (*scales, *zeros)), 1)
     scale, scales = Factor.of(scales)
     zero, zeros = Factor.of(zeros)
@@ -424,8 +384,8 @@ def prepare(
         words = torch.uint8
     if words != bs[0].dtype:
         operands = [b.view(words) for b in operands]
-    storage = Storage(words, signed, *fields, format, transposed, group, scale, zero, aligned)
-    spec = Spec(gemm_spec.Spec(a.dtype, dtype, False, transposed, specs, epilogue, vector), storage, operand)
+    storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
+    spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
     problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
