@@ -364,6 +364,10 @@ template <class... Bits> inline float table_nibble(uint32_t word, int byte, int 
   const int table[16] = {bits...};
   return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
 }
+inline int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
+template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
+  return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
+}
 template <class T> inline uint32_t pair_of(T low, T high) { return low.bits | uint32_t(high.bits) << 16; }
 template <class T> inline T part_of(uint32_t pair, int part) { return T{uint16_t(pair >> 16 * part)}; }
 template <class T, int surplus, bool upper_first> inline uint32_t nibble_pair(uint32_t word, int byte) {

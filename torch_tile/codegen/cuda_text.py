@@ -425,6 +425,8 @@ class _Pair:
         if isinstance(a, Binary) and isinstance(b, Binary) and a.op == b.op == "-":
             surplus = _small(a.b) if equal(a.b, b.b) else None
             a, b = a.a, b.a
+        if isinstance(a, Load) and isinstance(b, Load):
+            return self.entry(a, b)
         if surplus is None or not (isinstance(a, Call) and isinstance(b, Call) and a.name == b.name):
             return None
         if a.name != "nibble" and (a.name != "table_nibble" or surplus):
@@ -439,10 +441,29 @@ class _Pair:
         operands = f"{self.text.value(a.args[0])}, {self.text.value(a.args[1])}"
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
 
+    def entry(self, a: Load, b: Load) -> str | None:
+        """Print a pair of a table in shared memory that a byte selects."""
+        if a.buffer is not b.buffer or a.dtype != self.to or not (is_entry(a) and is_entry(b)):
+            return None
+        first, second = a.indices[0], b.indices[0]
+        assert isinstance(first, Call) and isinstance(second, Call)
+        word, byte, lane, part = first.args
+        same = all(equal(simplify(x), simplify(y)) for x, y in zip(first.args[:3], second.args[:3], strict=True))
+        if not same or self.order(part, second.args[3]) is not False:
+            return None
+        operands = ", ".join(map(self.text.value, (word, byte, lane)))
+        return f"tile::pair_at({self.text.value(Address(a.buffer, (const(0, dt.int32),)))}, {operands})"
+
 
 def _is_table(expr: Expr | None) -> bool:
     """Return whether a value is looked up in a table."""
-    return isinstance(expr, Call) and expr.name == "table_nibble"
+    return is_entry(expr) or (isinstance(expr, Call) and expr.name == "table_nibble")
+
+
+def is_entry(expr: Expr | None) -> bool:
+    """Return whether a value is read from a table of pairs in shared memory."""
+    place = expr.indices[0] if isinstance(expr, Load) and expr.buffer.scope == "shared" and expr.indices else None
+    return isinstance(place, Call) and place.name == "table_place"
 
 
 def _inner(expr: Expr, to: DType) -> Expr:

@@ -155,6 +155,7 @@ from torch_tile.language.math import (
     shift_left,
     shift_right,
     table_nibble,
+    table_place,
     truncdiv,
     truncmod,
 )  # fmt: skip

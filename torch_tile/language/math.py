@@ -41,7 +41,7 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
 # Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
-OTHERS = re.compile(rf"ieee_.*|table_nibble|{intrinsics.random.NAME}")
+OTHERS = re.compile(rf"ieee_.*|table_nibble|table_place|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
     n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )
@@ -112,6 +112,11 @@ def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[flo
     return intrinsics.call(
         "table_nibble", word, byte, upper, *(bits.reinterpret(const(value, dt.float32), dt.int32) for value in values)
     )
+
+
+def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:
+    """Return the place of number `part` of the pair of a byte of `word`, in a flat table `[256, 32, 2]`: byte, lane."""
+    return intrinsics.call("table_place", word, byte, lane, part)
 
 
 def exp10(x: Scalar) -> Expr:
