@@ -13,7 +13,7 @@ from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Const, Expr, Load, Select, unary
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Node, Rewriter, contains
+from torch_tile.ir.node import Node, Rewriter, contains, contents
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, Program, Role, Stmt, Store, While
 from torch_tile.lowering.common.unwritten import SCOPES, ranges_of
 from torch_tile.lowering.common.written_boxes import MOST, ONE, Box, Scopes, missing
@@ -40,6 +40,11 @@ class _Paths(Rewriter):
         self.found: list[Diagnostic] = []
         self.written: Written = IdMap()  # of the tiles that are not wholly written yet
         self.outer = Scopes(ranges_of(kernel))
+
+    def __call__(self, node: Any) -> Any:
+        """Skip values that read no memory."""
+        plain = isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit)
+        return node if plain else super().__call__(node)
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         if node.buffer.scope in SCOPES and node.init is None:

@@ -17,7 +17,7 @@ from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Expr, Load, Select, unary
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find
+from torch_tile.ir.node import Node, Rewriter, children, contains, contents, equal, find
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -68,6 +68,11 @@ class _Order(Rewriter):
         self.partly = 0  # loops around whose iterations may end early
         self.dropped = False  # whether the values that are visited may change nothing
         self.outer = Scopes(ranges_of(kernel))
+
+    def __call__(self, node: Any) -> Any:
+        """Skip values that read no memory."""
+        plain = isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit)
+        return node if plain else super().__call__(node)
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         if node.buffer.scope in SCOPES and node.init is None:
