@@ -34,7 +34,7 @@ from torch_tile.ir.stmt import (
     While,
     calls,
 )
-from torch_tile.lowering.analysis.scope_facts import Known
+from torch_tile.ir.scope_facts import Known
 from torch_tile.lowering.pipelining.copy_plan import filling, leaves, uses, why_not_tile
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
