@@ -68,6 +68,20 @@ def function(name: str) -> Callable[..., Expr]:
     return apply
 
 
+def round(x: Scalar, rounding_mode: str = "ties-to-even") -> Any:
+    """Round to the nearest integer: halves to even, or away from zero for `rounding_mode="ties-away-from-zero"`.
+
+    Raises TileError for another mode.
+    """
+    need_choice("round", "rounding_mode", rounding_mode, ("ties-to-even", "ties-away-from-zero"))
+    value = to_expr(x, op="T.round")
+    if rounding_mode == "ties-to-even" or not value.dtype.is_float:
+        return intrinsics.call("round", value)
+    whole = intrinsics.call("trunc", value)
+    one = intrinsics.call("copysign", const(1, value.dtype), value)
+    return select(intrinsics.call("abs", value - whole) >= 0.5, whole + one, whole)
+
+
 def max(*values: Scalar) -> Any:
     """Return the largest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, maximum, "max")
@@ -386,6 +400,21 @@ def logical_not(a: Any) -> Any:
     from torch_tile.ir.expr import truth, unary
 
     return unary("not", truth(a)) if isinstance(a, Expr) else not a
+
+
+def And(a: Any, b: Any) -> Any:
+    """`a and b` on the device, as TIR spells it."""
+    return logical_and(a, b)
+
+
+def Or(a: Any, b: Any) -> Any:
+    """`a or b` on the device, as TIR spells it."""
+    return logical_or(a, b)
+
+
+def Not(a: Any) -> Any:
+    """`not a` on the device, as TIR spells it."""
+    return logical_not(a)
 
 
 def infinity(dtype: Any = "float32") -> Const:

@@ -175,6 +175,8 @@ def param_type(name: str, annotation: Any, function: FunctionType | None) -> Ten
     """Return a parameter's type from its annotation; raise `bad_annotation` for anything else."""
     if isinstance(annotation, TensorType | PointerType):
         return annotation
+    if isinstance(annotation, Var):  # T.int32()
+        return annotation.dtype
     try:
         return to_dtype(annotation)
     except ValueError:
@@ -479,7 +481,7 @@ def exact_key(value: Any) -> Hashable:
 
 def _is_scalar_param(annotation: Any) -> bool:
     """Return whether a parameter is passed at run time: its annotation is a dtype of the language, not Python's int."""
-    return isinstance(annotation, DType)
+    return isinstance(annotation, DType | Var)  # T.int32, or T.int32()
 
 
 def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:

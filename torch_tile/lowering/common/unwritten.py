@@ -11,11 +11,13 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, find
-from torch_tile.ir.stmt import Alloc, If, Kernel, Print, Program, Role, Stmt, Store, While
+from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Print, Program, Role, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.base import need_region
+from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 
 SCOPES = ("fragment", "shared", "local")
@@ -31,6 +33,31 @@ def unwritten_reads(program: Program) -> list[Diagnostic]:
     return found
 
 
+def cleared(program: Program) -> Program:
+    """Return the program with each tile cleared that is read unwritten: it compiles, and must not run."""
+    tiles: IdSet[Buffer] = IdSet()
+    for kernel in program.kernels:
+        order = _Order(kernel)
+        order(kernel.body)
+        tiles.update(order.tiles)
+    return _Clear(tiles)(program)  # type: ignore[no-any-return]
+
+
+class _Clear(Rewriter):
+    """Fill tiles with 0 where they are made."""
+
+    def __init__(self, tiles: IdSet[Buffer]):
+        self.tiles = tiles
+
+    def visit_Block(self, block: Block) -> Block:
+        new: list[Stmt] = []
+        for one in block.stmts:
+            new.append(self(one))
+            if isinstance(one, Alloc) and one.buffer in self.tiles:
+                new.append(Fill(need_region(one.buffer, "fill", "buffer"), const(0, one.buffer.dtype), span=one.span))
+        return Block(tuple(new), span=block.span) if len(new) != len(block.stmts) else self.children(block)
+
+
 class _Order(Rewriter):
     """Visit a kernel in the order of its statements, a loop's body once.
 
@@ -39,6 +66,7 @@ class _Order(Rewriter):
 
     def __init__(self, kernel: Kernel):
         self.found: list[Diagnostic] = []
+        self.tiles: IdSet[Buffer] = IdSet()  # that `found` is about
         self.waiting: IdSet[Buffer] = IdSet()  # tiles that exist and have no write so far
         self.ever = _written_somewhere(kernel)
         self.conditional = 0
@@ -118,6 +146,7 @@ class _Order(Rewriter):
         if buffer not in self.waiting or (self.conditional and buffer in self.ever):
             return
         self.waiting.discard(buffer)
+        self.tiles.add(buffer)
         adds = isinstance(node, Gemm) and node.C.buffer is buffer
         clear = f"T.clear({buffer.name})"
         fix = f"clear it first, `{clear}`, or pass clear_accum=True" if adds else f"write to it first, as by `{clear}`"
