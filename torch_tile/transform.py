@@ -7,7 +7,7 @@ The passes of this compiler are in torch_tile.lowering, and work on its own prog
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch_tile.options import PassConfigKey as PassConfigKey
 

@@ -20,7 +20,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Address, Expr, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
-from torch_tile.ir.stmt import Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
+from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
 from torch_tile.language.pointers import Pointer, PointerType
@@ -55,6 +55,16 @@ class PrimFunc:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse the call: a kernel has to be compiled first."""
         raise error("not_compiled", author_span(), name=self.__name__)
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """What TileLang keeps beside the function: its name, the positions of T.empty's results, options in the body."""
+        found: dict[str, Any] = {"global_symbol": self.__name__}
+        if self.program.outputs:
+            found["tilelang_out_idx"] = list(range(-len(self.program.outputs), 0))
+        if self.program.switches:
+            found["tilelang_pass_configs"] = {SWITCH_KEYS[name]: True for name in self.program.switches}
+        return found
 
     def script(self) -> str:
         """Print the kernel as text in the language."""
