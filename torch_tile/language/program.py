@@ -58,7 +58,7 @@ class PrimFunc:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """What TileLang keeps beside the function: its name, the positions of T.empty's results, options in the body."""
+        """What TileLang keeps beside a function: its name, the positions of its results, options in the body."""
         found: dict[str, Any] = {"global_symbol": self.__name__}
         if self.program.outputs:
             found["tilelang_out_idx"] = list(range(-len(self.program.outputs), 0))

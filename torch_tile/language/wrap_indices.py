@@ -59,15 +59,15 @@ class _Wrap(Known):
 
     def visit_Load(self, load: Load) -> Expr:
         new = self.children(load)
-        return self.moved(new, load.indices)
+        return self.moved(new, load.indices)  # type: ignore[no-any-return]
 
     def visit_Address(self, address: Address) -> Expr:
         new = self.children(address)
-        return self.moved(new, address.indices)
+        return self.moved(new, address.indices)  # type: ignore[no-any-return]
 
     def visit_Store(self, store: Store) -> Stmt:
         new = self.children(store)
-        return self.moved(new, store.indices)
+        return self.moved(new, store.indices)  # type: ignore[no-any-return]
 
     def moved(self, one: Any, before: Sequence[Expr]) -> Any:
         """Return an access with its indices wrapped; `before` are the indices that ranges speak of."""
