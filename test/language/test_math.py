@@ -298,3 +298,9 @@ def test_round_with_a_mode(way, dtype):
 def test_round_with_an_unknown_mode():
     with pytest.raises(TileError, match="ties-to-even"):
         T.round(3.5, "up")
+
+
+def test_saturation_as_a_bool():
+    for sat, expected in ((True, 448.0), ("satfinite", 448.0), (False, None), (None, None)):
+        text = repr(T.cast(T.Var("x", "float32"), "float8_e4m3fn", sat=sat))
+        assert ("448" in text) == (expected is not None)

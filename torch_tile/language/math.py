@@ -148,18 +148,21 @@ Select = if_then_else
 
 
 def cast(
-    value: Scalar, dtype: Any, round: str | None = None, sat: str | None = None, rbits: Scalar = None
+    value: Scalar, dtype: Any, round: str | None = None, sat: str | bool | None = None,
+    rbits: Scalar = None,
 ) -> Expr:  # fmt: skip
     """`value` converted to `dtype`: floats round to nearest even, float to integer truncates.
 
     `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with
-    a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", what is too large for
-    `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other names.
+    a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", or True, what is too
+    large for `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other
+    names.
     """
     if isinstance(value, str):
         fix = f"write T.cast(x, {value!r}): the value goes before the dtype"
         raise error("bad_argument", None, op="T.cast", name="value", why=f"is the text {value!r}", fix=fix)
-    return cast_rounded(value, dtype_of(dtype), round, sat, rbits)
+    wanted = {True: "satfinite", False: None}[sat] if isinstance(sat, bool) else sat
+    return cast_rounded(value, dtype_of(dtype), round or None, wanted, rbits)
 
 
 def Cast(dtype: Any, value: Scalar) -> Expr:
