@@ -78,7 +78,9 @@ class Fresh(Rewriter):
         return self.new.get(var, var)  # type: ignore[return-value]
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        """Return the new tile."""
+        """Return the new tile; a view of a new tile is new, too."""
+        if buffer not in self.new and buffer.base in self.new:
+            self.new[buffer] = replace(buffer, base=self.new[buffer.base])
         return self.new.get(buffer, buffer)  # type: ignore[return-value]
 
     def visit_Stmt(self, node: Stmt) -> Stmt:
