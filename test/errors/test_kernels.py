@@ -185,7 +185,7 @@ def unwritten():
                 total[i] += A[i]  # here
             T.copy(total, A)
 
-    tilelang.compile(kernel)
+    tilelang.compile(kernel).run()
 
 
 def unwritten_sums():
@@ -199,7 +199,7 @@ def unwritten_sums():
                     T.gemm(a, a, c)  # here
             T.copy(c, C)
 
-    tilelang.compile(kernel)
+    tilelang.compile(kernel).run()
 
 
 def unwritten_yet():
@@ -211,7 +211,7 @@ def unwritten_yet():
                 T.copy(tile, A)  # here
                 T.copy(A, tile)
 
-    tilelang.compile(kernel)
+    tilelang.compile(kernel).run()
 
 
 def lost_result():
