@@ -93,9 +93,10 @@ class Divergence:
 
     def __init__(self, kernel: Kernel, arrays: bool = False):
         self.scopes = ("var", "local") if arrays else ("var",)
-        self.mixed: set[Var | Buffer] = {n for n in find(kernel, Var) if n.role == "thread"}
+        threads = {n for n in find(kernel, Var) if n.role == "thread"}
+        self.mixed: set[Var | Buffer] = {*threads}
         facts = Ranges()
-        for thread in self.mixed:
+        for thread in threads:
             facts = facts.loop(thread, 0, math.prod(kernel.threads))
         self.simplify: Simplifier = Simplifier(facts)
         size = -1
