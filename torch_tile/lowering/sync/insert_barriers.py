@@ -143,6 +143,8 @@ class Walk:
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """Update the state by one statement, with a barrier before it if it needs one."""
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
+        if syncs(call, Sync.BARRIER, Scope.WARP):
+            state.in_warps(lambda access: not by_engine(access.origin))
         if isinstance(one, Role):
             self._role(one, place, state, places)
         elif call is not None and _is_for_all(call, self.threads):
