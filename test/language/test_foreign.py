@@ -362,3 +362,21 @@ def test_the_types_name_behind_the_operands(way):
     a, b, c = torch.randn(128), torch.zeros(128), torch.zeros(128)
     way(kernel, a, b, c)
     assert torch.equal(b, 2 * a) and torch.equal(c, 3 * a)
+
+
+def test_whole_kernels_may_take_sizes():
+    """Names of T.dynamic follow the tensors, each once."""
+    m, n = T.dynamic("m, n")
+    text = """
+    extern "C" __global__ void copy_rows(float* a, float* b, int rows, int columns) {
+      int i = blockIdx.x * 64 + threadIdx.x;
+      if (i < rows * columns) b[i] = a[i];
+    }
+    """
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, n), "float32"), B: T.Tensor((m, n), "float32")):
+        T.CUDASourceCodeKernel(T.ceildiv(m * n, 64), threads=64, source_code_or_path=text, entry_name="copy_rows")
+
+    made = tilelang.compile(kernel, target="cuda:sm_80")
+    assert "copy_rows(A, B, m, n);" in made.get_kernel_source() and not made.cubin.warnings

@@ -21,8 +21,9 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.bits import reinterpret
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Address, Const, Expr, cast, is_number, to_expr
+from torch_tile.ir.expr import Address, Const, Expr, Var, cast, is_number, to_expr
 from torch_tile.ir.layout import row_major
+from torch_tile.ir.node import find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Do, Store
 from torch_tile.language.asynchronous import in_kernel
@@ -289,7 +290,8 @@ def CUDASourceCodeKernel(
 ) -> None:  # fmt: skip
     """Launch the `__global__` function `entry_name` of a CUDA text or file, in place of T.Kernel.
 
-    It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. `blocks`,
+    It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. Behind
+    them it may take the sizes that T.dynamic names in their shapes, each once, as int. `blocks`,
     `threads` and `cluster_dims` are T.Kernel's; `prelude` is text to go before. It declares its shared memory itself,
     with a size. Tensors that it takes as `const` pointers are only read. GPUs only; interpreters cannot run it.
     """
@@ -308,6 +310,9 @@ def CUDASourceCodeKernel(
         raise error("bad_argument", None, op=what, name="entry_name", why=why, fix=fix)
     given = [*at.params, *at.made]
     declared = [part.strip() for part in found[1].split(",") if part.strip()]
+    sizes = list(dict.fromkeys(n for b in given if isinstance(b, Buffer) for e in b.shape for n in find(e, Var)))
+    if len(declared) == len(given) + len(sizes):
+        given += sizes
     if len(declared) != len(given):
         why = f"takes {len(declared)} parameters, and the function around has {len(given)}"
         fix = f"declare {', '.join(p.name for p in given)}, in this order"
