@@ -72,6 +72,8 @@ def compile_program(
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
+    if build.options.strict:
+        warn_of_paths(program)
     step = compile_cuda if build.target.kind == "cuda" else compile_cpu
     try:
         return step(program, out_idx, build)
@@ -170,6 +172,14 @@ def _too_large(kernel: Kernel) -> str:
         if count > PER_THREAD:
             large.append(f"`{tile.name}` alone takes {count} of the {PER_THREAD} registers of a thread")
     return f": {', '.join(large)}; take more threads or smaller tiles" if large else ""
+
+
+def warn_of_paths(program: Program) -> None:
+    """Log a warning for each tile that may be read where nothing was written; whether it is depends on the call."""
+    from torch_tile.lowering.common.perhaps_unwritten import perhaps_unwritten
+
+    for found in perhaps_unwritten(program):
+        logging.getLogger("torch_tile").warning("%s", found.render().removeprefix("error"))
 
 
 def refuse_slow(build: Build) -> None:

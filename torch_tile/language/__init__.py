@@ -159,6 +159,7 @@ from torch_tile.language.math import (
     shift_left,
     shift_right,
     table_nibble,
+    table_place,
     truncdiv,
     truncmod,
 )  # fmt: skip

@@ -189,6 +189,7 @@ from torch_tile.language.math import (
     shift_left as shift_left,
     shift_right as shift_right,
     table_nibble as table_nibble,
+    table_place as table_place,
     truncdiv as truncdiv,
     truncmod as truncmod,
 )
@@ -1190,6 +1191,7 @@ __all__ = [
     "syncthreads_count",
     "syncthreads_or",
     "table_nibble",
+    "table_place",
     "tan",
     "tanh",
     "tensor_map",

@@ -41,7 +41,7 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
 # Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
-OTHERS = re.compile(rf"ieee_.*|table_nibble|{intrinsics.random.NAME}")
+OTHERS = re.compile(rf"ieee_.*|table_nibble|table_place|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
     n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )
@@ -128,6 +128,11 @@ def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[flo
     )
 
 
+def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:
+    """Return the place of number `part` of the pair of a byte of `word`, in a flat table `[256, 32, 2]`: byte, lane."""
+    return intrinsics.call("table_place", word, byte, lane, part)
+
+
 def exp10(x: Scalar) -> Expr:
     """10 to the power of `x`."""
     base = to_expr(x, op="T.exp10")
@@ -195,7 +200,7 @@ def ceildiv(a: Any, b: Any) -> Any:
         return -(-a // b)
     x, y = pair(a, b, "T.ceildiv")
     if _has_room(x, y):
-        return (a + (b - 1)) // b
+        return (x + (y - const(1, y.dtype))) // y
     quotient = x // y
     return quotient + cast_expr(x % y != 0, quotient.dtype)
 
@@ -333,7 +338,7 @@ def truncdiv(a: Any, b: Any) -> Any:
     if (x // y).dtype.kind == "uint":
         return x // y
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
-    return select(is_below, x // y + 1, x // y)
+    return select(is_below, x // y + const(1, x.dtype), x // y)
 
 
 def truncmod(a: Any, b: Any) -> Any:
