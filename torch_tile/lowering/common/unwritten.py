@@ -15,7 +15,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import LOGICAL, Address, Binary, Expr, Load, Select, unary
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Expr, Load, Select, const, unary
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, contents, equal, find
 from torch_tile.ir.stmt import (
@@ -37,7 +37,9 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.common.written_boxes import MOST, ONE, Box, Scopes, missing
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.base import need_region
 from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.reduce.op import Reduce
 
@@ -54,6 +56,31 @@ def unwritten_reads(program: Program) -> list[Diagnostic]:
     return found
 
 
+def cleared(program: Program) -> Program:
+    """Return the program with each tile cleared that is read unwritten: it compiles, and must not run."""
+    tiles: IdSet[Buffer] = IdSet()
+    for kernel in program.kernels:
+        order = _Order(kernel)
+        order(kernel.body)
+        tiles.update(order.tiles)
+    return _Clear(tiles)(program)  # type: ignore[no-any-return]
+
+
+class _Clear(Rewriter):
+    """Fill tiles with 0 where they are made."""
+
+    def __init__(self, tiles: IdSet[Buffer]):
+        self.tiles = tiles
+
+    def visit_Block(self, block: Block) -> Block:
+        new: list[Stmt] = []
+        for one in block.stmts:
+            new.append(self(one))
+            if isinstance(one, Alloc) and one.buffer in self.tiles:
+                new.append(Fill(need_region(one.buffer, "fill", "buffer"), const(0, one.buffer.dtype), span=one.span))
+        return Block(tuple(new), span=block.span) if len(new) != len(block.stmts) else self.children(block)
+
+
 class _Order(Rewriter):
     """Visit a kernel in the order of its statements, a loop's body once.
 
@@ -62,6 +89,7 @@ class _Order(Rewriter):
 
     def __init__(self, kernel: Kernel):
         self.found: list[Diagnostic] = []
+        self.tiles: IdSet[Buffer] = IdSet()  # that `found` is about
         self.waiting: IdMap[Buffer, list[Box]] = IdMap()  # tiles of which a part has no write so far, and the rest
         self.ever = _written_somewhere(kernel)
         self.conditional = 0
@@ -249,6 +277,7 @@ class _Order(Rewriter):
         if self.waiting.get(buffer) != [] or (self.conditional and buffer in self.ever):
             return
         del self.waiting[buffer]
+        self.tiles.add(buffer)
         adds = isinstance(node, Gemm) and node.C.buffer is buffer
         clear = f"T.clear({buffer.name})"
         fix = f"clear it first, `{clear}`, or pass clear_accum=True" if adds else f"write to it first, as by `{clear}`"
