@@ -253,6 +253,7 @@ class _Order(Rewriter):
         """Report a certain read of elements that have no write before it."""
         if self._lost(buffer, starts, extents, node):
             del self.waiting[buffer]
+            self.tiles.add(buffer)
             self.found.append(diagnose("unwritten_element", node.span, buffer=buffer.name))
 
     def _lost(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> list[Box]:
