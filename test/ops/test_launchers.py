@@ -202,6 +202,21 @@ CALLS = {
         lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
                  half(2, 640, 64), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
     ),
+    "mla_decode_fp8": (
+        "ttttttt",
+        lambda q, q_pe, cache, table, lengths, out, lse: launchers.mla_decode_fp8(
+            q, q_pe, cache, table, lengths, out=(out, lse)
+        ),
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), torch.zeros(40, 64, 656, dtype=torch.uint8),
+                 torch.zeros(2, 10, dtype=torch.int32), torch.full((2,), 600, dtype=torch.int32),
+                 half(2, 1, 16, 512), torch.empty(2, 1, 16)),
+    ),
+    "mla_sparse": (
+        "ttttttt",
+        lambda q, q_pe, kv, k_pe, listed, out, lse: launchers.mla_sparse(q, q_pe, kv, k_pe, listed, out=(out, lse)),
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512), half(2, 640, 64),
+                 torch.zeros(2, 1, 128, dtype=torch.int32), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
+    ),
     "mla_schedule": ("tt", lambda lengths, out: launchers.mla_schedule(lengths, 16, 5, out=out),
                      lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
     "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
@@ -404,7 +419,7 @@ SIZES = {
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "quantize_int8": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48,
-    "decode": 900, "mla": 2,
+    "decode": 900, "mla": 2, "mla_decode_fp8": 2, "mla_sparse": 640,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
     "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,

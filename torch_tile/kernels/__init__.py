@@ -33,6 +33,7 @@ FAMILIES = {
     "k_grouped_gemm": "gemm.grouped_wgrad",
     "linear_cross_entropy": "loss.linear_cross_entropy",
     "mla_decode": "mla.decode",
+    "mla_packed": "mla.packed",
     "mla_schedule": "mla.scheduler",
     "norm": "norm.norm",
     "quantize_fp8": "norm.quantize",

@@ -36,6 +36,7 @@ from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
 from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
+from torch_tile.ops.families.mla_packed import mla_decode_fp8, mla_sparse, pack_latents
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
@@ -76,8 +77,11 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_gradients",
     "mla_decode",
+    "mla_decode_fp8",
     "mla_decode_lse",
     "mla_schedule",
+    "mla_sparse",
+    "pack_latents",
     "quantize_fp8",
     "quantize_int8",
     "rms_norm",
