@@ -72,6 +72,15 @@ TILE_DEVICE uint32_t table_pair(uint32_t word, int byte) {
   return bytes_of(low, high, (upper_first ? 0x4051 : 0x5140) + byte % 2 * 0x2222);
 }
 
+// The index of one number of the pair that a byte selects, in a table of 256 pairs with a copy for each lane.
+TILE_DEVICE int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
+
+// That pair. The byte is turned to where its offset in bytes is due, so that a mask and an addition make the address.
+template <class T> TILE_DEVICE uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
+  const uint32_t offset = __funnelshift_r(word, word, 8 * byte - 7) & 0x7f80 | 4 * lane;
+  return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(table) + offset);
+}
+
 template <class T> TILE_DEVICE uint32_t pair_less(uint32_t pair, T x) {
   constexpr uint32_t minus_one = same<T, f16> ? 0xbc00bc00 : 0xbf80bf80;
   return pair_fma<T>(pair_of(x), minus_one, pair);

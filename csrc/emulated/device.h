@@ -86,6 +86,7 @@ inline void turn_give(int number) { emulated::meet(number, 256, false); }
 }  // namespace tile
 
 #include "../ping_pong.h"
+#include "../wrapping.h"
 
 namespace tile {
 
@@ -226,7 +227,7 @@ inline void prefetch_map(const TensorMap*) {}
 
 inline float round_tf32(float x) { return bits_float((float_bits(x) + 0x1000u) & 0xffffe000u); }
 inline int dp4a(int a, int b, int c) {
-  for (int i = 0; i < 4; ++i) c += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
+  for (int i = 0; i < 4; ++i) c = wrapping_add<int>(c, int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i)));
   return c;
 }
 
@@ -363,6 +364,10 @@ template <class... Bits> inline float table_nibble(uint32_t word, int byte, int 
   const int table[16] = {bits...};
   return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
 }
+inline int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
+template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
+  return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
+}
 template <class T> inline uint32_t pair_of(T low, T high) { return low.bits | uint32_t(high.bits) << 16; }
 template <class T> inline T part_of(uint32_t pair, int part) { return T{uint16_t(pair >> 16 * part)}; }
 template <class T, int surplus, bool upper_first> inline uint32_t nibble_pair(uint32_t word, int byte) {
@@ -405,7 +410,11 @@ template <class T, class Update> TILE_ATOMIC T replaced(T* p, Update update) {
     const auto x = convert<compute<T>>(value);                                                 \
     return replaced(p, [x](compute<T> old) { return compute<T>(result); });                    \
   }
-TILE_UPDATE(atomic_add, old + x)
+template <class T> inline T summed(T a, T b) {
+  if constexpr (same<T, int32_t> || same<T, int64_t>) return wrapping_add<T>(a, b);
+  else return a + b;
+}
+TILE_UPDATE(atomic_add, summed(old, x))
 TILE_UPDATE(atomic_max, x > old ? x : old)
 TILE_UPDATE(atomic_min, x < old ? x : old)
 TILE_UPDATE(atomic_and, old & x)

@@ -31,7 +31,8 @@ def of_gemv(config, spec, bulk):
 
 
 def of_dequant(config, spec, bulk):
-    return dequant.footprint(config, spec.operand, len(spec.storage.transposed), spec.storage.bits, bulk)
+    storage = spec.storage
+    return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded)
 
 
 FOOTPRINTS = {

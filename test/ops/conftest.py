@@ -487,6 +487,7 @@ def gated_delta_rule_samples(t: Maker) -> list[tuple]:
             *(small(1, 5, 2, 3), small(1, 5, 2, 3), small(1, 5, 4, 6), decay, between(1, 5, 4)),
             *(small(2, 4, 3, 6), starts, 0.7, True),
         ),
+        with_channels(t, (small(1, 5, 2, 3), small(1, 5, 2, 3), small(1, 5, 4, 6), decay, between(1, 5, 4))),
     ]
 
 
@@ -503,10 +504,39 @@ def gated_delta_rule_step_samples(t: Maker) -> list[tuple]:
     return [
         (t(1, 4, 3, 6), q, k, v, g, beta, None, True),
         (t(1, 4, 3, 6), q[:, :1], k[:, :1], v[:, :1], g[:, :1], beta[:, :1]),
+        (t(1, 4, 3, 6), *gated_delta_rule_samples(t)[2]),
     ]
 
 
+def with_channels(t: Maker, args: tuple) -> tuple:
+    """Arguments of a delta rule whose keys decay channel by channel, with a head of keys for each head of values."""
+    _, _, v, _, *more = args
+    decay = (-t(1, v.shape[1], 4, 3).detach().abs()).requires_grad_(t.requires_grad)
+    q, k = ((t(1, v.shape[1], 4, 3).detach() / 4).requires_grad_(t.requires_grad) for _ in range(2))
+    return (q, k, v, decay, *more)
+
+
+def gated_linear_attention_samples(t: Maker) -> list[tuple]:
+    first, second = gated_delta_rule_samples(t)[:2]
+    return [first[:4], with_channels(t, (*second[:4], *second[5:8]))]
+
+
+def gated_linear_attention_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for args in gated_linear_attention_samples(t):
+        state = None if len(args) == 4 else torch.randn(2, 4, 3, 6).requires_grad_(t.requires_grad)
+        made.append((torch.randn_like(args[2]).requires_grad_(t.requires_grad), state, *args))
+    return made
+
+
+def gated_linear_attention_step_samples(t: Maker) -> list[tuple]:
+    return [(t(1, 4, 3, 6), *args[:4], 0.5) for args in gated_linear_attention_samples(t)]
+
+
 SAMPLES = {
+    "gated_linear_attention": gated_linear_attention_samples,
+    "gated_linear_attention_backward": gated_linear_attention_backward_samples,
+    "gated_linear_attention_step": gated_linear_attention_step_samples,
     "gated_delta_rule": gated_delta_rule_samples,
     "gated_delta_rule_backward": gated_delta_rule_backward_samples,
     "gated_delta_rule_step": gated_delta_rule_step_samples,

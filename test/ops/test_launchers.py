@@ -337,6 +337,22 @@ CALLS = {
         lambda: (half(5, 4, 16, 32), half(5, 1, 2, 16), half(5, 1, 2, 16), half(5, 1, 4, 32), half(5, 1, 4),
                  half(5, 1, 4), half(5, 1, 4, 32), half(5, 4, 16, 32)),
     ),
+    "gated_linear_attention": (
+        "tttttt", lambda q, k, v, g, *out: launchers.gated_linear_attention(q, k, v, g, out=out),
+        lambda: (half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 32),
+                 torch.empty(2, 4, 16, 32)),
+    ),
+    "gated_linear_attention_backward": (
+        "tttttttttt",
+        lambda d, q, k, v, g, *out: launchers.gated_linear_attention_backward(d, None, q, k, v, g, out=out),
+        lambda: (half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16),
+                 half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(0)),
+    ),
+    "gated_linear_attention_step": (
+        "ttttttt", lambda s, q, k, v, g, *out: launchers.gated_linear_attention_step(s, q, k, v, g, out=out),
+        lambda: (half(5, 4, 16, 32), half(5, 1, 2, 16), half(5, 1, 2, 16), half(5, 1, 4, 32), half(5, 1, 4),
+                 half(5, 1, 4, 32), half(5, 4, 16, 32)),
+    ),
     "selective_state_update": (
         "ttttttt", lambda s, x, dt, A, B, *out: launchers.selective_state_update(s, x, dt, A, B, B, out=out),
         lambda: (half(5, 4, 32, 16), half(5, 4, 32), half(5, 4, 32), half(4, 32, 16), half(5, 1, 16), half(5, 4, 32),
@@ -423,7 +439,8 @@ SIZES = {
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
     "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,
-    "selective_state_update": 5, "gated_delta_rule": 70, "gated_delta_rule_step": 5,
+    "selective_state_update": 5, "gated_delta_rule": 70, "gated_delta_rule_step": 5, "gated_linear_attention": 70,
+    "gated_linear_attention_step": 5,
 }  # fmt: skip
 """Of a dimension of each call that may be known at run time only."""
 

@@ -22,13 +22,13 @@ PRODUCTS = [
     *("attention_block_sparse", "attention_block_sparse_lse"),
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
-    *("gated_delta_rule", "gated_delta_rule_step"),
+    *("gated_delta_rule", "gated_delta_rule_step", "gated_linear_attention", "gated_linear_attention_step"),
 ]
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
 # Each gradient in the memory order of its tensor.
 OF_ATTENTION = ["attention_backward", "attention_block_sparse_backward", "attention_varlen_backward"]
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
-BACKWARDS.append("gated_delta_rule_backward")
+BACKWARDS += ["gated_delta_rule_backward", "gated_linear_attention_backward"]
 ANY_DTYPE = [
     "cross_entropy",
     "linear_cross_entropy",
@@ -317,6 +317,16 @@ DYNAMIC["gated_delta_rule_backward"] = lambda t, n: (t(2, n, 4, 5), None, *DYNAM
 DYNAMIC["gated_delta_rule_step"] = lambda t, n: (
     t(n, 4, 3, 5),
     *(x[:, :1] for x in DYNAMIC["gated_delta_rule"](lambda *shape: t(n, 2, *shape[2:]), n)[:5]),
+)
+DYNAMIC["gated_linear_attention"] = lambda t, n: (
+    *(t(2, n, 4, 3) / 4, t(2, n, 4, 3) / 4, t(2, n, 4, 5), -t(2, n, 4, 3).detach().abs()),
+)
+DYNAMIC["gated_linear_attention_backward"] = lambda t, n: (
+    *(t(2, n, 4, 5), None, *DYNAMIC["gated_linear_attention"](t, n)),
+)
+DYNAMIC["gated_linear_attention_step"] = lambda t, n: (
+    t(n, 4, 3, 5),
+    *(x[:, :1] for x in DYNAMIC["gated_linear_attention"](lambda *shape: t(n, 2, *shape[2:]), n)),
 )
 DYNAMIC["attention_backward"] = lambda t, n: (
     t(2, 4, n, 6),

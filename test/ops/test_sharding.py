@@ -106,15 +106,24 @@ def calls():
     for groups in (1, 2):
         keys = t(2, 5, groups, 4), t(2, 5, groups, 4)
         yield "ssd_chunk_scan", (t(2, 5, 4, 3), t(2, 5, 4), decay, *keys, t(4), None, t(4), t(2, 4, 3, 4), True)
+    yield from calls_of_linear_attention(t)
+    yield (
+        "selective_state_update",
+        (t(2, 4, 3, 5), t(2, 4, 3), t(2, 4, 3), t(4, 3, 5, by=0.2), t(2, 2, 5), t(2, 2, 5), t(4, 3), t(2, 4, 3)),
+    )
+
+
+def calls_of_linear_attention(t):
+    """With and without the delta rule, and with decays of heads and of channels."""
     for heads in (1, 2):
         q, k = t(2, 5, heads, 4, by=0.3), t(2, 5, heads, 4, by=0.3)
         numbers = (-t(2, 5, 4).detach().abs()).requires_grad_(), t(2, 5, 4).detach().sigmoid().requires_grad_()
         yield "gated_delta_rule", (q, k, t(2, 5, 4, 3), *numbers, t(2, 4, 4, 3))
         yield "gated_delta_rule_step", (t(2, 4, 4, 3), q, k, t(2, 5, 4, 3), *numbers)
-    yield (
-        "selective_state_update",
-        (t(2, 4, 3, 5), t(2, 4, 3), t(2, 4, 3), t(4, 3, 5, by=0.2), t(2, 2, 5), t(2, 2, 5), t(4, 3), t(2, 4, 3)),
-    )
+    q, k, channels = t(2, 5, 4, 4, by=0.3), t(2, 5, 4, 4, by=0.3), (-t(2, 5, 4, 4).detach().abs()).requires_grad_()
+    yield "gated_delta_rule", (q, k, t(2, 5, 4, 3), channels, numbers[1])
+    yield "gated_linear_attention", (q, k, t(2, 5, 4, 3), channels, t(2, 4, 4, 3))
+    yield "gated_linear_attention_step", (t(2, 4, 4, 3), q, k, t(2, 5, 4, 3), numbers[0])
 
 
 def outputs(result):

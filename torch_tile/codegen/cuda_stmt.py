@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, reads_memory, storage, string
-from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type
+from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is_entry
 from torch_tile.codegen.cuda_wgmma import Product, joined
 from torch_tile.codegen.lines import Lines, place, pragma
 from torch_tile.diagnostics.errors import InternalError, Span
@@ -282,7 +282,8 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     if not (isinstance(start, Const) and isinstance(stop, Const)) or start.value % 2 or stop.value % 2:
         return None
     index, value = store.indices[0], store.value
-    if any(n.buffer is store.buffer for n in find(value, Load)) or text.unchanged(value) is not None:
+    moved = text.unchanged(value) is not None and not is_entry(value)
+    if moved or any(n.buffer is store.buffer for n in find(value, Load)):
         return None
     step = Substitute({var: Binary("+", var, const(1, var.type))})
     if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):

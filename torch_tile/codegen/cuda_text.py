@@ -45,9 +45,9 @@ from torch_tile.ir.expr import (
     const,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import children, equal
+from torch_tile.ir.node import children, contains, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, IndexValues, may_wrap
+from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -247,6 +247,8 @@ class CudaText(Text):
         text, own = super().visit_Unary(node, wide)
         if self.is_long(node, wide) and not self.is_long(node.a, wide):
             return f"-(int64_t){self.value(node.a, wide, PREFIX)}", PREFIX
+        if node.op == "-" and node.dtype in SIGNED and self._overflows(node, wide):
+            return f"tile::wrapping_sub<{self._int_type(node)}>(0, {self.value(node.a, wide)})", 99
         return text, own
 
     def visit_Binary(self, node: Binary, wide: bool) -> tuple[str, int]:
@@ -266,6 +268,9 @@ class CudaText(Text):
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
             text = f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})"
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
+        if node.op in WRAPPING and self._overflows(node, wide):
+            text = f"{self.value(node.a, wide)}, {self.value(node.b, wide)}"
+            return f"tile::wrapping_{WRAPPING[node.op]}<{self._int_type(node)}>({text})", 99
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
         if node.op in SHIFTS and (typed := self.typed(node.a)):
@@ -278,6 +283,16 @@ class CudaText(Text):
         is_quotient = node.op in ("//", "%")
         right = self.divisor(node.b, wide) if is_quotient else self.value(node.b, wide, own if flat else own + 1)
         return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
+
+    def _overflows(self, node: Binary | Unary, wide: bool) -> bool:
+        """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
+        if node.dtype == dt.int64 and self.is_from_indices(node):  # exact, but for elements of 64 bits beside an index
+            return not self.interval(node).within(range_of(dt.int64)) and contains(node, Load)
+        return not (wide and node.dtype == dt.int32) and self.wraps(node)
+
+    def _int_type(self, node: Expr) -> str:
+        """Return the C++ type of a signed element."""
+        return int_type(node.dtype, node.dtype == dt.int64)
 
     def divisor(self, expr: Expr, wide: bool) -> str:
         """C++ text of a divisor of naturals: 1 instead of 0."""
@@ -410,6 +425,8 @@ class _Pair:
         if isinstance(a, Binary) and isinstance(b, Binary) and a.op == b.op == "-":
             surplus = _small(a.b) if equal(a.b, b.b) else None
             a, b = a.a, b.a
+        if isinstance(a, Load) and isinstance(b, Load):
+            return self.entry(a, b)
         if surplus is None or not (isinstance(a, Call) and isinstance(b, Call) and a.name == b.name):
             return None
         if a.name != "nibble" and (a.name != "table_nibble" or surplus):
@@ -424,10 +441,29 @@ class _Pair:
         operands = f"{self.text.value(a.args[0])}, {self.text.value(a.args[1])}"
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
 
+    def entry(self, a: Load, b: Load) -> str | None:
+        """Print a pair of a table in shared memory that a byte selects."""
+        if a.buffer is not b.buffer or a.dtype != self.to or not (is_entry(a) and is_entry(b)):
+            return None
+        first, second = a.indices[0], b.indices[0]
+        assert isinstance(first, Call) and isinstance(second, Call)
+        word, byte, lane, part = first.args
+        same = all(equal(simplify(x), simplify(y)) for x, y in zip(first.args[:3], second.args[:3], strict=True))
+        if not same or self.order(part, second.args[3]) is not False:
+            return None
+        operands = ", ".join(map(self.text.value, (word, byte, lane)))
+        return f"tile::pair_at({self.text.value(Address(a.buffer, (const(0, dt.int32),)))}, {operands})"
+
 
 def _is_table(expr: Expr | None) -> bool:
     """Return whether a value is looked up in a table."""
-    return isinstance(expr, Call) and expr.name == "table_nibble"
+    return is_entry(expr) or (isinstance(expr, Call) and expr.name == "table_nibble")
+
+
+def is_entry(expr: Expr | None) -> bool:
+    """Return whether a value is read from a table of pairs in shared memory."""
+    place = expr.indices[0] if isinstance(expr, Load) and expr.buffer.scope == "shared" and expr.indices else None
+    return isinstance(place, Call) and place.name == "table_place"
 
 
 def _inner(expr: Expr, to: DType) -> Expr:

@@ -47,6 +47,11 @@ def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
     return found.to(torch.int32).view(torch.float32)
 
 
+def _table_place(word: Any, byte: Any, lane: Any, part: Any) -> Any:
+    """Return where a table of pairs, with a copy for each lane, holds the entry of a byte of a word."""
+    return (word >> 8 * byte & 255) * 64 + 2 * lane + part
+
+
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
     """Declare an intrinsic of one operand."""
     _declare(name, 1, rule, _torch(torch_name or name), cpu)
@@ -106,6 +111,14 @@ declare(
     Intrinsic(
         "table_nibble", 19, lambda args: (dt.int32, dt.float32), "table_nibble",
         _table_nibble, cuda="table_nibble", header="fields.h",
+    )
+)  # fmt: skip
+# The index of number `part` of the pair that a byte of an int32 selects, in a table `[256, 32, 2]` of 16-bit numbers.
+# Each lane of a warp has a copy of the table, in a bank of shared memory of its own.
+declare(
+    Intrinsic(
+        "table_place", 4, lambda args: (dt.int32, dt.int32), "table_place",
+        _table_place, cuda="table_place", header="fields.h",
     )
 )  # fmt: skip
 _declare("fma", 3, floating, lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype))

@@ -25,6 +25,7 @@ FAMILIES = {
     "gated_delta_rule": "linear_attention.delta",
     "gated_delta_rule_backward": "linear_attention.delta_backward",
     "gated_delta_rule_step": "linear_attention.step",
+    "gated_linear_attention": "linear_attention.linear",
     "gemm": "gemm.gemm",
     "group_tokens": "moe.group",
     "grouped_dequant_gemm": "gemm.grouped_dequant",

@@ -34,6 +34,11 @@ from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+from torch_tile.ops.families.linear_attention import (
+    gated_linear_attention,
+    gated_linear_attention_backward,
+    gated_linear_attention_step,
+)
 from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.mla_packed import mla_decode_fp8, mla_sparse, pack_latents
@@ -66,6 +71,9 @@ __all__ = [
     "gated_delta_rule",
     "gated_delta_rule_backward",
     "gated_delta_rule_step",
+    "gated_linear_attention",
+    "gated_linear_attention_backward",
+    "gated_linear_attention_step",
     "gemm",
     "group_tokens",
     "grouped_dequant_gemm",

@@ -30,7 +30,7 @@ from torch_tile.kernels.gemm import (
     grouped_wgrad,
     scaled,
 )
-from torch_tile.kernels.linear_attention import delta, delta_backward, step
+from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, packed as mla_packed, scheduler as mla_schedule
 from torch_tile.kernels.moe import group as group_tokens, route
@@ -631,6 +631,13 @@ def _scans() -> Iterator[Case]:
             yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 1024, 4, 8, size, size))
     yield Case("gated_delta_rule bf16 odd", _delta_rule(torch.bfloat16, 1, 77, 3, 3, 41, 23))
     yield Case("gated_delta_rule bf16 packed", _delta_rule(torch.bfloat16, 1, 1024, 4, 8, 128, 128, True))
+    for name, dtype in ALL.items():
+        for size in (64, 128, 256)[: 1 if dtype == torch.float64 else 3]:
+            yield Case(f"kda {name} {size}", _delta_rule(dtype, 2, 1024, 8, 8, size, size, channels=True))
+    yield Case("kda bf16 odd packed", _delta_rule(torch.bfloat16, 1, 77, 3, 3, 41, 23, True, channels=True))
+    for name, channels in (("gated_linear_attention", False), ("gla", True)):
+        for of, size in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)):
+            yield Case(f"{name} {of} {size}", _linear_attention(of, 2, 1024, 8, size, channels))
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
@@ -676,15 +683,39 @@ def _scan_update(
 
 
 def _delta_rule(
-    dtype: torch.dtype, batch: int, length: int, groups: int, heads: int, keys: int, values: int, packed: bool = False
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    groups: int,
+    heads: int,
+    keys: int,
+    values: int,
+    packed: bool = False,
+    channels: bool = False,
 ) -> Callable[[Make], object]:
     def call(make: Make) -> object:
         q, v = make((batch, length, groups, keys), dtype), make((batch, length, heads, values), dtype)
         g, state = make((batch, length, heads), torch.float32), make((batch, heads, keys, values), torch.float32)
-        step.gated_delta_rule_step(state, q, q, v, g, g, None, True)
+        decays = make((batch, length, heads, keys), torch.float32) if channels else g
+        step.gated_delta_rule_step(state, q, q, v, decays, g, None, True)
         starts = make((batch + 1,), torch.int32) if packed else None
-        given = q, q, v, g, g, state, starts, None, True
+        given = q, q, v, decays, g, state, starts, None, True
         delta.gated_delta_rule(*given)
         return delta_backward.gated_delta_rule_backward(v, state, *given)
+
+    return call
+
+
+def _linear_attention(
+    dtype: torch.dtype, batch: int, length: int, heads: int, size: int, channels: bool
+) -> Callable[[Make], object]:
+    """Return calls of `gated_linear_attention`, its step and its backward."""
+
+    def call(make: Make) -> object:
+        q, state = make((batch, length, heads, size), dtype), make((batch, heads, size, size), torch.float32)
+        given = q, q, q, make((batch, length, heads, *([size] if channels else [])), torch.float32)
+        linear.gated_linear_attention_step(state, *given)
+        linear.gated_linear_attention(*given, state)
+        return linear.gated_linear_attention_backward(q, state, *given, state)
 
     return call

@@ -122,7 +122,7 @@ def test_random_problems(scheme, rounds, problems, check):
         args = arguments(problems, scheme, m, n, k, products, transposed)
         row = problems.tensor(n, dtype=torch.float32)
         epilogue = ([row], "r", SWIGLU if products == 2 else "v=add(acc0,x0);ret v")
-        got = dequant_gemm(*args, *epilogue, F64 if scheme.a == F64 else F32, scheme.format, config)
+        got = dequant_gemm(*args, *epilogue, F64 if scheme.a == F64 else F32, scheme.format, config=config)
         want = exact(*args, [row.double()], *epilogue[1:], format=scheme.format)
         check(got, want, f"{number}: {m}x{n}x{k}, {products} products, turned {transposed}, {config}", scheme.a)
 
@@ -151,7 +151,7 @@ def test_aligned_rows(scheme, rounds, problems, check):
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])
         full = problems.tensor(m, n, dtype=BF16)
-        got = dequant_gemm(*args, [full], "t", "v=silu(acc0);w=add(v,x0);ret w", BF16, scheme.format, config)
+        got = dequant_gemm(*args, [full], "t", "v=silu(acc0);w=add(v,x0);ret w", BF16, scheme.format, config=config)
         want = exact(*args, [full.double()], "t", "v=silu(acc0);w=add(v,x0);ret w", format=scheme.format)
         check(got, want, f"{number}: {m}x{n}x{k}, {config}")
 
@@ -167,7 +167,7 @@ def test_sums_of_clusters(scheme, engine, problems, check):
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])
         row = problems.tensor(n, dtype=torch.float32)
-        got = dequant_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, "", config)
+        got = dequant_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, "", config=config)
         want = exact(*args, [row.double()], "r", "v=add(acc0,x0);ret v")
         check(got, want, f"{m}x{n}x{k}, {config}")
 

@@ -83,7 +83,7 @@ def test_random_problems(scheme, rounds, problems, check):
         aux = [problems.tensor(groups, n) for _ in range(products)]
         text = CLAMPED if products == 2 else "v=add(acc0,x0);ret v"
         epilogue = aux, "g" * products, text
-        got = grouped_dequant.grouped_dequant_gemm(*args, *epilogue, F32, format, config)
+        got = grouped_dequant.grouped_dequant_gemm(*args, *epilogue, F32, format, config=config)
         what = f"{number}: {args[4].tolist()} {m}x{n}x{k}, {products} products, {config}"
         check(got, exact(*args, *epilogue, format), what, dtype, own=True)
 

@@ -65,7 +65,7 @@ def test_random_problems(form, rounds, problems, check):
         dtypes = problems.pick((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2))
         args = arguments(problems, FORMS[form], groups, m, n, k, dtypes)
         bias, dtype = problems.tensor(groups, n), problems.pick(F32, BF16)
-        got = grouped_scaled_gemm(*args, [bias], "g", "v=add(acc0,x0);w=silu(v);ret w", dtype, config)
+        got = grouped_scaled_gemm(*args, [bias], "g", "v=add(acc0,x0);w=silu(v);ret w", dtype, config=config)
         want = exact(*args, [bias], "g", "v=add(acc0,x0);w=silu(v);ret w")
         check(got, want, f"{number}: {args[-1].tolist()} {m}x{n}x{k}, {dtypes}, {config}", dtype, own=True)
 

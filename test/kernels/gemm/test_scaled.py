@@ -53,7 +53,7 @@ def test_random_problems(form, rounds, problems, check):
         args = arguments(problems, FORMS[form], m, n, k, dtypes, turned)
         row = problems.tensor(n, dtype=F32)
         dtype = problems.pick(F32, BF16)
-        got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w", dtype, config)
+        got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w", dtype, config=config)
         want = exact(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w")
         check(got, want, f"{number}: {m}x{n}x{k}, {dtypes}, turned {turned}, {config}", dtype)
 

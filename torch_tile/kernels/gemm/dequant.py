@@ -33,7 +33,8 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
-from torch_tile.kernels.gemm.formats import E4M3, E8M0, FORMATS, power_of, value_of
+from torch_tile.kernels.gemm.args import DequantGemmArgs
+from torch_tile.kernels.gemm.formats import E4M3, E8M0, FORMATS, TABLE, pairs_of, power_of, value_of
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
@@ -70,32 +71,27 @@ def dequantize(
     return grouped.reshape(w.shape)
 
 
-def reference(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    format: str = "",
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue(a @ w0^T, ..., aux)` with w by `dequantize`, in float32 (float64 for float64 `a`), rounded to
     `dtype`.
 
-    a `[M, K]`; each b `[N, K * bits / word bits]`; scales and zeros none or one for each b, `[N, G]`, all of one G that
-    divides K; aux as for `gemm.reference`. Returns `[M, N]`.
+    Takes the arguments of `DequantGemmArgs`: a `[M, K]`; each b `[N, K * bits / word bits]`; scales and zeros none or
+    one for each b, `[N, G]`, all of one G that divides K; aux as for `gemm.reference`. Returns `[M, N]`.
     """
-    compute = compute_dtype(a.dtype)
-    nothing: list[Any] = [None] * len(bs)
-    factors = [xs or nothing for xs in (scales, zeros)]
-    fields = bits, high_first, offset, compute, format
-    weights = [dequantize(b, s, z, *fields).mT for b, s, z in zip(bs, *factors, strict=True)]
-    return gemm.reference(a, weights, aux, kinds, epilogue, dtype)
+    args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
+    weights = [w.mT for w in widened_matrices(args, compute_dtype(args.a.dtype))]
+    return gemm.reference(args.a, weights, args.aux, args.kinds, args.epilogue, args.dtype)
+
+
+def widened_matrices(
+    args: DequantGemmArgs[torch.Tensor], dtype: torch.dtype, group: int | None = None
+) -> list[torch.Tensor]:
+    """Widen the right operands to `[N, K]`, of one group if there are several."""
+    nothing: list[Any] = [None] * len(args.bs)
+    found = [args.bs, args.scales or nothing, args.zeros or nothing]
+    if group is not None:
+        found = [[x if x is None else x[group] for x in xs] for xs in found]
+    return [dequantize(*each, *args.fields, dtype, args.format) for each in zip(*found, strict=True)]
 
 
 @T.macro
@@ -111,6 +107,7 @@ def multiply(
     bs, scales, zeros, _ = spec.sort(operands)
     wk, late, pieces = bk // storage.fields, spec.scales_late(config), spec.pieces(config)
     a_tile = T.alloc_shared((bm, bk), spec.operand)
+    table = pairs_of(storage.format, storage.high_first, spec.operand) if spec.has_table(config) else None
     b_tiles, products, factors = [], [], []
     for number, transposed in enumerate(storage.transposed):
         product = T.alloc_fragment((bn, bm), compute_dtype(spec.product.dtype))
@@ -134,7 +131,7 @@ def multiply(
             sums = [T.alloc_fragment((bn, bm), product.dtype) for _ in taken] if late else [product] * len(taken)
             ready = []
             for piece, word in zip(pieces, words, strict=True):
-                ready.append((piece, widened(spec, word, transposed, taken[piece.run], (bn, piece), late)))
+                ready.append((piece, widened(spec, word, transposed, taken[piece.run], (bn, piece), late, table)))
                 if spec.alternates(config):
                     add_products(ready, a_tile, sums, bk, late)
                     ready = []
@@ -156,7 +153,7 @@ def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
 
 @T.macro
 def widened(
-    spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool
+    spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool, table: Any
 ) -> Any:
     """Unpack and scale the weights of a piece, into registers or shared memory. Their scales are left out if sums are
     scaled instead.
@@ -167,7 +164,9 @@ def widened(
     weights = alloc((rows, piece.width), spec.operand)
     for j, c in T.Parallel(rows, piece.width):
         place = (c // fields, j) if transposed else (j, c // fields)
-        weights[j, c] = T.cast(weight(spec, words[place], c, j, piece, None if late else scale, zero), spec.operand)
+        weights[j, c] = T.cast(
+            weight(spec, words[place], c, j, piece, None if late else scale, zero, table), spec.operand
+        )
     return weights
 
 
@@ -318,55 +317,29 @@ def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
 
 
 def dequant_gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    format: str = "",
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
-    contiguous.
+    """Compute the product as `reference` does, from the arguments of `DequantGemmArgs`. `config` overrides the choice
+    of `config_for`. `out` may be given, contiguous.
     """
+    args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
+    a, bs = args.a, args.bs
     if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return into(out, reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype, format))
+        return into(out, reference(*args))
     if out is None:
-        out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
-    if not out.numel():
-        return out
-    run(a, bs, scales, zeros, (bits, high_first, offset), format, aux, kinds, epilogue, out, config)
+        out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=args.dtype)
+    if out.numel():
+        run(args, out, config)
     return out
 
 
-def run(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    fields: tuple[int, bool, int],
-    format: str,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    out: torch.Tensor,
-    config: Config | None,
-) -> None:
+def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None) -> None:
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
-    machine = machine_of(a)
-    spec, problem, tensors = prepare(
-        a, bs, scales, zeros, fields, format, aux, kinds, epilogue, out.dtype, machine
-    )  # fmt: skip
+    machine = machine_of(args.a)
+    spec, problem, tensors = prepare(args, machine)
     config = config or config_for(problem, machine)
     if config is None:
-        out.copy_(reference(a, bs, scales, zeros, *fields, aux, kinds, epilogue, out.dtype, format))
+        out.copy_(reference(*args))
         return
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
@@ -374,33 +347,23 @@ def run(
     if config.cluster:
         machine.kernel(cluster_dequant_matmul)(config, spec)(*tensors, out)
         return
-    parts = out.new_empty((config.splits, len(bs), *out.shape), dtype=compute_dtype(a.dtype))
+    parts = out.new_empty((config.splits, len(args.bs), *out.shape), dtype=compute_dtype(args.a.dtype))
     # The number of blocks that share a sum is a run-time value, so that one kernel serves all numbers.
     machine.kernel(split_dequant_matmul)(replace(config, splits=2), spec)(*tensors, parts, out)
 
 
-def prepare(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    fields: tuple[int, bool, int],
-    format: str,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    machine: Machine,
-) -> tuple[Spec, Problem, list[torch.Tensor]]:
+def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec, Problem, list[torch.Tensor]]:
     """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
 
     Right operands, scales and zeros may have a dimension of matrices in front.
     """
+    a, bs, scales, zeros, fields = args.a, args.bs, args.scales, args.zeros, args.fields
     (m, k), n = a.shape, bs[0].shape[-2]
     a = dense_last(a)
     matrices = [gemm.matrix(b) for b in bs]
     operands, transposed = [b for b, _ in matrices], tuple(t for _, t in matrices)
-    views, specs = gemm_spec.parameters(aux, kinds, pieces=False)  # neighbouring sums of a thread are of one column
+    # Neighbouring sums of a thread are of one column.
+    views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=False)
     groups = next((x.shape[-1] for x in (*scales, *zeros)), 1)
     scale, scales = Factor.of(scales)
     zero, zeros = Factor.of(zeros)
@@ -421,9 +384,9 @@ def prepare(
         words = torch.uint8
     if words != bs[0].dtype:
         operands = [b.view(words) for b in operands]
-    storage = Storage(words, signed, *fields, format, transposed, group, scale, zero, aligned)
-    spec = Spec(gemm_spec.Spec(a.dtype, dtype, False, transposed, specs, epilogue, vector), storage, operand)
-    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned)
+    storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
+    spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
@@ -503,6 +466,11 @@ class Storage:
         """Number of a row's columns that a word holds."""
         return 8 * self.words.itemsize // self.bits
 
+    @property
+    def coded(self) -> bool:
+        """Return whether words of int32 hold indices of a format's numbers."""
+        return bool(self.format) and self.words == torch.int32
+
     def groups(self, block_k: int) -> int:
         """Return the number of groups that a step of `block_k` columns covers."""
         return max(1, block_k // self.group) if self.group else 1
@@ -528,8 +496,11 @@ class Storage:
         zeros = [self.zero.type(f"z{i}", n, groups, *matrices) for i in range(count)] if self.zero else []
         return bs, scales, zeros
 
-    def looked_up(self, word: Any, column: Any) -> Any:
-        """Look up the float32 that the field of a row's column stands for."""
+    def looked_up(self, word: Any, column: Any, row: Any, table: Any) -> Any:
+        """Look up the number of the field of a row's column, in a `table` of `pairs_of` if there is one."""
+        if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
+            byte = column % 8 // 2
+            return table[T.table_place(word, byte, row % 8 * 4 + byte, column % 2)]
         upper = 1 - column % 2 if self.high_first else column % 2
         if self.words == torch.int32:
             return value_of(self.format, word, column % 8 // 2, upper)
@@ -599,6 +570,10 @@ class Spec:
         long = self.storage.group >= LEAST_LATE
         return bool(self.storage.words == torch.int32 and long and self.storage.scale and few)
 
+    def has_table(self, config: Config) -> bool:
+        """Return whether weights are looked up in a table of shared memory."""
+        return has_table(config, self.storage.coded)
+
     def pieces(self, config: Config) -> list[Piece]:
         """Return the pieces in which a step is widened.
 
@@ -645,7 +620,7 @@ class Spec:
         return found[0], found[1], found[2], rest
 
 
-def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
+def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any) -> Any:
     """Unpack and scale one weight."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
@@ -655,7 +630,7 @@ def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: A
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))
     )
     if storage.format:
-        value = T.cast(T.cast(storage.looked_up(word, column), spec.operand), accum)
+        value = T.cast(T.cast(storage.looked_up(word, column, row, table), spec.operand), accum)
         return value if scale is None else value * scale
     number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     if storage.words == torch.int32:  # in steps that two neighbours can take together
@@ -675,7 +650,7 @@ def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: A
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
 ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by rows of a; for more rows MANY_COLUMNS
 MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
-MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its own
+MOST_GROUPS = 8  # of columns with a scale each in a step: each has sums of its own
 LEAST_COLUMNS = 64  # of a step, whatever groups are
 LEAST_SHARE, LONG_SHARE, LONGEST_SHARE = 512, 2048, 4096  # columns that a block of a cluster sums up
 MOST_SUMS_ON_GPUS = 128  # of a thread
@@ -686,7 +661,7 @@ LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a mul
 @dataclass(frozen=True)
 class Problem:
     """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all),
-    and whether rows in memory are runs of whole 16 bytes.
+    whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
     """
 
     dtype: torch.dtype
@@ -697,6 +672,7 @@ class Problem:
     bits: int
     group: int
     aligned: bool
+    coded: bool = False
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
@@ -800,15 +776,29 @@ def _columns(most: int, problem: Problem) -> int:
 
 def _stages(config: Config, problem: Problem, machine: Machine) -> int:
     """Return the number of stages for which shared memory has room."""
-    one = footprint(replace(config, stages=1, cluster=False), problem.dtype, problem.products, problem.bits, False)
-    return (machine.target.shared_limit - SPARE) // one.tile_bytes
+    alone = replace(config, stages=1, cluster=False)
+    one = footprint(alone, problem.dtype, problem.products, problem.bits, False).tile_bytes
+    table = TABLE * problem.dtype.itemsize if has_table(config, problem.coded) else 0
+    return (machine.target.shared_limit - SPARE - table) // one
 
 
-def footprint(config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool) -> Footprint:
-    """Compute the shared memory of a, the words, a cluster's sums, and the weights of exact products."""
+def has_table(config: Config, coded: bool) -> bool:
+    """Return whether a block looks up weights in a table of shared memory: of codes, and for few rows of a.
+
+    For many rows a lookup serves as many products, and stages need the memory.
+    """
+    return coded and config.block_m <= FEW_ROWS
+
+
+def footprint(
+    config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool, coded: bool = False
+) -> Footprint:
+    """Compute the shared memory of a, the words, a table, a cluster's sums, and the weights of exact products."""
     bm, bn, bk, whole = config.block_m, config.block_n, config.block_k, 8 * operand.itemsize
     tiles = [Tile(bm, bk, whole, config.stages, (Part.LOOP,))]
     tiles += [Tile(bn, bk, bits, config.stages, (Part.LOOP,))] * products
+    if has_table(config, coded):
+        tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP)))
     if operand == torch.float32:
         tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,)))
     if config.cluster:

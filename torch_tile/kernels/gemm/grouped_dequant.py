@@ -7,7 +7,6 @@ dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,60 +15,31 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
-from torch_tile.kernels.gemm.dequant import Problem, Spec, config_for, dequantize, finish, multiply, prepare
+from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
+from torch_tile.kernels.gemm.dequant import Problem, Spec, config_for, finish, multiply, prepare, widened_matrices
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, most_tiles, plan
 
 
-def reference(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    format: str = "",
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue(a[rows of g] @ w0[g]^T, ..., aux)` for each group g, with w by `dequantize`.
 
     Sums are in float32 (float64 for float64 `a`); the result is rounded to `dtype`.
 
-    a `[S, K]`; each b `[G, N, K * bits / word bits]`; scales and zeros none or one for each b, `[G, N, runs]`; offsets
-    and aux as for `grouped.reference`. Returns `[S, N]`. Products of rows behind the last group are 0.
+    Takes the arguments of `GroupedDequantGemmArgs`: a `[S, K]`; each b `[G, N, K * bits / word bits]`; scales and zeros
+    none or one for each b, `[G, N, runs]`; offsets and aux as for `grouped.reference`. Returns `[S, N]`. Products of
+    rows behind the last group are 0.
     """
-    compute, group = compute_dtype(a.dtype), groups_of(offsets, a)
+    args: GroupedDequantGemmArgs[torch.Tensor] = GroupedDequantGemmArgs(*given, **named)
+    a, compute = args.a, compute_dtype(args.a.dtype)
+    group = groups_of(args.offsets, a)
 
     def terms(g: int) -> list[torch.Tensor]:
-        return [
-            a.to(compute) @ w.mT for w in widened(bs, scales, zeros, (bits, high_first, offset), compute, format, g)
-        ]
+        return [a.to(compute) @ w.mT for w in widened_matrices(args.dense, compute, g)]
 
-    products = by_groups(group, a, bs[0].shape[1], len(bs), offsets.shape[0], terms)
-    return finished(products, group, aux, kinds, epilogue).to(dtype)
-
-
-def widened(
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    fields: tuple[int, bool, int],
-    dtype: torch.dtype,
-    format: str,
-    group: int,
-) -> list[torch.Tensor]:
-    """Widen the matrices of one group to `[N, K]`. `fields` are the bits, their order and the offset."""
-    nothing: list[Any] = [None] * len(bs)
-    factors = [[x[group] for x in xs] or nothing for xs in (scales, zeros)]
-    return [
-        dequantize(b[group], scale, zero, *fields, dtype, format) for b, scale, zero in zip(bs, *factors, strict=True)
-    ]
+    products = by_groups(group, a, args.bs[0].shape[1], len(args.bs), args.offsets.shape[0], terms)
+    return finished(products, group, args.aux, args.kinds, args.epilogue).to(args.dtype)
 
 
 @jit
@@ -103,41 +73,26 @@ def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
 
 
 def grouped_dequant_gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    format: str = "",
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
-    contiguous.
+    """Compute the product as `reference` does, from the arguments of `GroupedDequantGemmArgs`. `config` overrides the
+    choice of `tiling_for`. `out` may be given, contiguous.
     """
-    fields, groups = (bits, high_first, offset), offsets.shape[0]
+    args: GroupedDequantGemmArgs[torch.Tensor] = GroupedDequantGemmArgs(*given, **named)
+    a, offsets, groups = args.a, args.offsets, args.offsets.shape[0]
     if not has_kernels(a) or not a.shape[1] or not groups:
-        return into(out, reference(a, bs, scales, zeros, offsets, *fields, aux, kinds, epilogue, dtype, format))
+        return into(out, reference(*args))
     if out is None:
-        out = a.new_empty((a.shape[0], bs[0].shape[1]), dtype=dtype)
+        out = a.new_empty((a.shape[0], args.bs[0].shape[1]), dtype=args.dtype)
     if not out.numel():
         return out
     machine = machine_of(a)
-    spec, problem, given = prepare(
-        a, bs, scales, zeros, fields, format, aux, kinds, epilogue, out.dtype, machine
-    )  # fmt: skip
+    spec, problem, tensors = prepare(args.dense, machine)
     config = config or tiling_for(problem, groups, machine)
     if config is None:
-        return out.copy_(reference(a, bs, scales, zeros, offsets, *fields, aux, kinds, epilogue, out.dtype, format))
+        return out.copy_(reference(*args))
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
-    machine.kernel(grouped_dequant_matmul)(config, spec)(*given, offsets.contiguous(), table, out)
+    machine.kernel(grouped_dequant_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
     return out
 
 

@@ -7,7 +7,6 @@ dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,38 +14,30 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
+from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.scaled import GROUP, Problem, Spec, config_for, finish, multiply, prepare, spread
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
 
 
-def reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    offsets: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)` for each group g, in float32 (float64 for
     float64 `a`), rounded to `dtype`.
 
-    a `[S, K]`, b `[G, K, N]`; scale_a `[1 or S, 1 or K / 128]`, scale_b `[G, 1 or K / 128, 1, N or N / 128]`, divisions
-    rounded up; offsets and aux as for `grouped.reference`. Returns `[S, N]`. Products of rows behind the last group are
-    0.
+    Takes the arguments of `GroupedScaledGemmArgs`: a `[S, K]`, b `[G, K, N]`; scale_a `[1 or S, 1 or K / 128]`, scale_b
+    `[G, 1 or K / 128, 1, N or N / 128]`, divisions rounded up; offsets and aux as for `grouped.reference`. Returns
+    `[S, N]`. Products of rows behind the last group are 0.
     """
-    compute, (rows, k), n = compute_dtype(a.dtype), a.shape, b.shape[2]
-    wide, group = a.to(compute) * spread(scale_a.to(compute), rows, k), groups_of(offsets, a)
+    args: GroupedScaledGemmArgs[torch.Tensor] = GroupedScaledGemmArgs(*given, **named)
+    compute, (rows, k), n = compute_dtype(args.a.dtype), args.a.shape, args.b.shape[2]
+    wide, group = args.a.to(compute) * spread(args.scale_a.to(compute), rows, k), groups_of(args.offsets, args.a)
 
     def terms(g: int) -> list[torch.Tensor]:
-        return [wide @ (b[g].to(compute) * spread(scale_b[g].to(compute), k, n))]
+        return [wide @ (args.b[g].to(compute) * spread(args.scale_b[g].to(compute), k, n))]
 
-    products = by_groups(group, wide, n, 1, offsets.shape[0], terms)
-    return finished(products, group, aux, kinds, epilogue).to(dtype)
+    products = by_groups(group, wide, n, 1, args.offsets.shape[0], terms)
+    return finished(products, group, args.aux, args.kinds, args.epilogue).to(args.dtype)
 
 
 @jit
@@ -78,33 +69,24 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
 
 
 def grouped_scaled_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    offsets: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
-    contiguous.
+    """Compute the product as `reference` does, from the arguments of `GroupedScaledGemmArgs`. `config` overrides the
+    choice of `tiling_for`. `out` may be given, contiguous.
     """
-    if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
-        return into(out, reference(a, b, scale_a, scale_b, offsets, aux, kinds, epilogue, dtype))
+    args: GroupedScaledGemmArgs[torch.Tensor] = GroupedScaledGemmArgs(*given, **named)
+    a, offsets, groups = args.a, args.offsets, args.offsets.shape[0]
+    if not has_kernels(a) or not a.shape[1] or not groups:
+        return into(out, reference(*args))
     if out is None:
-        out = a.new_empty((a.shape[0], b.shape[2]), dtype=dtype)
+        out = a.new_empty((a.shape[0], args.b.shape[2]), dtype=args.dtype)
     if not out.numel():
         return out
-    machine, groups, (m, n) = machine_of(a), offsets.shape[0], out.shape
-    spec, given = prepare(a, b, scale_a, scale_b, aux, kinds, epilogue, out.dtype, machine)
-    problem = Problem(spec.operands[0], m, n, a.shape[1], spec.product.vector > 1)
+    machine = machine_of(a)
+    spec, problem, tensors = prepare(args.dense, machine)
     config = config or tiling_for(problem, groups, machine)
-    table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))
-    machine.kernel(grouped_scaled_matmul)(config, spec)(*given, offsets.contiguous(), table, out)
+    table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
+    machine.kernel(grouped_scaled_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
     return out
 
 

@@ -34,6 +34,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.tiling import Config
 
 GROUP = 128  # columns of a that share a scale, rows of a block of scales, and the step of the kernels
@@ -47,26 +48,18 @@ def spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return scale.expand(rows, columns)
 
 
-def reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue((a * scale_a) @ (b * scale_b), aux)` in float32 (float64 for float64 `a`), rounded to `dtype`.
 
-    a `[M, K]`, b `[K, N]`; scale_a `[1, M or M / 128, 1 or K / 128]`, scale_b `[1 or K / 128, 1, N or N / 128]`,
-    divisions rounded up; aux as for `gemm.reference`. Returns `[M, N]`.
+    Takes the arguments of `ScaledGemmArgs`: a `[M, K]`, b `[K, N]`; scale_a `[1, M or M / 128, 1 or K / 128]`, scale_b
+    `[1 or K / 128, 1, N or N / 128]`, divisions rounded up; aux as for `gemm.reference`. Returns `[M, N]`.
     """
-    compute, (m, k), n = compute_dtype(a.dtype), a.shape, b.shape[1]
-    wide = a.to(compute) * spread(scale_a.to(compute), m, k)
-    product = wide @ (b.to(compute) * spread(scale_b.to(compute), k, n))
-    out = evaluate(epilogue, [product], [x.to(compute) for x in gemm.aux_views(aux, kinds)])
-    return out.to(dtype).clone(memory_format=torch.contiguous_format)
+    args: ScaledGemmArgs[torch.Tensor] = ScaledGemmArgs(*given, **named)
+    compute, (m, k), n = compute_dtype(args.a.dtype), args.a.shape, args.b.shape[1]
+    wide = args.a.to(compute) * spread(args.scale_a.to(compute), m, k)
+    product = wide @ (args.b.to(compute) * spread(args.scale_b.to(compute), k, n))
+    out = evaluate(args.epilogue, [product], [x.to(compute) for x in gemm.aux_views(args.aux, args.kinds)])
+    return out.to(args.dtype).clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
@@ -230,57 +223,40 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
 
 
 def scaled_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
-    contiguous.
+    """Compute the product as `reference` does, from the arguments of `ScaledGemmArgs`. `config` overrides the choice of
+    `config_for`. `out` may be given, contiguous.
     """
+    args: ScaledGemmArgs[torch.Tensor] = ScaledGemmArgs(*given, **named)
+    a = args.a
     if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return into(out, reference(a, b, scale_a, scale_b, aux, kinds, epilogue, dtype))
+        return into(out, reference(*args))
     if out is None:
-        out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+        out = a.new_empty((a.shape[0], args.b.shape[1]), dtype=args.dtype)
     if not out.numel():
         return out
-    machine, (m, n) = machine_of(a), out.shape
-    spec, given = prepare(a, b, scale_a, scale_b, aux, kinds, epilogue, out.dtype, machine)
-    config = config or config_for(Problem(spec.operands[0], m, n, a.shape[1], spec.product.vector > 1), machine)
-    machine.kernel(scaled_matmul)(config, spec)(*given, out)
+    machine = machine_of(a)
+    spec, problem, tensors = prepare(args, machine)
+    machine.kernel(scaled_matmul)(config or config_for(problem, machine), spec)(*tensors, out)
     return out
 
 
-def prepare(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    machine: Machine,
-) -> tuple[Spec, list[torch.Tensor]]:
-    """Describe a product, and return its operands as kernels take them. b and its scales may have a dimension of
-    matrices in front.
+def prepare(args: ScaledGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec, Problem, list[torch.Tensor]]:
+    """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
+
+    b and its scales may have a dimension of matrices in front.
     """
-    (m, k), n = a.shape, b.shape[-1]
-    a, b = dense_last(a), dense_last(b.mT)
-    views, specs = gemm_spec.parameters(aux, kinds, pieces=machine.is_gpu)
-    kind_a, scale_a = Scale.of(scale_a.to(torch.float32), m, k)
-    kind_b, scale_b = Scale.of(scale_b.to(torch.float32).mT, n, k)
+    (m, k), n = args.a.shape, args.b.shape[-1]
+    a, b = dense_last(args.a), dense_last(args.b.mT)
+    views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=machine.is_gpu)
+    kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k)
+    kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k)
     vector = vector_of((a, b), (k,)) if machine.is_gpu else 1
-    product = gemm_spec.Spec(a.dtype, dtype, False, (True,), specs, epilogue, vector)
-    stored = a.dtype, b.dtype
-    spec = Spec(product, stored, tuple(operand_of(x, machine) for x in stored), (kind_a, kind_b))  # type: ignore[arg-type]
-    return spec, [a, b, scale_a, scale_b, *views]
+    product = gemm_spec.Spec(a.dtype, args.dtype, False, (True,), specs, args.epilogue, vector)
+    operands = operand_of(a.dtype, machine), operand_of(b.dtype, machine)
+    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b))
+    return spec, Problem(operands[0], m, n, k, vector > 1), [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:

@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from torch_tile.hardware import GRID_LIMITS
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
@@ -33,7 +32,6 @@ from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given
 
-MOST_SPLITS = GRID_LIMITS[1]
 FLOAT8 = torch.float8_e4m3fn
 
 
@@ -65,11 +63,7 @@ def _check(args: PagedArgs[Tensor]) -> None:
             isinstance(most, int) and most == 0,
             lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
         )
-    splits = args.num_splits
-    require_value(
-        0 <= splits <= MOST_SPLITS,
-        lambda: f"tile.{op}: num_splits is {splits}; expected 0 (automatic) to {MOST_SPLITS}",
-    )
+    checks.check_automatic(op, "num_splits", args.num_splits)
     check_scores(op, args.aux or (), args.score, args.window, (batch, q.shape[-2]), q)
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, entry, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "dequant_gemm"
@@ -26,23 +27,6 @@ WHOLE = (torch.int8, torch.uint8)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = checks.FLOATING | {torch.float8_e8m0fnu, torch.float8_e4m3fn}
 ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
-
-
-class DequantGemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.dequant_gemm`."""
-
-    a: V
-    bs: Sequence[V]
-    scales: Sequence[V]
-    zeros: Sequence[V]
-    bits: int
-    high_first: bool
-    offset: int
-    aux: Sequence[V]
-    kinds: str
-    epilogue: str
-    dtype: torch.dtype
-    format: str = ""
 
 
 def _check(args: DequantGemmArgs[Tensor]) -> None:

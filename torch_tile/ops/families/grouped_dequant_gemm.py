@@ -8,39 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
 from torch_tile.ops.families.dequant_gemm import check_weights, of_factors, widen
 from torch_tile.ops.families.grouped_gemm import check_offsets, check_order, gradients
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, entry, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "grouped_dequant_gemm"
-
-
-class GroupedDequantGemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.grouped_dequant_gemm`."""
-
-    a: V
-    bs: Sequence[V]
-    scales: Sequence[V]
-    zeros: Sequence[V]
-    offsets: V
-    bits: int
-    high_first: bool
-    offset: int
-    aux: Sequence[V]
-    kinds: str
-    epilogue: str
-    dtype: torch.dtype
-    format: str = ""
 
 
 def _check(args: GroupedDequantGemmArgs[Tensor]) -> None:

@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
+from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
 from torch_tile.ops.families.grouped_gemm import check_offsets, check_order
 from torch_tile.ops.families.scaled_gemm import check_operands, check_scale, refuse_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, in_torch
+from torch_tile.ops.registry import Shape, entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "grouped_scaled_gemm"
-
-
-class GroupedScaledGemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.grouped_scaled_gemm`."""
-
-    a: V
-    b: V
-    scale_a: V
-    scale_b: V
-    offsets: V
-    aux: Sequence[V]
-    kinds: str
-    epilogue: str
-    dtype: torch.dtype
 
 
 def _check(args: GroupedScaledGemmArgs[Tensor]) -> None:

@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
-from torch_tile.kernels.epilogue.program import of_layer
+from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, in_torch
+from torch_tile.ops.registry import Shape, entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "scaled_gemm"
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 GROUP = 128  # columns of a, or rows and columns of b, that share a scale where blocks have scales
-
-
-class ScaledGemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.scaled_gemm`."""
-
-    a: V
-    b: V
-    scale_a: V
-    scale_b: V
-    aux: Sequence[V]
-    kinds: str
-    epilogue: str
-    dtype: torch.dtype
 
 
 def _check(args: ScaledGemmArgs[Tensor]) -> None:
@@ -161,6 +148,8 @@ def scaled_gemm(
     Raises:
         ValueError: if there are a bias and an epilogue.
     """
+    from torch_tile.kernels.epilogue.program import of_layer
+
     if bias is not None:
         require_value(not epilogue and not kinds, lambda: f"tile.{OP}: bias and epilogue are given; add it in epilogue")
         aux, kinds, epilogue = [bias], "r", of_layer("none", True, False)

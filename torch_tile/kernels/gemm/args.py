@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of products whose operands are stored in few bits, spelled once for kernels, operators and graphs.
+
+Those of groups of rows are those of one product, `dense`, and where groups end. Imports nothing but torch: the
+declaration of the operators asks for it before any kernel is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+V = TypeVar("V")
+
+
+class DequantGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.dequant_gemm`, which its documentation explains; V stands for a tensor."""
+
+    a: V
+    bs: Sequence[V]
+    scales: Sequence[V]
+    zeros: Sequence[V]
+    bits: int
+    high_first: bool
+    offset: int
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+    format: str = ""
+
+    @property
+    def fields(self) -> tuple[int, bool, int]:
+        """Return how words hold weights: bits, whether the high ones come first, and the offset."""
+        return self.bits, self.high_first, self.offset
+
+
+class GroupedDequantGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.grouped_dequant_gemm`; bs, scales and zeros have a dimension of groups in front."""
+
+    a: V
+    bs: Sequence[V]
+    scales: Sequence[V]
+    zeros: Sequence[V]
+    offsets: V
+    bits: int
+    high_first: bool
+    offset: int
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+    format: str = ""
+
+    @property
+    def dense(self) -> DequantGemmArgs[V]:
+        """Return the arguments besides the ends of groups."""
+        return DequantGemmArgs(*self[:4], *self[5:])
+
+
+class ScaledGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.scaled_gemm`."""
+
+    a: V
+    b: V
+    scale_a: V
+    scale_b: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+class GroupedScaledGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.grouped_scaled_gemm`; b and scale_b have a dimension of groups in front."""
+
+    a: V
+    b: V
+    scale_a: V
+    scale_b: V
+    offsets: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+    @property
+    def dense(self) -> ScaledGemmArgs[V]:
+        """Return the arguments besides the ends of groups."""
+        return ScaledGemmArgs(*self[:4], *self[5:])
