@@ -310,6 +310,13 @@ def mla_sparse_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def lightning_index_samples(t: Maker) -> list[tuple]:
+    # Small integers, whose scores are exact in any dtype, and no two of a query alike: keys of growing size.
+    q, weights = torch.ones(2, 3, 4, 8, dtype=t.dtype), torch.ones(2, 3, 4, dtype=torch.float32)
+    k = (torch.randperm(9, generator=t.generator) - 2).to(t.dtype)[None, :, None].expand(2, 9, 8)
+    return [(q, k, weights, 4), (q, k.contiguous(), weights, 12, int32([9, 2]))]
+
+
 def mla_schedule_samples(t: Maker) -> list[tuple]:
     return [(int32([700, 0, 90]), 3), (int32([5000, 64]), 128, 7), (int32([]), 1, 2)]
 
@@ -550,6 +557,7 @@ SAMPLES = {
     "cross_entropy_backward": cross_entropy_backward_samples,
     "group_tokens": group_tokens_samples,
     "route": route_samples,
+    "lightning_index": lightning_index_samples,
     "linear_cross_entropy": linear_cross_entropy_samples,
     "linear_cross_entropy_gradients": linear_cross_entropy_gradients_samples,
     "gemm": gemm_samples,

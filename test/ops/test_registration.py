@@ -37,7 +37,7 @@ ANY_DTYPE = [
 ]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8", "quantize_int8", "mla_decode_fp8"]  # gradients
-INTEGERS = ["mla_schedule", "group_tokens"]  # arguments and results
+INTEGERS = ["mla_schedule", "group_tokens", "lightning_index"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
 
@@ -253,6 +253,7 @@ DYNAMIC = {
         *(t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
         torch.arange(2 * n * 5, dtype=torch.int32).view(n, 2, 5) % 4,
     ),
+    "lightning_index": lambda t, n: (t(n, 2, 3, 8).detach(), t(n, n + 4, 8).detach(), t(n, 2, 3).detach(), 3),
     "mla_schedule": lambda t, n: (torch.arange(n, dtype=torch.int32), 3, 5),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
     "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),

@@ -84,6 +84,7 @@ def calls():
     yield "mla_decode", (*latent, t(2, 7, 8), t(2, 7, 6), None, integers([7, 3]), None, 0, schedule)
     yield "mla_schedule", (integers([70, 3]), 4, 2)
     listed = integers([3, 0, -1, 6, 2, 1, 0, 5, -1, -1, 4, 2]).view(2, 2, 3)
+    yield "lightning_index", (t(4, 2, 3, 8).detach(), t(4, 7, 8).detach(), t(4, 2, 3).detach(), 5)
     yield "mla_sparse", (*latent, t(2, 7, 8), t(2, 7, 6), listed)
     packed = pack_latents(t(2, 7, 128), t(2, 7, 6))
     yield "mla_decode_fp8", (t(2, 2, 4, 128).detach(), latent[1].detach(), packed, None, None, listed)

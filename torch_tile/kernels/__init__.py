@@ -32,6 +32,7 @@ FAMILIES = {
     "grouped_gemm": "gemm.grouped",
     "grouped_scaled_gemm": "gemm.grouped_scaled",
     "k_grouped_gemm": "gemm.grouped_wgrad",
+    "lightning_index": "mla.indexer",
     "linear_cross_entropy": "loss.linear_cross_entropy",
     "mla_decode": "mla.decode",
     "mla_packed": "mla.packed",

@@ -34,6 +34,7 @@ from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+from torch_tile.ops.families.lightning_index import lightning_index
 from torch_tile.ops.families.linear_attention import (
     gated_linear_attention,
     gated_linear_attention_backward,
@@ -81,6 +82,7 @@ __all__ = [
     "grouped_scaled_gemm",
     "k_grouped_gemm",
     "layer_norm",
+    "lightning_index",
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_gradients",

@@ -32,7 +32,12 @@ from torch_tile.kernels.gemm import (
 )
 from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
-from torch_tile.kernels.mla import decode as mla_decode, packed as mla_packed, scheduler as mla_schedule
+from torch_tile.kernels.mla import (
+    decode as mla_decode,
+    indexer,
+    packed as mla_packed,
+    scheduler as mla_schedule,
+)
 from torch_tile.kernels.moe import group as group_tokens, route
 from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
@@ -490,6 +495,7 @@ def _decodings() -> Iterator[Case]:
         yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
         yield Case(f"mla {name} small pages", _decoding(dtype, 16, 4, 16))
         yield Case(f"mla {name} split", _decoding(dtype, 16, 1, 0))
+        yield Case(f"lightning_index {name}", _indexing(dtype))
         for heads in (16, 128):
             yield Case(f"mla {name} float8 {heads}", _packed_decoding(dtype, heads, False))
             yield Case(f"mla {name} float8 listed {heads}", _packed_decoding(dtype, heads, True))
@@ -506,6 +512,16 @@ def _packed_decoding(dtype: torch.dtype, heads: int, listed: bool) -> Callable[[
         cache, table = make((640, 64, 656), torch.uint8), make((64, 10), torch.int32)
         lists = make((64, 2, 256), torch.int32) if listed else None
         return mla_packed.mla_decode_fp8(q, q_pe, cache, table, make((64,), torch.int32), lists)
+
+    return call
+
+
+def _indexing(dtype: torch.dtype) -> Callable[[Make], object]:
+    """Return a call of `lightning_index` with the sizes of DeepSeek-V3.2."""
+
+    def call(make: Make) -> object:
+        q, k, weights = make((4, 2, 64, 128), dtype), make((4, 4096, 128), dtype), make((4, 2, 64), torch.float32)
+        return indexer.lightning_index(q, k, weights, 2048, make((4,), torch.int32))
 
     return call
 

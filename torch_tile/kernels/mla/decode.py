@@ -296,28 +296,12 @@ def run(
     positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
     problem = Problem(batch, q_len * heads, positions)
-    vector = vector_of((q, q_pe, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
-    if machine.is_gpu and vector_of((kv,), (latent,)) == 1:
-        vector = 1
-    paged, page = block_table is not None, kv.shape[1]
-    whole = seq_lens is None
-    spec = Spec(
-        q.dtype,
-        latent,
-        q_pe.shape[3],
-        paged,
-        paged and page % 64 != 0,
-        scale > 0,
-        vector,
-        whole,
-        machine.is_gpu and q.dtype != torch.float64,
-        scales is not None,
-        indices is not None,
-    )
+    spec = _spec_of(q, q_pe, kv, k_pe, out, machine, block_table is not None, seq_lens is None, scale)
+    spec = replace(spec, packed=scales is not None, listed=indices is not None)
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
     if config is None:
         return False
-    spec = replace(spec, gathered=paged and page % config.block_kv != 0)
+    spec = replace(spec, gathered=spec.paged and kv.shape[1] % config.block_kv != 0)
     others = [] if indices is None else [indices.contiguous()]
     others += [] if scales is None else [scales]
     others += [] if block_table is None else [dense_last(block_table)]
@@ -347,3 +331,17 @@ def run(
     if target is not out:
         out.copy_(target)
     return True
+
+
+def _spec_of(
+    q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor, out: torch.Tensor, machine: Machine,
+    paged: bool, whole: bool, scale: float,
+) -> Spec:  # fmt: skip
+    """Return the facts that a kernel for these tensors is compiled for."""
+    latent, rotary = q.shape[3], q_pe.shape[3]
+    vector = vector_of((q, q_pe, k_pe, out), (latent, rotary)) if machine.is_gpu else 1
+    if machine.is_gpu and vector_of((kv,), (latent,)) == 1:
+        vector = 1
+    gathered = paged and kv.shape[1] % 64 != 0
+    fuses = machine.is_gpu and q.dtype != torch.float64
+    return Spec(q.dtype, latent, rotary, paged, gathered, scale > 0, vector, whole, fuses)
