@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from torch_tile import ops
 from torch_tile.kernels.mla import packed
 from torch_tile.kernels.mla.packed import (
     GROUP,
@@ -108,3 +109,18 @@ def test_what_is_packed(problems):
     assert values.shape == kv.shape and torch.equal(rotary, k_pe.bfloat16()) and scales.shape == (3, 5, 4)
     bound = kv.abs() * 2**-4 + scales.repeat_interleave(GROUP, -1) * 2**-10
     assert ((wide(stored, 512, torch.float32)[0] - kv).abs() <= bound * 1.0001).all()
+
+
+def test_appended_positions(engine, problems):
+    """Byte for byte what is packed; the other bytes of the pages are left alone."""
+    kv, k_pe = problems.tensor(2, 3, GROUP), problems.tensor(2, 3, 16)
+    cache = torch.randint(0, 256, (5, 4, bytes_of(GROUP, 16)), dtype=torch.uint8, generator=problems.generator)
+    table, lengths = torch.tensor([[4, 0], [2, 3]]).int(), torch.tensor([5, 2]).int()
+    want = cache.clone()
+    stored = pack(kv, k_pe)
+    for b, n in enumerate(lengths.tolist()):
+        for t, s in enumerate(range(n - 3, n)):
+            if s >= 0:
+                want[table[b, s // 4], s % 4] = stored[b, t]
+    ops.append_latents(kv, k_pe, cache, table, lengths)
+    assert torch.equal(cache, want)

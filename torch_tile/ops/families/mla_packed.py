@@ -335,3 +335,26 @@ def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     require(width % GROUP == 0, lambda: f"tile.{op}: kv has {width} columns; expected a multiple of {GROUP}")
     packed: Tensor = kernels(FAMILY).pack(kv.detach(), k_pe.detach())
     return packed
+
+
+def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> None:
+    """Write new positions into the pages of a float8 cache, in place, where `mla_decode_fp8` reads them.
+
+    Args:
+        kv: `[B, Sq, C]`: the new latents, which are the last of each sequence. k_pe: `[B, Sq, R]`.
+        cache: uint8 `[pages, page, bytes]`, whose positions lie at multiples of 4 bytes.
+        block_table: int32 `[B, n]`, as for `mla_decode_fp8`. seq_lens: int32 `[B]`, the new positions included.
+
+    They are rounded by `pack_latents`, and left out as `append_to_pages` leaves rows out. Raises what these raise.
+    """
+    op = "append_latents"
+    checks.check_dims(op, "kv", kv, 3, "[B, Sq, C]")
+    checks.check_dims(op, "cache", cache, 3, "[pages, page, bytes]")
+    require_type(cache.dtype == torch.uint8, lambda: f"tile.{op}: cache has dtype {cache.dtype}; expected torch.uint8")
+    packed = pack_latents(kv, k_pe)
+    checks.check_size(op, "cache", cache, 2, packed.shape[2], "the bytes of a position")
+    # Two bytes at a time, as numbers that are only copied: latents with their scales, and rotary parts.
+    new, pages = (x.view(torch.bfloat16)[:, :, None] for x in (packed, cache))
+    split = new.shape[3] - k_pe.shape[2]
+    given = new[..., :split], new[..., split:], pages[..., :split], pages[..., split:]
+    torch.ops.tile.append_to_pages.default(*given, block_table, seq_lens)
