@@ -55,8 +55,9 @@ def listed(scores: torch.Tensor, top: int) -> torch.Tensor:
     """Return the places of the largest scores, largest first, and -1 where fewer are visible."""
     count = torch.sym_min(top, scores.shape[-1])
     values, places = scores.topk(count, dim=-1)
-    found = places.int().masked_fill(values == float("-inf"), -1)
-    return torch.nn.functional.pad(found, (0, top - count), value=-1)
+    made = scores.new_full((*scores.shape[:-1], top), -1, dtype=torch.int32)
+    made[..., :count] = places.int().masked_fill(values == float("-inf"), -1)
+    return made
 
 
 @dataclass(frozen=True)
