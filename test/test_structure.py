@@ -239,6 +239,7 @@ LIGHT = (
     "kernels.epilogue.autodiff",
     "kernels.epilogue.functions",
     "kernels.epilogue.program",
+    "kernels.gemm.args",
     "kernels.linear_attention.args",
     "kernels.ssm.args",
     "runtime.cache",
