@@ -32,7 +32,8 @@ def first_of(result: object) -> torch.Tensor:
 class Case:
     """A problem's tensors, bound into calls. `sample` picks from a result what `expected` gives in float64.
 
-    `yardsticks` are timed too, but do something else. `read` is what is looked at of all that a call gives.
+    `yardsticks` are timed too, but do something else. `read` is what is looked at of all that a call gives. `leeway`
+    is how many roundings to the dtype follow each other, as in chains of products.
     """
 
     ours: Call
@@ -41,6 +42,7 @@ class Case:
     expected: Callable[[], torch.Tensor]
     yardsticks: Mapping[str, Call] = field(default_factory=dict)
     read: Callable[[Any], torch.Tensor] = first_of
+    leeway: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from benchmarks.problem import Case, Problem, Result, poisoned, tolerance_of, wrong
 from benchmarks.timer import Call, Ceilings, measure, measure_ceilings, name_of
 
-FAMILIES = ("gemm", "grouped", "dequant", "attention", "attention_backward", "mla", "norm", "loss")
+FAMILIES = ("gemm", "grouped", "dequant", "attention", "attention_backward", "mla", "norm", "loss", "scan")
 # Rivals that take long to make ready run only where --rivals names them.
 ON_REQUEST = {"cuda": {"Triton"}, "cpu": {"Triton", "Inductor", "flex"}}
 RIVALS_SLACK = 8  # how many times our tolerance a rival has: some sum in 16 bits
@@ -120,7 +120,7 @@ def run(family: str, problem: Problem, options: argparse.Namespace, ceilings: Ce
         case = problem.make()
         want = case.expected()
         with poisoned():  # but not the rivals: what is compiled by torch would be compiled again without it
-            result.error, result.message = wrong(case, case.ours, want, tolerance_of(problem.dtype))
+            result.error, result.message = wrong(case, case.ours, want, case.leeway * tolerance_of(problem.dtype))
         if result.message:
             result.status = "WRONG"
             return result
@@ -146,7 +146,7 @@ def ready(
             with warnings.catch_warnings():  # torch says at length which of its kernels it does not take
                 warnings.simplefilter("ignore")
                 call = prepare()
-                message = wrong(case, call, want, RIVALS_SLACK * tolerance_of(dtype))[1]
+                message = wrong(case, call, want, case.leeway * RIVALS_SLACK * tolerance_of(dtype))[1]
         except ModuleNotFoundError:
             continue
         except Exception as error:  # a rival that cannot do this problem is no reason to stop

@@ -231,7 +231,7 @@ template <class T> inline T abs(T x) {
   if constexpr (same<T, float>) return __builtin_fabsf(x);
   else if constexpr (same<T, double>) return __builtin_fabs(x);
   else if constexpr (is_small<T>) return narrow<T>(__builtin_fabsf(widen(x)));
-  else return x < T(0) ? T(T(0) - x) : x;
+  else return x < T(0) ? T(uint64_t(0) - uint64_t(x)) : x;
 }
 
 // T.min and T.max: a NaN on either side gives NaN, and -0.0 is below 0.0 (minimum and maximum of IEEE 754-2019).

@@ -4,6 +4,7 @@
 // and denormals become 0.
 #pragma once
 #include "cuda_types.h"
+#include "wrapping.h"
 
 namespace tile {
 
@@ -119,7 +120,7 @@ template <class T> inline constexpr bool is_signed = same<T, int8_t> || same<T, 
 template <class T> TILE_DEVICE T abs(T x) {
   if constexpr (same<T, float>) return ::fabsf(x);
   else if constexpr (same<T, double>) return ::fabs(x);
-  else if constexpr (is_signed<T>) return x < T(0) ? T(T(0) - x) : x;
+  else if constexpr (is_signed<T>) return x < T(0) ? wrapping_sub<T>(0, x) : x;
   else return x;
 }
 
@@ -208,6 +209,7 @@ template <class T> TILE_DEVICE T floordiv(T a, T b) {
     return b == T(0) ? a / b : q == T(0) ? copysign(T(0), a / b) : nearest;
   } else if constexpr (is_signed<T>) {
     const T d = divisor(b);
+    if (d == T(-1)) return wrapping_sub<T>(0, a);  // the least number has no quotient
     return T(a / d - ((a % d != 0) & ((a < 0) != (d < 0))));
   } else {
     return T(a / divisor(b));
@@ -218,7 +220,7 @@ template <class T> TILE_DEVICE T floormod(T a, T b) {
     T r = fmod(a, b);
     return r != T(0) && (r < T(0)) != (b < T(0)) ? r + b : r;
   } else if constexpr (is_signed<T>) {
-    const T d = divisor(b), r = T(a % d);
+    const T d = divisor(b), r = d == T(-1) ? T(0) : T(a % d);
     return T(r + (((r != 0) & ((r < 0) != (d < 0))) ? d : T(0)));
   } else {
     return T(a % divisor(b));

@@ -19,6 +19,7 @@ import pickle
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
-from torch_tile.diagnostics.errors import ForeignTextError, TileError, diagnose, error
+from torch_tile.diagnostics.errors import ForeignTextError, InternalError, TileError, diagnose, error
 from torch_tile.hardware import PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
@@ -65,10 +66,38 @@ _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 def compile_program(
     program: Program, out_idx: Sequence[int] = (), target: object = "auto", options: PassOptions | None = None
 ) -> JITKernel:
-    """Compile a traced program to a kernel that can be called."""
+    """Compile a traced program to a kernel that can be called.
+
+    A kernel that only reads a tile before anything wrote it compiles, with a warning. Its calls raise the error.
+    """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
-    return (compile_cuda if build.target.kind == "cuda" else compile_cpu)(program, out_idx, build)
+    if build.options.strict:
+        warn_of_paths(program)
+    step = compile_cuda if build.target.kind == "cuda" else compile_cpu
+    try:
+        return step(program, out_idx, build)
+    except TileError as problem:
+        if any(each.code != "unwritten" for each in problem.diagnostics):
+            raise
+        return _refusing(problem, partial(step, out_idx=out_idx, build=build), program)
+
+
+def _refusing(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
+    """Return a kernel whose text can be looked at, and whose calls raise `problem`."""
+    from torch_tile.lowering.common.unwritten import cleared
+
+    try:
+        kernel = step(cleared(program))
+    except (TileError, InternalError):
+        raise problem from None
+
+    def refuse(*args: Any, **named: Any) -> Any:
+        raise problem
+
+    kernel.run = kernel.launcher.begin = kernel.interpret = refuse  # type: ignore[method-assign]
+    warnings.warn(f"{problem}\nThe kernel {program.name} compiles, but its calls raise this error.", stacklevel=2)
+    return kernel
 
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -143,6 +172,14 @@ def _too_large(kernel: Kernel) -> str:
         if count > PER_THREAD:
             large.append(f"`{tile.name}` alone takes {count} of the {PER_THREAD} registers of a thread")
     return f": {', '.join(large)}; take more threads or smaller tiles" if large else ""
+
+
+def warn_of_paths(program: Program) -> None:
+    """Log a warning for each tile that may be read where nothing was written; whether it is depends on the call."""
+    from torch_tile.lowering.common.perhaps_unwritten import perhaps_unwritten
+
+    for found in perhaps_unwritten(program):
+        logging.getLogger("torch_tile").warning("%s", found.render().removeprefix("error"))
 
 
 def refuse_slow(build: Build) -> None:

@@ -86,6 +86,7 @@ inline void turn_give(int number) { emulated::meet(number, 256, false); }
 }  // namespace tile
 
 #include "../ping_pong.h"
+#include "../wrapping.h"
 
 namespace tile {
 
@@ -226,7 +227,7 @@ inline void prefetch_map(const TensorMap*) {}
 
 inline float round_tf32(float x) { return bits_float((float_bits(x) + 0x1000u) & 0xffffe000u); }
 inline int dp4a(int a, int b, int c) {
-  for (int i = 0; i < 4; ++i) c += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
+  for (int i = 0; i < 4; ++i) c = wrapping_add<int>(c, int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i)));
   return c;
 }
 
@@ -409,7 +410,11 @@ template <class T, class Update> TILE_ATOMIC T replaced(T* p, Update update) {
     const auto x = convert<compute<T>>(value);                                                 \
     return replaced(p, [x](compute<T> old) { return compute<T>(result); });                    \
   }
-TILE_UPDATE(atomic_add, old + x)
+template <class T> inline T summed(T a, T b) {
+  if constexpr (same<T, int32_t> || same<T, int64_t>) return wrapping_add<T>(a, b);
+  else return a + b;
+}
+TILE_UPDATE(atomic_add, summed(old, x))
 TILE_UPDATE(atomic_max, x > old ? x : old)
 TILE_UPDATE(atomic_min, x < old ? x : old)
 TILE_UPDATE(atomic_and, old & x)

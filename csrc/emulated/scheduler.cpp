@@ -539,4 +539,13 @@ void __tsan_init() {}
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_vptr_read(void*) {}
 
+// Functions that a compiler calls under -fsanitize=signed-integer-overflow, with the operation's place in the text.
+struct Place { const char* file; unsigned line, column; };
+#define EMULATED_OVERFLOW(name, what)                                                          \
+  void __ubsan_handle_##name##_overflow(const Place* place, void*, void*) {                    \
+    emulated::fail("a signed %s leaves its type in line %u of the text", what, place->line);   \
+  }
+EMULATED_OVERFLOW(add, "sum") EMULATED_OVERFLOW(sub, "difference") EMULATED_OVERFLOW(mul, "product")
+EMULATED_OVERFLOW(negate, "negative") EMULATED_OVERFLOW(divrem, "quotient")
+
 }  // extern "C"

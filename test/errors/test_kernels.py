@@ -182,7 +182,7 @@ def unwritten():
                 total[i] += A[i]  # here
             T.copy(total, A)
 
-    tilelang.compile(kernel)
+    tilelang.compile(kernel).run()
 
 
 def unwritten_sums():
@@ -196,7 +196,7 @@ def unwritten_sums():
                     T.gemm(a, a, c)  # here
             T.copy(c, C)
 
-    tilelang.compile(kernel)
+    tilelang.compile(kernel).run()
 
 
 def unwritten_yet():
@@ -208,7 +208,7 @@ def unwritten_yet():
                 T.copy(tile, A)  # here
                 T.copy(A, tile)
 
-    tilelang.compile(kernel)
+    tilelang.compile(kernel).run()
 
 
 def lost_result():

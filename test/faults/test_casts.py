@@ -182,3 +182,18 @@ def test_what_it_is_not_is_refused(options, text):
 def test_what_no_target_rounds_is_refused(source, target, how):
     with pytest.raises(TileError, match="bad_argument"):
         kernel_of(source, target, round=how)
+
+
+@pytest.mark.parametrize("source", ["float32", "float64"])
+def test_floats_beyond_the_signed_numbers_fit_uint64(source, way):
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), source), B: T.Tensor((8,), "uint64"), a: T.float64, C: T.Tensor((1,), "uint64")):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(8):
+                B[i] = T.cast(A[i], "uint64")
+            C[0] = T.cast(a, "uint64")
+
+    numbers = [0, 3, 2**31, 2**62, 2**63, 2**63 + 2**41, 2**64 - 2**40, 10**19 // 2**41 * 2**41]
+    b, c = torch.zeros(8, dtype=torch.uint64), torch.zeros(1, dtype=torch.uint64)
+    way(kernel, torch.tensor(numbers, dtype=getattr(torch, source)), b, 1.5 * 2.0**63, c)
+    assert b.tolist() == numbers and c.tolist() == [3 * 2**62]

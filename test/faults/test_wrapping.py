@@ -63,3 +63,40 @@ def test_products_of_elements_wrap(factor: int, seed: int, way: Callable[..., No
     values = a.tolist()
     assert o.tolist() == [_wrapped(x * factor) >> 8 for x in values]
     assert p.tolist() == [_wrapped(x * y + x) >> 3 for x, y in zip(values, reversed(values), strict=True)]
+
+
+def test_compilers_may_use_that_sums_do_not_wrap(seed: int, way: Callable[..., None]) -> None:
+    """Two natural numbers: NVRTC took their sum for natural, and its remainder for that of an unsigned number."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int64"), O: T.Tensor((32, 4), "int32"),
+        P: T.Tensor((32, 4), "int64"), F: T.Tensor((32,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                a, b = A[i] & 0x7FFFFFFF, B[i] & 0x7FFFFFFFFFFFFFFF
+                O[i, 0] = (a + a) % 1000
+                O[i, 1] = (a * 3) // 7
+                O[i, 2] = -(A[i]) // 5
+                O[i, 3] = T.abs(A[i]) // 3
+                P[i, 0] = (b + b) % 1000
+                P[i, 1] = (b * 3) // 7
+                P[i, 2] = T.max(b + 1, b) // 2
+                P[i, 3] = (0 - B[i] - 1) // 3
+                F[i] = T.cast((a + a) % 1000, "float32")
+
+    ends = torch.tensor([-(2**31), -1, 2**31 - 1, 2**30], dtype=torch.int32)
+    long_ends = torch.tensor([-(2**63), -1, 2**63 - 1, 2**62], dtype=torch.int64)
+    torch.manual_seed(seed)
+    a = torch.cat([ends, torch.randint(-(2**31), 2**31, (28,), dtype=torch.int32)])
+    b = torch.cat([long_ends, torch.randint(-(2**63), 2**63 - 1, (28,), dtype=torch.int64)])
+    o, p, f = torch.zeros(32, 4, dtype=torch.int32), torch.zeros(32, 4, dtype=torch.int64), torch.zeros(32)
+    way(kernel, a, b, o, p, f)
+    short, long = a & 0x7FFFFFFF, b & 0x7FFFFFFFFFFFFFFF
+    down = lambda x, y: torch.div(x, y, rounding_mode="floor")  # noqa: E731
+    wanted = [(short + short) % 1000, down(short * 3, 7), down(-a, 5), down(torch.abs(a), 3)]
+    assert torch.equal(o, torch.stack(wanted, 1))
+    wanted = [(long + long) % 1000, down(long * 3, 7), down(torch.maximum(long + 1, long), 2), down(0 - b - 1, 3)]
+    assert torch.equal(p, torch.stack(wanted, 1))
+    assert torch.equal(f, ((short + short) % 1000).float())

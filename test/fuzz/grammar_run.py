@@ -77,11 +77,11 @@ class Outcome:
 
 
 def traced(program, path):
-    """The T.prim_func's program."""
+    """The T.prim_func of a program."""
     path.write_text(program.text())
     space = {"T": T, "given": program.given}
     exec(compile(program.text(), str(path), "exec"), space)
-    return space[program.name].program
+    return space[program.name]
 
 
 def disagreement(program, got, wanted):
@@ -103,7 +103,8 @@ class Case:
 
     def __init__(self, program, folder):
         self.program, self.path = program, Path(folder) / f"{program.name}.py"
-        self.traced = traced(program, self.path)
+        self.function = traced(program, self.path)
+        self.traced = self.function.program
         self.wanted = program.arguments()
         program.expected(self.wanted)
 
@@ -182,7 +183,7 @@ def unrestricted(text):
 def on_gpu(case):
     args = case.program.arguments()
     there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
-    torch_tile.compile(case.traced, target="cuda")(*there)
+    torch_tile.compile(case.function, target="cuda")(*there)
     return disagreement(case.program, [a.cpu() for a in there[:-1]], case.wanted)
 
 

@@ -55,10 +55,15 @@ class Value:
         return self.dtype == "float32"
 
 
+def beside_number(dtype):
+    """The type of an integer of type `dtype` and a plain number together: narrow ones become int32."""
+    return dtype if limits(dtype)[1] >= limits("int32")[1] else "int32"
+
+
 def number(value, dtype):
-    """A literal that takes the type of the other operand."""
+    """A plain number beside an operand of type `dtype`."""
     text = f"({value})" if value < 0 else str(value)
-    return Value(text, text, dtype, value, value)
+    return Value(text, text, beside_number(dtype), value, value)
 
 
 def settled(text, reference, dtype, low, high):
@@ -124,7 +129,7 @@ class Expressions:
     def literal(self, dtype=None):
         dtype = dtype or self.pick(*INTS)
         value = self.extreme(dtype)
-        return replace(number(value, dtype), text=f"T.{dtype}({value})")
+        return replace(number(value, dtype), text=f"T.{dtype}({value})", dtype=dtype)
 
     def value(self, dtype, depth=3):
         """An expression of a type."""
@@ -169,21 +174,20 @@ class Expressions:
 
     def shift(self, depth):
         a = self.integer(depth) if self.chance(0.8) else self.literal(self.pick("int64", "uint64", "int32"))
-        amount = self.random.randint(0, int(a.dtype.strip("uint")) - 1)
-        b = number(amount, a.dtype)
         if self.chance(0.5):
             b, width = tight(self.integer(depth)), int(a.dtype.strip("uint")) - 1
-            b = Value(f"({b.text} & {width})", f"({b.reference} & {width})", b.dtype, 0, width)
+            b = Value(f"({b.text} & {width})", f"({b.reference} & {width})", beside_number(b.dtype), 0, width)
             if promoted(a.dtype, b.dtype) != a.dtype:
                 b = replace(b, text=f"T.cast({b.text}, {a.dtype!r})", dtype=a.dtype)
+        else:
+            to = beside_number(a.dtype)
+            a, b = _converted(a, to), number(self.random.randint(0, int(to.strip("uint")) - 1), to)
         if self.chance(0.5):
             a = tight(a)
             ends = [x >> y for x in (a.low, a.high) for y in (b.low, b.high)]
             return Value(f"({a.text} >> {b.text})", f"({a.reference} >> {b.reference})", a.dtype, min(ends), max(ends))
         ends = [x << y for x in (a.low, a.high) for y in (b.low, b.high)]
-        # By a plain number, narrow integers are shifted as int32, as C does.
-        to = "int32" if b.text.isdigit() and limits(a.dtype)[1] < limits("int32")[1] else a.dtype
-        made = settled(f"({a.text} << {b.text})", f"({a.reference} << {b.reference})", to, min(ends), max(ends))
+        made = settled(f"({a.text} << {b.text})", f"({a.reference} << {b.reference})", a.dtype, min(ends), max(ends))
         return replace(made, loose=True) if a.loose else made
 
     def divisor(self, like, depth):
@@ -192,7 +196,8 @@ class Expressions:
             value = self.extreme(like.dtype) or 3
             return operands(like, number(value, like.dtype), True)
         b = tight(self.integer(depth))
-        return operands(like, Value(f"({b.text} | 1)", f"({b.reference} | 1)", b.dtype, *limits(b.dtype)), True)
+        to = beside_number(b.dtype)
+        return operands(like, Value(f"({b.text} | 1)", f"({b.reference} | 1)", to, *limits(to)), True)
 
     def quotient(self, depth):
         a, b = self.divisor(self.integer(depth), depth)
@@ -214,7 +219,7 @@ class Expressions:
             a, (least, greatest) = tight(a), limits(a.dtype)
             outside = self.random.randint(1, 2**66)
             end = least - outside if op == "max" else greatest + outside
-            return Value(f"T.{op}({a.text}, {end})", a.reference, a.dtype, a.low, a.high)
+            return Value(f"T.{op}({a.text}, {end})", a.reference, beside_number(a.dtype), a.low, a.high)
         a, b = operands(a, self.integer(depth), True)
         low, high = min(a.low, b.low), max(a.high, b.high)
         name = self.pick(op, f"{op}imum") if a.dtype == b.dtype and "maximum" in self.functions else op
@@ -255,9 +260,10 @@ class Expressions:
     def clamped(self, depth):
         a = tight(self.integer(depth))
         low, high = sorted(self.extreme(a.dtype) for _ in range(2))
-        made = Value("", f"min(max({a.reference}, {low}), {high})", a.dtype, low, high)
+        to = beside_number(a.dtype)
+        made = Value("", f"min(max({a.reference}, {low}), {high})", to, low, high)
         if self.chance(0.3):
-            return replace(a, text=f"T.clamp({a.text}, {-(2**71)}, {2**71})")
+            return replace(a, text=f"T.clamp({a.text}, {-(2**71)}, {2**71})", dtype=to)
         return replace(made, text=f"T.clamp({a.text}, {low}, {high})")
 
     # -- conditions ----------------------------------------------------------------------------------------------------

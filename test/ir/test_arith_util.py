@@ -80,7 +80,7 @@ def test_sizes_of_a_launch(seed):
 def test_index_types_do_not_wrap_and_others_do():
     assert evaluate(M * K, {M: 2**20, K: 2**20}) == 2**40
     byte = Var("b", dt.uint8)
-    assert evaluate(byte + 1, {byte: 255}) == 0
+    assert evaluate(byte + const(1, dt.uint8), {byte: 255}) == 0 and evaluate(byte + 1, {byte: 255}) == 256
     assert evaluate(-cast(byte, dt.int8), {byte: 128}) == -128
     assert evaluate(cast(M, dt.int8), {M: 200}) == -56
 

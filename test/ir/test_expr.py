@@ -41,12 +41,12 @@ true, false = const(True, dt.bool_), const(False, dt.bool_)
 @pytest.mark.parametrize(
     ("e", "want"),
     [
-        (h + 1, dt.float16), (1.5 * h, dt.float16), (x / 3, dt.float32), (i + 1, dt.int32), (u8 + 1, dt.uint8),
+        (h + 1, dt.float16), (1.5 * h, dt.float16), (x / 3, dt.float32), (i + 1, dt.int32), (u8 + 1, dt.int32),
         (i64 * 2, dt.int64), (f64 - 0.1, dt.float64), (i + 0.5, dt.float32), (u8 * 1.5, dt.float32),
         (maximum(h, 0), dt.float16), (select(b, h, 0.0), dt.float16), (h > 1, dt.bool_), (i == 1.5, dt.bool_),
     ],
 )  # fmt: skip
-def test_a_plain_number_takes_the_type_of_the_other_operand(e, want):
+def test_a_plain_number_takes_the_type_of_the_other_operand_but_widens_narrow_integers(e, want):
     assert e.dtype == want
 
 

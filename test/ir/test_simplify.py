@@ -176,7 +176,8 @@ def test_literals_stay_in_their_type():
     kept = (M + big) + big
     assert simplify(kept) is kept
     byte = Var("b", dt.uint8, "param")
-    assert equal(simplify((byte + 200) + 100), byte + 44)
+    assert equal(simplify((byte + const(200, dt.uint8)) + const(100, dt.uint8)), byte + const(44, dt.uint8))
+    assert equal(simplify((byte + 200) + 100), byte + 300)
 
 
 def test_calls_are_entered():

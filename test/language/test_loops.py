@@ -398,3 +398,20 @@ def test_loop_break_is_break(way):
     assert b.tolist() == [6, 3]
     with pytest.raises(TileError, match="stands in no loop"):
         T.loop_break()
+
+
+def test_copies_and_fills_of_elements_in_parallel(way):
+    """T.copy and T.fill of single elements inside T.Parallel are stores, one for each iteration."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((40, 24), "float32"), B: T.Tensor((40, 24), "float16"), C: T.Tensor((40, 24), "int32")):
+        with T.Kernel(2, 2, threads=64) as (bx, by):
+            for i, j in T.Parallel(32, 16):
+                T.copy(A[bx * 32 + i, by * 16 + j], B[bx * 32 + i, by * 16 + j])
+                T.fill(C[bx * 32 + i, by * 16 + j], i * 16 + j)
+
+    a, b, c = torch.randn(40, 24), torch.zeros(40, 24).half(), torch.full((40, 24), -1, dtype=torch.int32)
+    way(kernel, a, b, c)
+    assert torch.equal(b, a.half())
+    rows, columns = torch.arange(40)[:, None] % 32, torch.arange(24) % 16
+    assert torch.equal(c, (rows * 16 + columns).int())

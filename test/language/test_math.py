@@ -291,3 +291,34 @@ def test_wrong_operands():
 def test_unknown_names_say_where_to_look():
     with pytest.raises(AttributeError, match="has no `teleport`"):
         T.teleport
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_round_with_a_mode(way, dtype):
+    """Halves away from zero: also the largest number below a half, and infinities."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), dtype), B: T.Tensor((2, 64), dtype)):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[0, i] = T.round(A[i])
+                B[1, i] = T.round(A[i], "ties-away-from-zero")
+
+    kind = getattr(torch, dtype)
+    special = torch.tensor([0.49999997, -0.49999997, torch.inf, -torch.inf])
+    a = torch.cat([(torch.arange(60) - 30) / 4, special]).to(kind)
+    b = torch.zeros(2, 64, dtype=kind)
+    way(kernel, a, b)
+    assert torch.equal(b[0], a.round())
+    assert torch.equal(b[1], torch.where((a - a.trunc()).abs() >= 0.5, a.trunc() + a.sign(), a.trunc()))
+
+
+def test_round_with_an_unknown_mode():
+    with pytest.raises(TileError, match="ties-to-even"):
+        T.round(3.5, "up")
+
+
+def test_saturation_as_a_bool():
+    for sat, expected in ((True, 448.0), ("satfinite", 448.0), (False, None), (None, None)):
+        text = repr(T.cast(T.Var("x", "float32"), "float8_e4m3fn", sat=sat))
+        assert ("448" in text) == (expected is not None)

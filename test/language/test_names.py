@@ -111,3 +111,69 @@ def test_what_names_cannot_be(make, code):
                 make()
 
     assert caught.value.code == code
+
+
+def test_a_name_that_a_type_makes(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), n: T.int32()):
+        with T.Kernel(1, threads=64):
+            twice = T.int32()
+            T.let(twice, n * 2)
+            for i in T.Parallel(64):
+                A[i] = twice + i
+
+    a = torch.zeros(64, dtype=torch.int32)
+    way(kernel, a, 5)
+    assert torch.equal(a, 10 + torch.arange(64, dtype=torch.int32))
+    assert isinstance(T.uint8(), T.Var) and (T.int64() & 7).dtype == T.int64
+
+
+def test_conditions_as_tir_spells_them(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "bool")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[i] = T.Not(T.And(A[i] > 0, T.Or(A[i] < 1, i > 40)))
+
+    a, b = torch.randn(64), torch.zeros(64, dtype=torch.bool)
+    way(kernel, a, b)
+    assert torch.equal(b, ~((a > 0) & ((a < 1) | (torch.arange(64) > 40))))
+
+
+def test_values_without_effect_are_dropped():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            T.evaluate(0)
+            T.evaluate(A[0])
+            T.evaluate(T.atomic_add(A[1], 1, return_prev=True) + 1)
+
+    assert "evaluate" not in kernel.script().replace("atomic", "") and "atomic" in kernel.script()
+
+
+def test_parameters_declared_in_the_body(way):
+    @T.prim_func
+    def kernel(A, B, n):
+        m = T.dynamic("m")
+        A: T.Tensor[[m], T.float32]
+        n: T.int32
+        B: T.Tensor[[m * 2 + 1], T.float32]
+        with T.Kernel(1, threads=1):
+            for i in T.serial(m * 2 + 1):
+                B[i] = A[i % m] + n
+
+    a, b = torch.randn(5), torch.zeros(11)
+    way(kernel, a, b, 3)
+    torch.testing.assert_close(b, a.repeat(3)[:11] + 3)
+
+
+def test_a_parameter_that_nothing_declares():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A, n):
+            n: T.int32
+            with T.Kernel(1, threads=1):
+                A[0] = n
+
+    assert caught.value.code == "bad_annotation" and "`A`" in str(caught.value)

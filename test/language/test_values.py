@@ -93,13 +93,17 @@ def test_region_assignment():
 
 STORED = {
     # expression on (f16 h, f32 x, int8 b, int32 i, uint8 u, bool ok) -> the type that it has
-    "h * 2 + 1.5": "float16", "b * 3": "int8", "b + 0.5": "float32", "h + b": "float16", "h + x": "float32",
+    "h * 2 + 1.5": "float16", "b * 3": "int32", "b + 0.5": "float32", "h + b": "float16", "h + x": "float32",
     "i + 1": "int32", "b + i": "int32", "u + b": "int16", "i / 2": "float32", "h / 2": "float16", "i // 2": "int32",
     "i > 2": "bool", "-h": "float16", "T.exp(h)": "float16", "T.exp(i)": "float32", "T.pow(h, 2.0)": "float16",
     "T.max(h, 0)": "float16", "T.max(i, 2.5)": "float32", "T.if_then_else(ok, h, 0.0)": "float16", "T.abs(b)": "int8",
     "h ** 2": "float16", "1 + i": "int32", "2.0 * b": "float32", "i + 2**40": "int32", "ok + ok": "int32",
     "T.float32(h) * x": "float32", "h.astype('float64')": "float64", "T.cast(x, 'int64')": "int64", "i << 2": "int32",
-    "u << 4": "int32", "b << 20": "int32", "u << u": "uint8", "u >> 4": "uint8",
+    "u << 4": "int32", "b << 20": "int32", "u << u": "uint8", "u >> 4": "int32",
+    "u & 15": "int32", "(u & 15) - 8": "int32", "1 - u": "int32", "b // 3": "int32", "u % 7": "int32", "u | 1": "int32",
+    "T.uint8(3) + u": "uint8", "T.uint8(3) + 1": "int32", "u * u": "uint8", "u + 2**40": "int64", "-b": "int8",
+    "T.max(u, 3)": "int32", "T.min(1, b)": "int32", "T.max(u, -1)": "int32", "T.if_then_else(ok, u, 0)": "int32",
+    "u + ok": "uint8", "u + True": "uint8", "u / 2": "float32", "u ** 2": "float32", "T.clamp(b, -3, 3)": "int32",
 }  # fmt: skip
 
 

@@ -233,15 +233,40 @@ def attention_varlen_backward_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def attention_block_sparse_samples(t: Maker) -> list[tuple]:
+    q, k, v = t(2, 4, 35, 8), t(2, 2, 50, 8), t(2, 2, 50, 6)
+    each = int32([[[2, 0, 1]]]), int32([[[[3, 0], [-1, -1], [1, -1]]]])
+    own = int32([[[1], [0]], [[1], [1]]]), int32([[[[1]], [[7]]], [[[0]], [[1]]]])
+    bias = t(35, 50).detach()
+    return [
+        (q, k, v, *each, None, None, 16, 16),
+        (q, k, v, *each, None, None, 16, 16, True, 0.3, 0, 15),
+        (t.strided(2, 2, 30, 8), k, v, *own, None, None, 32, 32, True, None, 20, 20),
+        (q, k, v, *each, int32([[[0, 2, 1]]]), int32([[[[0, 0], [2, 0], [2, 9]]]]), 16, 16),
+        (q, k, v, *each, None, None, 16, 16, False, None, 0, 0, [bias], "y=add(x0,acc0);ret y"),
+    ]
+
+
+def attention_block_sparse_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for q, k, v, *options in attention_block_sparse_samples(t):
+        out, lse = (x.detach() for x in torch.ops.tile.attention_block_sparse_lse(q, k, v, *options))
+        made.append((torch.randn_like(out).requires_grad_(q.requires_grad), q, k, v, out, lse, *options))
+    return made
+
+
 def attention_paged_samples(t: Maker) -> list[tuple]:
     k, v, table, lengths = t(6, 4, 2, 8), t(6, 4, 2, 6), int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
     slopes = "v=sub(i3,i2);w=mul(x0,v);y=add(w,acc0);ret y"
+    float8 = [x.detach().to(torch.float8_e4m3fn) for x in (k, v)]
+    scales = t(1, 1, 2).detach().float().abs(), t(6, 4, 2).detach().float().abs()
     return [
         (t(2, 1, 4, 8), k, v, table, lengths),
         (t(2, 3, 4, 8), k, v, table, int32([2, 0]), None, 0, False, 0.3),
         (t.strided(2, 2, 4, 8), t.strided(6, 4, 1, 8), t.strided(6, 4, 1, 6), table, lengths, None, 0, True, None, 3),
         (t(6, 4, 8), k, v, table, lengths, int32([0, 1, 5]), 4, True, None, 0, 2),
         (t(2, 4, 3, 8).transpose(1, 2), k, v, table, lengths, None, 0, True, None, 0, 0, [t(4, 1, 1).detach()], slopes),
+        (t(2, 1, 4, 8), *float8, table, lengths, None, 0, True, None, 0, 0, None, "", *scales),
     ]
 
 
@@ -461,6 +486,7 @@ def gated_delta_rule_samples(t: Maker) -> list[tuple]:
             *(small(1, 5, 2, 3), small(1, 5, 2, 3), small(1, 5, 4, 6), decay, between(1, 5, 4)),
             *(small(2, 4, 3, 6), starts, 0.7, True),
         ),
+        with_channels(t, (small(1, 5, 2, 3), small(1, 5, 2, 3), small(1, 5, 4, 6), decay, between(1, 5, 4))),
     ]
 
 
@@ -477,10 +503,39 @@ def gated_delta_rule_step_samples(t: Maker) -> list[tuple]:
     return [
         (t(1, 4, 3, 6), q, k, v, g, beta, None, True),
         (t(1, 4, 3, 6), q[:, :1], k[:, :1], v[:, :1], g[:, :1], beta[:, :1]),
+        (t(1, 4, 3, 6), *gated_delta_rule_samples(t)[2]),
     ]
 
 
+def with_channels(t: Maker, args: tuple) -> tuple:
+    """Arguments of a delta rule whose keys decay channel by channel, with a head of keys for each head of values."""
+    _, _, v, _, *more = args
+    decay = (-t(1, v.shape[1], 4, 3).detach().abs()).requires_grad_(t.requires_grad)
+    q, k = ((t(1, v.shape[1], 4, 3).detach() / 4).requires_grad_(t.requires_grad) for _ in range(2))
+    return (q, k, v, decay, *more)
+
+
+def gated_linear_attention_samples(t: Maker) -> list[tuple]:
+    first, second = gated_delta_rule_samples(t)[:2]
+    return [first[:4], with_channels(t, (*second[:4], *second[5:8]))]
+
+
+def gated_linear_attention_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for args in gated_linear_attention_samples(t):
+        state = None if len(args) == 4 else torch.randn(2, 4, 3, 6).requires_grad_(t.requires_grad)
+        made.append((torch.randn_like(args[2]).requires_grad_(t.requires_grad), state, *args))
+    return made
+
+
+def gated_linear_attention_step_samples(t: Maker) -> list[tuple]:
+    return [(t(1, 4, 3, 6), *args[:4], 0.5) for args in gated_linear_attention_samples(t)]
+
+
 SAMPLES = {
+    "gated_linear_attention": gated_linear_attention_samples,
+    "gated_linear_attention_backward": gated_linear_attention_backward_samples,
+    "gated_linear_attention_step": gated_linear_attention_step_samples,
     "gated_delta_rule": gated_delta_rule_samples,
     "gated_delta_rule_backward": gated_delta_rule_backward_samples,
     "gated_delta_rule_step": gated_delta_rule_step_samples,
@@ -511,6 +566,9 @@ SAMPLES = {
     "attention": attention_samples,
     "attention_lse": attention_samples,
     "attention_backward": attention_backward_samples,
+    "attention_block_sparse": attention_block_sparse_samples,
+    "attention_block_sparse_backward": attention_block_sparse_backward_samples,
+    "attention_block_sparse_lse": attention_block_sparse_samples,
     "attention_paged": attention_paged_samples,
     "attention_paged_lse": attention_paged_samples,
     "attention_varlen": attention_varlen_samples,

@@ -105,6 +105,7 @@ def test_tensors_are_not_kept():
 COPIES = (
     "attention_paged",  # several queries of heads that share keys: rows are packed, whose heads do not lie together
     "attention_paged_lse",
+    "gated_linear_attention_backward",
     "gated_delta_rule_backward",  # the gradient of initial states, which is stored wide first
     "ssd_chunk_scan_backward",
 )

@@ -102,6 +102,20 @@ def varlen_backward_call(g, q, k, v, o, lse, cu_q, cu_k, *out):
     launchers.attention_varlen_backward(g, q, k, v, o, lse, cu_q, cu_k, 40, 40, True, out=out)
 
 
+def sparse_call(q, k, v, counts, indices, *out):
+    made = out[0] if len(out) == 1 else out
+    name = "attention_block_sparse" if len(out) == 1 else "attention_block_sparse_lse"
+    getattr(launchers, name)(q, k, v, counts, indices, out=made)
+
+
+def sparse_backward_call(g, q, k, v, o, lse, counts, indices, *out):
+    launchers.attention_block_sparse_backward(g, q, k, v, o, lse, counts, indices, out=out)
+
+
+def block_lists():
+    return starts(1, 2).view(1, 1, 2), starts(1, 0, 0, 1).view(1, 1, 2, 2)
+
+
 def paged_call(q, k, v, table, lengths, *out):
     made = out[0] if len(out) == 1 else out
     name = "attention_paged" if len(out) == 1 else "attention_paged_lse"
@@ -222,6 +236,15 @@ CALLS = {
                  torch.empty(4, 60), starts(0, 20, 60), starts(0, 30, 70), half(60, 4, 64), half(70, 2, 64),
                  half(70, 2, 64)),
     ),
+    "attention_block_sparse": (
+        "tttttt", sparse_call,
+        lambda: (half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64), *block_lists(), half(2, 4, 200, 64)),
+    ),
+    "attention_block_sparse_lse": (
+        "ttttttt", sparse_call,
+        lambda: (half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64), *block_lists(), half(2, 4, 200, 64),
+                 torch.empty(2, 4, 200)),
+    ),
     "attention_paged": (
         "tttttt", paged_call,
         lambda: (half(3, 1, 8, 64), half(9, 16, 2, 64), half(9, 16, 2, 64), torch.zeros(3, 4, dtype=torch.int32),
@@ -318,6 +341,22 @@ CALLS = {
         lambda: (half(5, 4, 16, 32), half(5, 1, 2, 16), half(5, 1, 2, 16), half(5, 1, 4, 32), half(5, 1, 4),
                  half(5, 1, 4), half(5, 1, 4, 32), half(5, 4, 16, 32)),
     ),
+    "gated_linear_attention": (
+        "tttttt", lambda q, k, v, g, *out: launchers.gated_linear_attention(q, k, v, g, out=out),
+        lambda: (half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 32),
+                 torch.empty(2, 4, 16, 32)),
+    ),
+    "gated_linear_attention_backward": (
+        "tttttttttt",
+        lambda d, q, k, v, g, *out: launchers.gated_linear_attention_backward(d, None, q, k, v, g, out=out),
+        lambda: (half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16),
+                 half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(0)),
+    ),
+    "gated_linear_attention_step": (
+        "ttttttt", lambda s, q, k, v, g, *out: launchers.gated_linear_attention_step(s, q, k, v, g, out=out),
+        lambda: (half(5, 4, 16, 32), half(5, 1, 2, 16), half(5, 1, 2, 16), half(5, 1, 4, 32), half(5, 1, 4),
+                 half(5, 1, 4, 32), half(5, 4, 16, 32)),
+    ),
     "selective_state_update": (
         "ttttttt", lambda s, x, dt, A, B, *out: launchers.selective_state_update(s, x, dt, A, B, B, out=out),
         lambda: (half(5, 4, 32, 16), half(5, 4, 32), half(5, 4, 32), half(4, 32, 16), half(5, 1, 16), half(5, 4, 32),
@@ -396,7 +435,7 @@ def entries_of(plan):
 
 
 SIZES = {
-    "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
+    "attention_block_sparse": 250, "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "quantize_int8": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,
@@ -404,7 +443,8 @@ SIZES = {
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "fused_norm_quantize": 3, "softmax": 3, "cross_entropy": 5,
     "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,
-    "selective_state_update": 5, "gated_delta_rule": 70, "gated_delta_rule_step": 5,
+    "selective_state_update": 5, "gated_delta_rule": 70, "gated_delta_rule_step": 5, "gated_linear_attention": 70,
+    "gated_linear_attention_step": 5,
 }  # fmt: skip
 """Of a dimension of each call that may be known at run time only."""
 

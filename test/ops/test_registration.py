@@ -19,14 +19,16 @@ OPS = sorted(SCHEMAS)
 PRODUCTS = [
     *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "linear", "swiglu"),
     *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
+    *("attention_block_sparse", "attention_block_sparse_lse"),
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
-    *("gated_delta_rule", "gated_delta_rule_step"),
+    *("gated_delta_rule", "gated_delta_rule_step", "gated_linear_attention", "gated_linear_attention_step"),
 ]
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
-OF_ATTENTION = ["attention_backward", "attention_varlen_backward"]  # each gradient in the memory order of its tensor
+# Each gradient in the memory order of its tensor.
+OF_ATTENTION = ["attention_backward", "attention_block_sparse_backward", "attention_varlen_backward"]
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
-BACKWARDS.append("gated_delta_rule_backward")
+BACKWARDS += ["gated_delta_rule_backward", "gated_linear_attention_backward"]
 ANY_DTYPE = [
     "cross_entropy",
     "linear_cross_entropy",
@@ -233,6 +235,14 @@ DYNAMIC = {
         *(t(n, 4, 6), t(n, 4, 8), t(n + 3, 2, 8), t(n + 3, 2, 6), t(n, 4, 6), t(4, n)),
         *(starts(0, 2, 13), starts(0, 5, 13), 12, 11, True),
     ),
+    "attention_block_sparse": lambda t, n: (
+        *(t(2, 4, 40, 8), t(2, 2, n + 20, 8), t(2, 2, n + 20, 8)),
+        *(starts(2, 0, 1).view(1, 1, 3), starts(1, 0, 0, 0, 2, 0).view(1, 1, 3, 2), None, None, 16, 16),
+    ),
+    "attention_block_sparse_backward": lambda t, n: (
+        *(t(2, 4, 40, 6), t(2, 4, 40, 8), t(2, 2, n + 20, 8), t(2, 2, n + 20, 6), t(2, 4, 40, 6), t(2, 4, 40)),
+        *(starts(2, 0, 1).view(1, 1, 3), starts(1, 0, 0, 0, 2, 0).view(1, 1, 3, 2), None, None, 16, 16),
+    ),
     "attention_paged": lambda t, n: (
         t(n, 3, 4, 8),
         t(n + 4, 4, 2, 8),
@@ -315,6 +325,16 @@ DYNAMIC["gated_delta_rule_step"] = lambda t, n: (
     t(n, 4, 3, 5),
     *(x[:, :1] for x in DYNAMIC["gated_delta_rule"](lambda *shape: t(n, 2, *shape[2:]), n)[:5]),
 )
+DYNAMIC["gated_linear_attention"] = lambda t, n: (
+    *(t(2, n, 4, 3) / 4, t(2, n, 4, 3) / 4, t(2, n, 4, 5), -t(2, n, 4, 3).detach().abs()),
+)
+DYNAMIC["gated_linear_attention_backward"] = lambda t, n: (
+    *(t(2, n, 4, 5), None, *DYNAMIC["gated_linear_attention"](t, n)),
+)
+DYNAMIC["gated_linear_attention_step"] = lambda t, n: (
+    t(n, 4, 3, 5),
+    *(x[:, :1] for x in DYNAMIC["gated_linear_attention"](lambda *shape: t(n, 2, *shape[2:]), n)),
+)
 DYNAMIC["attention_backward"] = lambda t, n: (
     t(2, 4, n, 6),
     *(t(2, 4, n, 8), t(2, 2, n + 3, 8), t(2, 2, n + 3, 6)),
@@ -322,7 +342,7 @@ DYNAMIC["attention_backward"] = lambda t, n: (
     None,
     True,
 )
-for with_lse in ("attention", "attention_paged", "attention_varlen", "mla_decode"):
+for with_lse in ("attention", "attention_block_sparse", "attention_paged", "attention_varlen", "mla_decode"):
     DYNAMIC[f"{with_lse}_lse"] = DYNAMIC[with_lse]
 
 

@@ -22,6 +22,15 @@ from torch_tile.ops.registration import SCHEMAS
 DRAWS = 6  # of placements at random, for each call
 
 
+def sparse_calls(t, integers):
+    """Calls of attention over lists."""
+    each = integers([2, 1]).view(1, 1, 2), integers([1, 0, 1, 0]).view(1, 1, 2, 2)
+    own = integers([2, 1] * 4).view(1, 4, 2), integers([1, 0, 1, 0] * 4).view(1, 4, 2, 2)
+    blocks = t(2, 4, 20, 8), t(2, 2, 30, 8), t(2, 2, 30, 8)
+    yield "attention_block_sparse", (*blocks, *each, None, None, 16, 16, True)
+    yield "attention_block_sparse_lse", (*blocks, *own, None, None, 16, 16)
+
+
 def calls():
     """(op, arguments): sizes that two ranks share evenly, and some that they do not."""
     generator = torch.Generator().manual_seed(1)
@@ -64,6 +73,7 @@ def calls():
     rows = t(6, 4, 8), t(7, 2, 8), t(7, 2, 8), integers([0, 2, 6]), integers([0, 0, 6]), 4, 6
     yield "attention_varlen", (*rows, True)
     yield "attention_varlen_lse", (*rows, False, 0.3, 2, [t(4, 1, 1).detach()], "v=mul(acc0,x0);ret v")
+    yield from sparse_calls(t, integers)
     pages = t(4, 4, 2, 8), t(4, 4, 2, 6), integers([[1, 0], [3, 2]]), integers([5, 8])
     yield "attention_paged", (t(2, 2, 4, 8), *pages)
     yield "attention_paged_lse", (t(6, 4, 8), *pages, integers([0, 2, 6]), 4)
@@ -92,15 +102,24 @@ def calls():
     for groups in (1, 2):
         keys = t(2, 5, groups, 4), t(2, 5, groups, 4)
         yield "ssd_chunk_scan", (t(2, 5, 4, 3), t(2, 5, 4), decay, *keys, t(4), None, t(4), t(2, 4, 3, 4), True)
+    yield from calls_of_linear_attention(t)
+    yield (
+        "selective_state_update",
+        (t(2, 4, 3, 5), t(2, 4, 3), t(2, 4, 3), t(4, 3, 5, by=0.2), t(2, 2, 5), t(2, 2, 5), t(4, 3), t(2, 4, 3)),
+    )
+
+
+def calls_of_linear_attention(t):
+    """With and without the delta rule, and with decays of heads and of channels."""
     for heads in (1, 2):
         q, k = t(2, 5, heads, 4, by=0.3), t(2, 5, heads, 4, by=0.3)
         numbers = (-t(2, 5, 4).detach().abs()).requires_grad_(), t(2, 5, 4).detach().sigmoid().requires_grad_()
         yield "gated_delta_rule", (q, k, t(2, 5, 4, 3), *numbers, t(2, 4, 4, 3))
         yield "gated_delta_rule_step", (t(2, 4, 4, 3), q, k, t(2, 5, 4, 3), *numbers)
-    yield (
-        "selective_state_update",
-        (t(2, 4, 3, 5), t(2, 4, 3), t(2, 4, 3), t(4, 3, 5, by=0.2), t(2, 2, 5), t(2, 2, 5), t(4, 3), t(2, 4, 3)),
-    )
+    q, k, channels = t(2, 5, 4, 4, by=0.3), t(2, 5, 4, 4, by=0.3), (-t(2, 5, 4, 4).detach().abs()).requires_grad_()
+    yield "gated_delta_rule", (q, k, t(2, 5, 4, 3), channels, numbers[1])
+    yield "gated_linear_attention", (q, k, t(2, 5, 4, 3), channels, t(2, 4, 4, 3))
+    yield "gated_linear_attention_step", (t(2, 4, 4, 3), q, k, t(2, 5, 4, 3), numbers[0])
 
 
 def outputs(result):

@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from torch_tile.inductor.report.rows import MISSED, REPLACED, Report, Row
 from torch_tile.tools import demo, models
@@ -11,8 +12,10 @@ from torch_tile.tools import demo, models
 def test_a_compiled_model_agrees(capsys, monkeypatch) -> None:
     monkeypatch.setattr(models, "has_transformers", lambda: False)
     monkeypatch.setattr(models, "LAYERS", 1)
+    graphs = counters["stats"]["unique_graphs"]
     with torch.no_grad():
         assert demo.show_compiled(models.llama(), length=24, select="tile")
+    assert counters["stats"]["unique_graphs"] == graphs + 2  # neither backend compiles the model twice
     out = capsys.readouterr().out
     assert "Llama (plain torch, random weights)" in out
     for line in (

@@ -21,10 +21,10 @@ from torch_tile.codegen.lines import Lines
 from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Binary, Call, Load, Unary, Var
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Expr, Load, Unary, Var
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Visitor, contains, find, walk
+from torch_tile.ir.node import Node, Visitor, children, contains, find, symbols, walk
 from torch_tile.ir.stmt import (
     Alloc,
     Assert,
@@ -44,7 +44,7 @@ from torch_tile.ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
-from torch_tile.ir.widths import SIGNED
+from torch_tile.ir.widths import SIGNED, WRAPPING
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
@@ -312,11 +312,33 @@ def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
 
 
 def _computes_numbers(program: Program) -> bool:
-    """Return whether elements of int32 or int64 are computed and stored: they wrap, which is undefined in C++."""
+    """Return whether signed elements are computed outside of indices: they wrap, which is undefined in C++.
 
-    def wraps(e: Binary | Unary) -> bool:
-        """Return whether an operation on loaded integers may wrap."""
-        return e.dtype in (dt.int32, dt.int64) and e.op in ("+", "-", "*", "<<") and contains(e, Load)
+    Values of stores count, and conditions, arguments of calls and names that enter them. Numbers that are compared are
+    computed in 64 bits, where they do not wrap.
+    """
+    named = {let.var: let.value for let in find(program, Let)}
+    waiting: list[Node] = []
+    for node in walk(program):
+        if isinstance(node, Store | Print):
+            waiting.append(node.value)
+        elif isinstance(node, If | While | Assert):
+            waiting.append(node.condition)
+        elif isinstance(node, Do):
+            waiting.append(node.call)
+        elif isinstance(node, Alloc) and node.init is not None:
+            waiting.append(node.init)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Binary | Unary) and node.dtype in SIGNED and node.op in WRAPPING and _reads(node, named):
+            return True
+        if isinstance(node, Var):
+            waiting += [named.pop(node)] if node in named else []
+        elif not isinstance(node, Load | Address | Region) and getattr(node, "op", "") not in COMPARISONS:
+            waiting += children(node)
+    return False
 
-    stored = (n.value for n in find(program, Store) if n.buffer.dtype.is_integer)
-    return any(wraps(e) for value in stored for e in find(value, Binary, Unary))
+
+def _reads(node: Node, named: dict[Var, Expr]) -> bool:
+    """Return whether a value is computed from elements."""
+    return contains(node, Load) or any(contains(value, Load) for var, value in named.items() if var in symbols(node))

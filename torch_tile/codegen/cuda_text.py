@@ -45,9 +45,9 @@ from torch_tile.ir.expr import (
     const,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import children, equal
+from torch_tile.ir.node import children, contains, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, IndexValues, may_wrap
+from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -247,6 +247,8 @@ class CudaText(Text):
         text, own = super().visit_Unary(node, wide)
         if self.is_long(node, wide) and not self.is_long(node.a, wide):
             return f"-(int64_t){self.value(node.a, wide, PREFIX)}", PREFIX
+        if node.op == "-" and node.dtype in SIGNED and self._overflows(node, wide):
+            return f"tile::wrapping_sub<{self._int_type(node)}>(0, {self.value(node.a, wide)})", 99
         return text, own
 
     def visit_Binary(self, node: Binary, wide: bool) -> tuple[str, int]:
@@ -266,6 +268,9 @@ class CudaText(Text):
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
             text = f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})"
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
+        if node.op in WRAPPING and self._overflows(node, wide):
+            text = f"{self.value(node.a, wide)}, {self.value(node.b, wide)}"
+            return f"tile::wrapping_{WRAPPING[node.op]}<{self._int_type(node)}>({text})", 99
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
         if node.op in SHIFTS and (typed := self.typed(node.a)):
@@ -278,6 +283,16 @@ class CudaText(Text):
         is_quotient = node.op in ("//", "%")
         right = self.divisor(node.b, wide) if is_quotient else self.value(node.b, wide, own if flat else own + 1)
         return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
+
+    def _overflows(self, node: Binary | Unary, wide: bool) -> bool:
+        """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
+        if node.dtype == dt.int64 and self.is_from_indices(node):  # exact, but for elements of 64 bits beside an index
+            return not self.interval(node).within(range_of(dt.int64)) and contains(node, Load)
+        return not (wide and node.dtype == dt.int32) and self.wraps(node)
+
+    def _int_type(self, node: Expr) -> str:
+        """Return the C++ type of a signed element."""
+        return int_type(node.dtype, node.dtype == dt.int64)
 
     def divisor(self, expr: Expr, wide: bool) -> str:
         """C++ text of a divisor of naturals: 1 instead of 0."""

@@ -205,7 +205,10 @@ def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
             wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)  # bytes, of several elements each
         found.append(Fact(param.name, dim, False, wanted, actual))
     for dim, wanted in enumerate(param.strides or ()):
-        found.append(Fact(param.name, dim, True, wanted, tensor.stride(dim), is_idle=tensor.shape[dim] <= 1))
+        actual = tensor.stride(dim)
+        if param.seen_as and param.seen_as.bits < 8 and isinstance(wanted, Binary) and wanted.op == "//":
+            wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)
+        found.append(Fact(param.name, dim, True, wanted, actual, is_idle=tensor.shape[dim] <= 1))
     return found
 
 

@@ -181,6 +181,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "an element of `{buffer}` is read here that no statement before has written",
         "write all that is read, as by `T.clear({buffer})`, or guard the read",
     ),
+    "perhaps_unwritten": (
+        "strict: `{buffer}` is read here, and some path to it has not written all that is read",
+        "write it on each path, as by `T.clear({buffer})` before; the kernel's `interpret` finds what a call reads so",
+    ),
     "unwritten_result": (
         "`{buffer}` is made by T.empty and returned, but no statement writes it: it would hold garbage",
         "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",

@@ -105,7 +105,7 @@ class TileTypeError(TileError, TypeError):
     """A call with arguments that the function does not have."""
 
 
-class LaunchError(ValueError):
+class LaunchError(ValueError, RuntimeError):
     """A compiled kernel was called with arguments that it cannot take; the message names the argument."""
 
 

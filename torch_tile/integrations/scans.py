@@ -140,6 +140,28 @@ def try_rule_steps(function: Call) -> list[Any]:
     return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
 
 
+def try_chunk_kda(function: Call) -> list[Any]:
+    """Try a delta rule whose keys decay channel by channel; return its results."""
+    q, k, v, g, beta, state = channel_arguments(70)
+    whole = function(
+        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    return [*whole, function(q, k / 4, v, g=g, beta=beta)[0]]
+
+
+def try_kda_steps(function: Call) -> list[Any]:
+    """Try some steps of a delta rule whose keys decay channel by channel; return their results."""
+    q, k, v, g, beta, state = channel_arguments(3)
+    return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
+
+
+def channel_arguments(length: int) -> list[Any]:
+    """Make arguments as `rule_arguments` does, with decays of channels and a head of keys for each head of values."""
+    q, k, v, _, beta, state = rule_arguments(length)
+    q, k = (t.repeat_interleave(2, 2) for t in (q, k))
+    return [q, k, v, -torch.rand(2, length, 4, 5), beta, state]
+
+
 def rule_arguments(length: int) -> list[Any]:
     """Make small random arguments of a delta rule: q, k, v, g, beta and a state."""
     keys, numbers = (torch.randn(2, length, 2, 5) for _ in range(2)), (torch.rand(2, length, 4) for _ in range(2))
@@ -154,6 +176,8 @@ ROLES: dict[str, tuple[Call, Call]] = {
     "mamba2_selective_state_update": (scan_step, try_scan_step),
     "torch_chunk_gated_delta_rule": (chunk_rule, try_chunk_rule),
     "torch_recurrent_gated_delta_rule": (rule_steps, try_rule_steps),
+    "chunk_kimi_delta_attention": (chunk_rule, try_chunk_kda),
+    "recurrent_kimi_delta_attention": (rule_steps, try_kda_steps),
 }
 """Functions of model files: ours, and a trial that calls one of them."""
 

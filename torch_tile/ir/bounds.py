@@ -319,7 +319,8 @@ class Ranges:
             return inner if widening or inner.within(range_of(expr.type)) else range_of(expr.type)
         if isinstance(expr, Call) and expr.name == "abs":
             inner = self.interval(expr.args[0])
-            return Interval(max(inner.low, -inner.high, 0), max(-inner.low, inner.high))
+            found = Interval(max(inner.low, -inner.high, 0), max(-inner.low, inner.high))
+            return found if found.within(range_of(expr.dtype)) else range_of(expr.dtype)  # -(2**31) keeps its sign
         known = isinstance(expr, Load | Cast) or expr.dtype not in EXACT
         return range_of(expr.dtype) if known else UNBOUNDED
 

@@ -63,11 +63,14 @@ class DType(str):
         return to_dtype, (self.name,)  # copies are the same object
 
     def __call__(self, value: Any = None) -> Any:
-        """`T.float32(x)`: `x` converted to this type. `T.float32()`, an annotation of TileLang's, is the type."""
-        from torch_tile.ir.expr import Vector, cast
+        """`T.float32(x)`: `x` converted to this type. `T.float32()`: a name for T.let.
+
+        As an annotation, `x: T.float32()` is the type.
+        """
+        from torch_tile.ir.expr import Var, Vector, cast
 
         if value is None:
-            return self
+            return Var("x", self, "dim")
         if isinstance(value, Vector):
             return value.astype(self)
         return cast(value, self) if self.lanes == 1 else Vector([cast(value, self.element)] * self.lanes)

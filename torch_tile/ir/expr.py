@@ -3,8 +3,8 @@
 
 Semantics. Integer `//` and `%` round to minus infinity; `/` gives a float. Index arithmetic does not wrap: targets
 widen it as needed. `and`, `or` and `Select` evaluate only what they need, so a guard may protect a load. Comparisons
-give bool. Arithmetic happens in the type of the result (`promote`), a plain Python number takes the type of the other
-operand.
+give bool. Arithmetic happens in the type of the result (`promote`). A plain Python number takes the type of the other
+operand, but makes an int32 of an integer of fewer bits, as in C and TVM (int64 if it does not fit itself).
 `==` builds a comparison; compare nodes with `equal` or `alike`.
 """
 
@@ -29,6 +29,8 @@ Scalar = bool | int | float
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
+NARROW_RIGHT = {"//", "%", ">>"}  # by a plain integer these give what they would give in int32
+NARROW_EITHER = {"&", "|", "^", "min", "max", "select"} | COMPARISONS  # these, too, with the integer on either side
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min,
@@ -275,6 +277,8 @@ def natural(value: Scalar) -> Const:
     if isinstance(value, bool):
         return Const(value, dt.bool_)
     if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise error("bad_operand", None, op="an operator", got=f"{value}, outside int64")
         return Const(value, dt.int32 if -(2**31) <= value < 2**31 else dt.int64)
     return const(value, dt.float32)
 
@@ -311,12 +315,42 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
     """Convert both operands to expressions of their common type."""
     if isinstance(a, Expr):
-        b = to_expr(b, a.dtype, op)
+        b = to_expr(b, None if _widens(a, b) else a.dtype, op)
     else:
         b = to_expr(b, op=op)
-        a = to_expr(a, b.dtype, op)
+        a = to_expr(a, None if _widens(b, a) else b.dtype, op)
     common = promote(a.dtype, b.dtype)
     return cast(a, common), cast(b, common)
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Return whether plain integers make an int32 of integers of this type."""
+    return dtype.is_integer and dtype.bits < dt.int32.bits
+
+
+def _widens(value: Any, number: Any) -> bool:
+    """Return whether `number` is a plain integer, and makes an int32 of `value`."""
+    if not isinstance(value, Expr) or not is_narrow(value.dtype) or not is_number(number):
+        return False
+    return type(to_number(number)) is int
+
+
+def _narrow_operands(op: str, a: Any, b: Any) -> tuple[Expr, Expr] | None:
+    """Return both operands in the narrow type of one if `a op b` is the same there as in int32, else None.
+
+    So `u8 & 15` is a conversion of 8 bits to 32, which goes where the result is stored in 8 bits again.
+    """
+    if _widens(a, b) and (op in NARROW_RIGHT or op in NARROW_EITHER):
+        value, number = a, to_number(b)
+    elif _widens(b, a) and op in NARROW_EITHER:
+        value, number = b, to_number(a)
+    else:
+        return None
+    shifts_all, divides = op == ">>" and not 0 <= number < value.dtype.bits, op in ("//", "%")
+    if shifts_all or (divides and number < 1) or _leaves(number, value):
+        return None
+    plain = const(number, value.dtype)
+    return (a, plain) if value is a else (plain, b)
 
 
 def binary(op: str, a: Any, b: Any) -> Expr:
@@ -325,8 +359,9 @@ def binary(op: str, a: Any, b: Any) -> Expr:
         return _logical(op, truth(a), truth(b))
     if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
         return told
-    if op == "<<" and isinstance(a, Expr) and a.dtype.is_integer and a.dtype.bits < 32 and is_number(b):
-        a = cast(a, dt.int32)  # as in C and TileLang: no bits of a narrow integer are lost
+    if (narrow := _narrow_operands(op, a, b)) is not None:
+        found = binary(op, *narrow)
+        return found if op in COMPARISONS else cast(found, dt.int32)
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
@@ -420,6 +455,8 @@ def cast(value: Any, dtype: object) -> Expr:
     except ValueError:
         raise error("bad_dtype", None, got=dtype) from None
     x = to_expr(value, to if is_number(value) else None)
+    if isinstance(x, Cast) and x.dtype == dt.int32 and is_narrow(x.a.dtype):
+        x = x.a  # the int32 has the same value
     if x.dtype == to:
         return x
     if isinstance(x, Const) and not (x.dtype.is_float and to.is_integer and not math.isfinite(x.value)):
@@ -429,6 +466,8 @@ def cast(value: Any, dtype: object) -> Expr:
 
 def select(condition: Any, a: Any, b: Any) -> Expr:
     """Build `a` where `condition` holds, else `b`."""
+    if (narrow := _narrow_operands("select", a, b)) is not None:
+        return cast(select(condition, *narrow), dt.int32)
     c = truth(condition)
     x, y = pair(a, b, "T.if_then_else")
     if isinstance(c, Const):
@@ -452,8 +491,12 @@ def _extremum(op: str, a: Any, b: Any) -> Expr:
         if _leaves(value, other):
             number = to_number(value)
             if (number > 0) == (op == "min"):  # no value of the type lies beyond that end
-                return to_expr(other)
+                return cast(other, dt.int32) if _widens(other, value) else to_expr(other)
+            if _widens(other, value):
+                break
             raise error("bad_operand", other.span, op=f"T.{op}", got=f"{number}, outside {other.dtype}")
+    if (narrow := _narrow_operands(op, a, b)) is not None:
+        return cast(_extremum(op, *narrow), dt.int32)
     x, y = pair(a, b, f"T.{op}")
     if isinstance(x, Const) and isinstance(y, Const):
         return const(extremum(op, x.value, y.value), x.dtype)

@@ -32,6 +32,7 @@ from torch_tile.ir.expr import (
     Select,
     Unary,
     Var,
+    is_narrow,
     natural,
     to_expr,
 )
@@ -149,11 +150,11 @@ class ExprPrinter:
 
     def _pair(self, a: Expr, b: Expr, need_a: int = 0, need_b: int = 0) -> tuple[str, str]:
         """Print two operands so that they get their types again when read; a plain number takes the type of the
-        other one.
+        other one, but not that of an integer of fewer than 32 bits.
         """
         both = isinstance(a, Const) and isinstance(b, Const)
-        x = self.value(a, None if both else b.dtype, need_a, typed=both)
-        return x, self.value(b, a.dtype, need_b)
+        x = self.value(a, None if both or is_narrow(b.dtype) else b.dtype, need_a, typed=both)
+        return x, self.value(b, None if is_narrow(a.dtype) else a.dtype, need_b)
 
     def value(self, e: Expr, like: DType | None, need: int = 0, typed: bool = False) -> str:
         """Print an expression where a plain number would take the type `like`."""

@@ -16,6 +16,7 @@ from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children
 
 SIGNED = (dt.int32, dt.int64)  # types of indices and sizes
+WRAPPING = {"+": "add", "-": "sub", "*": "mul", "<<": "shl"}  # operations whose value may leave the operands' type
 ROLES = ("loop", "block", "thread", "dim", "param")  # of variables that are indices or sizes
 
 

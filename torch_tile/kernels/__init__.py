@@ -15,6 +15,7 @@ import torch
 FAMILIES = {
     "attention": "attention.forward",
     "attention_backward": "attention.backward",
+    "attention_block_sparse": "attention.block_sparse",
     "attention_paged": "attention.paged",
     "attention_varlen": "attention.varlen",
     "causal_conv1d": "ssm.conv",
@@ -25,6 +26,7 @@ FAMILIES = {
     "gated_delta_rule": "linear_attention.delta",
     "gated_delta_rule_backward": "linear_attention.delta_backward",
     "gated_delta_rule_step": "linear_attention.step",
+    "gated_linear_attention": "linear_attention.linear",
     "gemm": "gemm.gemm",
     "group_tokens": "moe.group",
     "grouped_dequant_gemm": "gemm.grouped_dequant",

@@ -118,7 +118,10 @@ from torch_tile.language.loops import (
     vectorized,
 )
 from torch_tile.language.math import (
+    And,
     Cast,
+    Not,
+    Or,
     Select,
     align_up,
     bitwise_and,
@@ -152,6 +155,7 @@ from torch_tile.language.math import (
     min,
     min_value,
     reinterpret,
+    round,
     shift_left,
     shift_right,
     table_nibble,
@@ -260,7 +264,7 @@ globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _
 bool: DType = dtype("bool")
 
 # Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
-globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
+globals().update({n: _math.function(n) for n in _math.FUNCTIONS if n != "round"})
 globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")

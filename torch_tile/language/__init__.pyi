@@ -145,7 +145,10 @@ from torch_tile.language.loops import (
     vectorized as vectorized,
 )
 from torch_tile.language.math import (
+    And as And,
     Cast as Cast,
+    Not as Not,
+    Or as Or,
     if_then_else as Select,
     align_up as align_up,
     bitwise_and as bitwise_and,
@@ -182,6 +185,7 @@ from torch_tile.language.math import (
     min as min,
     min_value as min_value,
     reinterpret as reinterpret,
+    round as round,
     shift_left as shift_left,
     shift_right as shift_right,
     table_nibble as table_nibble,
@@ -532,15 +536,17 @@ def cos(x: Any) -> Any:
 def cosh(x: Any) -> Any:
     """`cosh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
-def cummax(src: Any, dst: Any = None, dim: builtins.int = 0, reverse: builtins.bool = False) -> None:
+def cummax(src: Any, dst: Any = None, dim: builtins.int = 0, reverse: builtins.bool = False, annotations: Any = None) -> None:
     """Write running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
 
-    With `reverse` they run from the last element to the first."""
+    With `reverse` they run from the last element to the first. `annotations` are hints of TileLang's without
+    effect."""
 
-def cumsum(src: Any, dst: Any = None, dim: builtins.int = 0, reverse: builtins.bool = False) -> None:
+def cumsum(src: Any, dst: Any = None, dim: builtins.int = 0, reverse: builtins.bool = False, annotations: Any = None) -> None:
     """Write running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
 
-    With `reverse` they run from the last element to the first."""
+    With `reverse` they run from the last element to the first. `annotations` are hints of TileLang's without
+    effect."""
 
 def erf(x: Any) -> Any:
     """`erf(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
@@ -746,9 +752,6 @@ def reduce_sum(buffer: Any, out: Any, dim: builtins.int = -1, clear: builtins.bo
     Without `clear`, what `out` holds is folded in, too. `batch` and `annotations` are hints of TileLang's without
     effect. Raises TileError for another dimension or shape."""
 
-def round(x: Any) -> Any:
-    """`round(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
-
 def rsqrt(x: Any) -> Any:
     """`rsqrt(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
@@ -845,6 +848,7 @@ def wgmma_results(C: Any) -> None:
     """Build the op from a whole fragment."""
 
 __all__ = [
+    "And",
     "Broadcast",
     "Buffer",
     "CUDASourceCodeKernel",
@@ -858,6 +862,8 @@ __all__ = [
     "Layout",
     "Let",
     "LocalBuffer",
+    "Not",
+    "Or",
     "Parallel",
     "Persistent",
     "PersistentTileScheduler",

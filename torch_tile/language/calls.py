@@ -14,15 +14,17 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.bits import reinterpreted
-from torch_tile.ir.buffer import Steps
+from torch_tile.ir.buffer import Region, Steps
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Vector, lanewise
+from torch_tile.ir.expr import Const, Load, Vector, cast, lanewise
 from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
 from torch_tile.language.values import Annotation, copy_strided, dtype_of, fill_strided
 from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
 
 # Decorators, which look at the names around their caller.
 DECORATORS = ("inline", "macro", "meta_class", "prim_func")
@@ -38,12 +40,28 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
             at.emit(_call(name, _in_steps(name), args, kwargs))
         else:
             for one in _call(name, build, args, kwargs).recorded():
-                at.emit(settled(one) if isinstance(one, Copy) else one)
+                at.emit(_store(one) if at.in_nest else settled(one) if isinstance(one, Copy) else one)
 
     record.__name__ = record.__qualname__ = name
     record.__doc__ = build.__doc__
     record.__signature__ = inspect.signature(build).replace(return_annotation=None)  # type: ignore[attr-defined]
     return record
+
+
+def _store(one: Stmt) -> Stmt:
+    """Return the store of an iteration of T.Parallel that a copy or a fill of one element is."""
+    if not isinstance(one, Copy | Fill) or not _is_element(one.dst):
+        return one
+    if isinstance(one, Fill):
+        return Store(one.dst.buffer, one.dst.starts, one.value)
+    if not _is_element(one.src):
+        return one
+    value = cast(Load(one.src.buffer, one.src.starts), one.dst.buffer.dtype)
+    return Store(one.dst.buffer, one.dst.starts, value)
+
+
+def _is_element(region: Region) -> bool:
+    return all(isinstance(each.extent, Const) and each.extent.value == 1 for each in region.ranges)
 
 
 def _in_steps(name: str) -> Callable[..., Any]:

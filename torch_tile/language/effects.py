@@ -8,10 +8,11 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics.base import is_pure
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.expr import Address, Call, Const, Expr, Var, is_number, to_expr, truth
-from torch_tile.ir.node import contains, walk
+from torch_tile.ir.node import contains, find, walk
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Assert, Do, Print
 from torch_tile.language.trace import tracer
@@ -107,11 +108,18 @@ def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swiz
     return TensorMap(region.buffer, extents, steps, tuple(box), swizzle)
 
 
-def evaluate(value: Expr | None) -> None:
-    """Evaluate a call for its effect. Operations without a value, such as T.copy, are already recorded."""
+def evaluate(value: Scalar | None) -> None:
+    """Evaluate a call for its effect. Operations without a value, such as T.copy, are already recorded.
+
+    Another value has no effect, and is dropped: `T.evaluate(0)` does nothing.
+    """
     at = tracer("T.evaluate")
-    if value is not None:
+    if isinstance(value, Call):
         at.emit(Do(value))
+    elif value is not None:
+        for call in find(to_expr(value, op="T.evaluate"), Call):
+            if not is_pure(call):
+                at.emit(Do(call))
 
 
 __all__ = [

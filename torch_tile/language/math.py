@@ -68,6 +68,20 @@ def function(name: str) -> Callable[..., Expr]:
     return apply
 
 
+def round(x: Scalar, rounding_mode: str = "ties-to-even") -> Any:
+    """Round to the nearest integer: halves to even, or away from zero for `rounding_mode="ties-away-from-zero"`.
+
+    Raises TileError for another mode.
+    """
+    need_choice("round", "rounding_mode", rounding_mode, ("ties-to-even", "ties-away-from-zero"))
+    value = to_expr(x, op="T.round")
+    if rounding_mode == "ties-to-even" or not value.dtype.is_float:
+        return intrinsics.call("round", value)
+    whole = intrinsics.call("trunc", value)
+    one = intrinsics.call("copysign", const(1, value.dtype), value)
+    return select(intrinsics.call("abs", value - whole) >= 0.5, whole + one, whole)
+
+
 def max(*values: Scalar) -> Any:
     """Return the largest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, maximum, "max")
@@ -139,18 +153,21 @@ Select = if_then_else
 
 
 def cast(
-    value: Scalar, dtype: Any, round: str | None = None, sat: str | None = None, rbits: Scalar = None
+    value: Scalar, dtype: Any, round: str | None = None, sat: str | bool | None = None,
+    rbits: Scalar = None,
 ) -> Expr:  # fmt: skip
     """`value` converted to `dtype`: floats round to nearest even, float to integer truncates.
 
     `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with
-    a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", what is too large for
-    `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other names.
+    a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", or True, what is too
+    large for `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other
+    names.
     """
     if isinstance(value, str):
         fix = f"write T.cast(x, {value!r}): the value goes before the dtype"
         raise error("bad_argument", None, op="T.cast", name="value", why=f"is the text {value!r}", fix=fix)
-    return cast_rounded(value, dtype_of(dtype), round, sat, rbits)
+    wanted = {True: "satfinite", False: None}[sat] if isinstance(sat, bool) else sat
+    return cast_rounded(value, dtype_of(dtype), round or None, wanted, rbits)
 
 
 def Cast(dtype: Any, value: Scalar) -> Expr:
@@ -183,7 +200,7 @@ def ceildiv(a: Any, b: Any) -> Any:
         return -(-a // b)
     x, y = pair(a, b, "T.ceildiv")
     if _has_room(x, y):
-        return (a + (b - 1)) // b
+        return (x + (y - const(1, y.dtype))) // y
     quotient = x // y
     return quotient + cast_expr(x % y != 0, quotient.dtype)
 
@@ -321,7 +338,7 @@ def truncdiv(a: Any, b: Any) -> Any:
     if (x // y).dtype.kind == "uint":
         return x // y
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
-    return select(is_below, x // y + 1, x // y)
+    return select(is_below, x // y + const(1, x.dtype), x // y)
 
 
 def truncmod(a: Any, b: Any) -> Any:
@@ -391,6 +408,21 @@ def logical_not(a: Any) -> Any:
     from torch_tile.ir.expr import truth, unary
 
     return unary("not", truth(a)) if isinstance(a, Expr) else not a
+
+
+def And(a: Any, b: Any) -> Any:
+    """`a and b` on the device, as TIR spells it."""
+    return logical_and(a, b)
+
+
+def Or(a: Any, b: Any) -> Any:
+    """`a or b` on the device, as TIR spells it."""
+    return logical_or(a, b)
+
+
+def Not(a: Any) -> Any:
+    """`not a` on the device, as TIR spells it."""
+    return logical_not(a)
 
 
 def infinity(dtype: Any = "float32") -> Const:

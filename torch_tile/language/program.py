@@ -20,7 +20,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Address, Expr, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
-from torch_tile.ir.stmt import Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
+from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
 from torch_tile.language.pointers import Pointer, PointerType
@@ -30,6 +30,7 @@ from torch_tile.language.scopes import Kernel
 from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
+from torch_tile.language.wrap_indices import wrap_indices
 
 HOST_SCOPES = ("var", "local")  # limit for memory of a function without T.Kernel
 
@@ -55,6 +56,16 @@ class PrimFunc:
         """Refuse the call: a kernel has to be compiled first."""
         raise error("not_compiled", author_span(), name=self.__name__)
 
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """What TileLang keeps beside a function: its name, the positions of its results, options in the body."""
+        found: dict[str, Any] = {"global_symbol": self.__name__}
+        if self.program.outputs:
+            found["tilelang_out_idx"] = list(range(-len(self.program.outputs), 0))
+        if self.program.switches:
+            found["tilelang_pass_configs"] = {SWITCH_KEYS[name]: True for name in self.program.switches}
+        return found
+
     def script(self) -> str:
         """Print the kernel as text in the language."""
         return repr(self.program)
@@ -79,22 +90,36 @@ def prim_func(
 def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     """Trace a function to a program."""
     check_function(function, "T.prim_func")
-    types, groups = {}, dict.fromkeys(annotations_of(function, scope), 1)
+    types: dict[str, Any] = {}  # None: declared in the body, `A: T.Tensor(...)`
+    groups = dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
         if inspect.signature(function).parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
-            types[name] = param_type(name, annotation, function)
+            later = annotation is inspect.Parameter.empty and name in declared_in(function)
+            types[name] = None if later else param_type(name, annotation, function)
             continue
         groups[name] = len(annotation)
         types |= {f"{name}_{i}": param_type(name, a, function) for i, a in enumerate(annotation)}
 
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
-        params = {name: make_param(name, kind) for name, kind in types.items()}
-        at.params = list(params.values())
-        args, kwargs = call_arguments(function, groups, [author_view(p) for p in params.values()])
+        params = {name: None if kind is None else make_param(name, kind) for name, kind in types.items()}
+        at.params = [p for p in params.values() if p is not None]
+
+        def annotate(name: str, annotation: Any, value: Any) -> Any:
+            if name not in types or types[name] is not None or params[name] is not None:
+                return value
+            params[name] = made = make_param(name, param_type(name, annotation, function))
+            at.params = [p for p in params.values() if p is not None]
+            return author_view(made)
+
+        views = [None if p is None else author_view(p) for p in params.values()]
+        args, kwargs = call_arguments(function, groups, views)
         with around:
-            result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
+            result = rewrite(function, lambda: Recorder(at, annotate))(*args, **kwargs)
+        for name, param in params.items():  # declared on a path that Python did not take
+            if param is None:
+                raise error("bad_annotation", parameter_span(function, name), name=name, got="none")
         span = None if result is None else result_span(function)
-        return finish(at, function.__name__, tuple(params.values()), result, span)
+        return finish(at, function.__name__, tuple(p for p in params.values() if p is not None), result, span)
 
     return PrimFunc(function, _traced(run))
 
@@ -160,6 +185,8 @@ def param_type(name: str, annotation: Any, function: FunctionType | None) -> Ten
     """Return a parameter's type from its annotation; raise `bad_annotation` for anything else."""
     if isinstance(annotation, TensorType | PointerType):
         return annotation
+    if isinstance(annotation, Var):  # T.int32()
+        return annotation.dtype
     try:
         return to_dtype(annotation)
     except ValueError:
@@ -200,7 +227,8 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     kernels = tuple(map(_without_empty_tiles, at.kernels))
     views = tuple(v for v in at.views if any(v in symbols(kernel) for kernel in kernels))
     switches, assumed = tuple(sorted(at.switches)), tuple(at.assumed)
-    return widen(resolve(Program(name, params, kernels, workspaces, outputs, views, switches, assumed)))
+    program = Program(name, params, kernels, workspaces, outputs, views, switches, assumed)
+    return widen(resolve(wrap_indices(program)))
 
 
 def _without_empty_tiles(kernel: KernelNode) -> KernelNode:
@@ -463,7 +491,7 @@ def exact_key(value: Any) -> Hashable:
 
 def _is_scalar_param(annotation: Any) -> bool:
     """Return whether a parameter is passed at run time: its annotation is a dtype of the language, not Python's int."""
-    return isinstance(annotation, DType)
+    return isinstance(annotation, DType | Var)  # T.int32, or T.int32()
 
 
 def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.dtype import DType, bool_
-from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
+from torch_tile.ir.expr import Const, Expr, Load, Var, Vector, binary, cast, is_number, select, truth, unary
 from torch_tile.ir.node import Node, contains, walk
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
@@ -224,6 +224,7 @@ class Recorder:
 
     def typed(self, annotation: Any, value: Any) -> Any:
         """Record `x: T.int32 = value`."""
+        annotation = annotation.dtype if isinstance(annotation, Var) else annotation  # T.int32()
         return cast(value, annotation) if isinstance(annotation, DType) else value
 
     def annotate(self, name: str, annotation: Any, old: Callable[[], Any]) -> Any:

@@ -125,6 +125,7 @@ def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
     """Check a named barrier and how many threads meet there: those of the role, or of the block, if `count` is None."""
     threads = math.prod(at.launch.threads)
     count = at.threads if count is None else count
+    number, count = (value.value if isinstance(value, Const) else value for value in (number, count))
     known = isinstance(number, int) and not isinstance(number, bool) and number in NUMBERS
     whole = isinstance(count, int) and 0 < count <= threads and count % WARP == 0
     for name, value, good, fix in (

@@ -18,6 +18,7 @@ from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
 from torch_tile.language.trace import author_span, expand_names, let, tracer
+from torch_tile.language.wrap_indices import lane_index
 from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
@@ -168,7 +169,13 @@ def _lanes(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
     """Return elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
     if len(keys) != buffer.rank or any(k is ... or isinstance(k, slice) for k in keys):
         raise error("bad_index", None, got="a vector beside slices", buffer=buffer.name)
-    return lanewise(lambda *point: Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(point))), *keys)
+    lanes = [isinstance(key, Vector) for key in keys]
+
+    def at(dim: int, key: Any) -> Expr:
+        index = _index(buffer, dim, key)
+        return lane_index(index, buffer.shape[dim]) if lanes[dim] else index
+
+    return lanewise(lambda *point: Load(buffer, tuple(at(d, k) for d, k in enumerate(point))), *keys)
 
 
 def store_lanes(place: Vector | Region, value: Any) -> None:

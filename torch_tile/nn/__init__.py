@@ -8,6 +8,17 @@ import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
 from torch_tile.nn.experts import Float8Experts, QuantizedExperts
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
+from torch_tile.nn.linear_attention import (
+    chunk_gla,
+    chunk_kda,
+    chunk_lightning_attn,
+    chunk_linear_attn,
+    chunk_retention,
+    chunk_simple_gla,
+    fused_recurrent_gla,
+    fused_recurrent_kda,
+    fused_recurrent_simple_gla,
+)
 from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
@@ -40,8 +51,17 @@ __all__ = [
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "chunk_gated_delta_rule",
+    "chunk_gla",
+    "chunk_kda",
+    "chunk_lightning_attn",
+    "chunk_linear_attn",
+    "chunk_retention",
+    "chunk_simple_gla",
     "cross_entropy",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gla",
+    "fused_recurrent_kda",
+    "fused_recurrent_simple_gla",
     "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "selective_state_update",

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+from torch_tile.kernels.epilogue.program import ACTIVATIONS
 
 
 def check_activation(name: str) -> str:
-    """Return an activation's name. Raises ValueError if the ops have no such activation. Raises ValueError if it is not
-    an activation of the ops.
-    """
+    """Return an activation's name. Raises ValueError if the ops have no such activation."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation is {name!r}; it may be {', '.join(ACTIVATIONS)}")
     return name

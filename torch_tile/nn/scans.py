@@ -214,7 +214,7 @@ def chunk_gated_delta_rule(
         q: `[B, L, G, K]`.
         k: `[B, L, G, K]`.
         v: `[B, L, H, V]`.
-        g: `[B, L, H]`, logarithms of decays.
+        g: `[B, L, H]`, logarithms of decays, or `[B, L, H, K]` for those of channels.
         beta: `[B, L, H]`.
         scale: the factor of q; None for `K ** -0.5`.
         initial_state: `[B, H, K, V]`.

@@ -15,6 +15,11 @@ its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 from torch_tile.ops import families as families
 from torch_tile.ops.append_to_pages import append_to_pages
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
+from torch_tile.ops.families.attention_block_sparse import (
+    attention_block_sparse,
+    attention_block_sparse_backward,
+    attention_block_sparse_lse,
+)
 from torch_tile.ops.families.attention_paged import attention_paged, attention_paged_lse
 from torch_tile.ops.families.attention_varlen import (
     attention_varlen,
@@ -30,6 +35,11 @@ from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+from torch_tile.ops.families.linear_attention import (
+    gated_linear_attention,
+    gated_linear_attention_backward,
+    gated_linear_attention_step,
+)
 from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.masked_scaled_gemm import masked_scaled_gemm
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
@@ -44,6 +54,9 @@ __all__ = [
     "append_to_pages",
     "attention",
     "attention_backward",
+    "attention_block_sparse",
+    "attention_block_sparse_backward",
+    "attention_block_sparse_lse",
     "attention_lse",
     "attention_paged",
     "attention_paged_lse",
@@ -60,6 +73,9 @@ __all__ = [
     "gated_delta_rule",
     "gated_delta_rule_backward",
     "gated_delta_rule_step",
+    "gated_linear_attention",
+    "gated_linear_attention_backward",
+    "gated_linear_attention_step",
     "gemm",
     "group_tokens",
     "grouped_dequant_gemm",

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.families.attention_paged import check_pages
+from torch_tile.ops.families.attention_paged import check_page_dtypes, check_pages
 from torch_tile.ops.families.attention_varlen import check_ints, check_most, check_starts
 from torch_tile.ops.registration import LIBRARY
 
 OP = "append_to_pages"
 SCHEMA = (
     "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor block_tables, Tensor lengths,"
-    " Tensor? cu_seqlens=None, SymInt max_seqlen=0) -> ()"
+    " Tensor? cu_seqlens=None, SymInt max_seqlen=0, Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None) -> ()"
 )
 
 
@@ -33,6 +33,8 @@ def append_to_pages(
     lengths: Tensor,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int = 0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Write new keys and values into pages, in place, where `attention_paged` reads them.
 
@@ -46,21 +48,30 @@ def append_to_pages(
         lengths: int32 `[B]`: the positions of each sequence, the new ones included.
         cu_seqlens: int32 `[B + 1]`: sequence b has the new rows from `cu_seqlens[b]` to `cu_seqlens[b + 1]`.
         max_seqlen: the most new rows that a sequence has, with cu_seqlens only. Rows beyond are not written.
+        k_scale: for pages of float8_e4m3fn, float32: `k / k_scale` is written, at most 448 in magnitude. A tensor that
+            broadcasts to `[pages, page, Hkv]` is read: `[1, 1, 1]` is one scale for all, `[1, 1, Hkv]` one for each
+            head. One of exactly that shape is written, in place: the largest magnitude of each new row over 448, at
+            least 2^-100.
+        v_scale: the same of values.
 
-    New rows that would stand before the start of their sequence, and rows of no sequence, are left out. Values of
+    Rounding to float8_e4m3fn changes a number by at most 2^-4 of itself, or 2^-10 scales. New rows that would stand
+    before the start of their sequence, and rows of no sequence, are left out. Values of
     block_tables, lengths and cu_seqlens are checked on the CPU only; elsewhere pages that do not exist are not written.
     Raises RuntimeError for shapes, devices and tensors that want gradients, TypeError for dtypes.
     """
-    torch.ops.tile.append_to_pages.default(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
+    given = (k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen, k_scale, v_scale)
+    torch.ops.tile.append_to_pages.default(*given)
 
 
 def _check(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
-    cu_seqlens: Tensor | None = None, max_seqlen: int | torch.SymInt = 0,
+    cu_seqlens: Tensor | None = None, max_seqlen: int | torch.SymInt = 0, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Check the arguments of `tile.append_to_pages`."""
-    checks.check_floating(OP, k=k, v=v, k_pages=k_pages, v_pages=v_pages)
-    checks.check_same_dtype(OP, k=k, v=v, k_pages=k_pages, v_pages=v_pages)
+    checks.check_floating(OP, k=k, v=v)
+    checks.check_same_dtype(OP, k=k, v=v)
+    check_page_dtypes(OP, "k", k, k_pages, v_pages, k_scale, v_scale)
     ragged = cu_seqlens is not None
     check_ints(OP, "block_tables", block_tables, 2, "[B, n]", k)
     check_ints(OP, "lengths", lengths, 1, "[B]", k)
@@ -90,14 +101,15 @@ def _check(
 
 def _run(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
-    cu_seqlens: Tensor | None = None, max_seqlen: int = 0,
+    cu_seqlens: Tensor | None = None, max_seqlen: int = 0, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Launch `tile.append_to_pages`."""
-    _check(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
+    given = (k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen, k_scale, v_scale)
+    _check(*given)
     check_pages(OP, block_tables, lengths, *k_pages.shape[:2])
     if cu_seqlens is not None:
         check_starts(OP, "cu_seqlens", cu_seqlens, max_seqlen, k.shape[0], "k")
-    given = (k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen)
     kernels("attention_paged").append_to_pages(*given)
 
 

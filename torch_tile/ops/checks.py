@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tile.kernels.epilogue.program import ACTIVATIONS
-
 FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 Size = int | torch.SymInt
@@ -139,7 +137,17 @@ def known_one(size: Size) -> bool:
 
 def check_activation(op: str, activation: str) -> None:
     """Check that the activation is a known one."""
+    from torch_tile.kernels.epilogue.program import ACTIVATIONS
+
     require_value(
         activation in ACTIVATIONS,
         lambda: f"tile.{op}: activation is {activation!r}; expected one of {', '.join(map(repr, ACTIVATIONS))}",
     )
+
+
+def check_automatic(op: str, name: str, count: int) -> None:
+    """Check a number of blocks in the second dimension of a launch, where 0 leaves the choice to the kernel."""
+    from torch_tile.hardware import GRID_LIMITS
+
+    most = GRID_LIMITS[1]
+    require_value(0 <= count <= most, lambda: f"tile.{op}: {name} is {count}; expected 0 (automatic) to {most}")

@@ -7,8 +7,6 @@ import math
 
 import torch
 
-from torch_tile.kernels.epilogue import program as epilogue
-
 
 def linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
     """Return the dtype of `linear`'s result."""
@@ -23,10 +21,12 @@ def linear_as_gemm(
     activation: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], str, str]:
     """Return the arguments of `tile.gemm`, up to the dtype, that compute a linear layer."""
+    from torch_tile.kernels.epilogue.program import of_layer
+
     rows = None if residual is None else flattened(residual)
     aux = [t for t in (bias, rows) if t is not None]
     kinds = ("" if bias is None else "r") + ("" if residual is None else "t")
-    text = epilogue.of_layer(activation, bias is not None, residual is not None)
+    text = of_layer(activation, bias is not None, residual is not None)
     return flattened(x), [weight.mT], aux, kinds, text
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_
 
 import torch
 
-from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.kernels import kernels
 from torch_tile.ops.sharding_rule import Rule
 from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
@@ -95,6 +94,8 @@ class Operator:
         Raises what the operator's checks raise.
         """
         from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+        from torch_tile.hardware import VECTOR_BYTES
 
         plan = LaunchPlan(machine=machine)
 

@@ -136,7 +136,13 @@ def cast(value: Value, source: DType, to: DType) -> Value:
     if source.is_float and to.is_float:
         return value.to(to.as_torch())
     if source.is_float:
-        return wrap(shared(value.double().to(torch.int64)), to)
+        number = value.double()
+        if to.name == "uint64":  # numbers from 2^63 on fit, too
+            high = number >= 2.0**63
+            return wrap(
+                shared(torch.where(high, number - 2.0**63, number).to(torch.int64) ^ high.to(torch.int64) << 63), to
+            )
+        return wrap(shared(number.to(torch.int64)), to)
     if to.is_integer:
         return wrap(value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value), to)
     number = value if isinstance(value, torch.Tensor) else torch.tensor(wrap(value, source))

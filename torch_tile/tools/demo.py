@@ -58,7 +58,6 @@ def show_compiled(sample: Sample, length: int, select: str = "fastest") -> bool:
     with progress("compiling it with Inductor"), compat.no_caches():
         inductor = torch.compile(sample.model)
         sample.run(inductor, ids)
-    torch._dynamo.reset()  # each keeps its own graph: the model's code object would share one
     with progress('compiling it with backend="tile"'), compat.no_caches(), collect() as report:
         compiled = torch.compile(sample.model, backend="tile", options={"select": select})
         sample.run(compiled, ids)

@@ -41,11 +41,11 @@ FLAGS = (
     "-w",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
-    "-fwrapv",
     "-fno-exceptions",
     "-fno-rtti",
 )
-INSTRUMENTED = ("-fsanitize=thread",)  # the compiler announces each access to memory; csrc/emulated takes the calls
+# The compiler announces each access to memory, and integers that leave their type; csrc/emulated takes the calls.
+INSTRUMENTED = ("-fsanitize=thread", "-fsanitize=signed-integer-overflow")
 PAUSES = 16  # of 256 accesses to memory: how many let another thread go first
 _INCLUDE = re.compile(r'^#include "(\w+)\.h"$', re.MULTILINE)
 _PLAIN = ("cuda_grid",)  # headers that need nothing of a GPU: they are used as they are
@@ -239,7 +239,7 @@ def _products(block: re.Match[str]) -> str:
 def build(sources: Sequence[CudaSource]) -> Path:
     """Build the shared library of CUDA texts for the host, or find it in the cache."""
     text, compiler = host_text(*sources), find_compiler()
-    patterns = ("emulated/*.h", "cpu_*.h", "ping_pong.h")
+    patterns = ("emulated/*.h", "cpu_*.h", "ping_pong.h", "wrapping.h")
     headers = [path.read_bytes() for pattern in patterns for path in sorted(csrc_dir().glob(pattern))]
 
     def compile_text(output: Path) -> None:
@@ -261,7 +261,7 @@ def _scheduler_library() -> Path:
     sources = [(folder / name).read_bytes() for name in ("scheduler.cpp", "scheduler.h")]
 
     def build(output: Path) -> None:
-        flags = (*FLAGS, "-O2", "-U_FORTIFY_SOURCE", "-shared")
+        flags = (*FLAGS, "-O2", "-fwrapv", "-U_FORTIFY_SOURCE", "-shared")
         _compile(*compiler.command, *flags, folder / "scheduler.cpp", "-o", output)
 
     return get_or_build(key_of(*sources, compiler.identity, *FLAGS), ".so", build)

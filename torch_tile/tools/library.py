@@ -17,7 +17,8 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, forward as attention, paged, varlen
+from torch_tile.kernels.attention import backward, block_sparse, forward as attention, paged, varlen
+from torch_tile.kernels.attention.scaled_keys import E4M3
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import (
@@ -30,7 +31,7 @@ from torch_tile.kernels.gemm import (
     masked_scaled,
     scaled,
 )
-from torch_tile.kernels.linear_attention import delta, delta_backward, step
+from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.moe import group as group_tokens, route
@@ -443,8 +444,15 @@ def _attentions_of_sequences() -> Iterator[Case]:
             yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
         yield Case(f"attention_varlen {name} d80 grouped", _varlen(dtype, 80, groups=4))
         yield Case(f"attention_varlen {name} window cap", _varlen(dtype, 128, causal=True, window=256, score=CAP))
+        for size, block in ((64, 128), (128, 128), (80, 16)):
+            yield Case(f"attention_block_sparse {name} d{size} blocks {block}", _block_sparse(dtype, size, block))
         for page in (16, 24, 64, 256):
             yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
+        if dtype != torch.float32:
+            for page in (16, 24, 64):
+                yield Case(f"attention_paged {name} float8 decode {page}", _paged_float8(dtype, page, 1))
+            yield Case(f"attention_paged {name} float8 chunk", _paged_float8(dtype, 64, 256))
+            yield Case(f"attention_paged {name} float8 ragged", _paged_float8(dtype, 128, 64, ragged=True))
         yield Case(f"attention_paged {name} chunk", _paged(dtype, 64, 256))
         yield Case(f"attention_paged {name} ragged chunks", _paged(dtype, 16, 256, ragged=True))
         yield Case(f"append_to_pages {name}", partial(_append, dtype))
@@ -465,6 +473,17 @@ def _varlen(
     return call
 
 
+def _block_sparse(dtype: torch.dtype, size: int, block: int) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        q, k, v = (make((2, heads, 1024, size), dtype) for heads in (16, 8, 8))
+        lists = make((1, 16, 1024 // block), torch.int32), make((1, 16, 1024 // block, 1024 // block), torch.int32)
+        rest = *lists, None, None, block, block, True
+        out, lse = block_sparse.attention_block_sparse(q, k, v, *rest)
+        return block_sparse.attention_block_sparse_backward(out, q, k, v, out, lse, *rest)
+
+    return call
+
+
 def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
     """Return a call of `attention_paged` with pages of `page` positions."""
 
@@ -474,6 +493,20 @@ def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) ->
         table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
         rest = (make((9,), torch.int32), queries) if ragged else ()
         return paged.attention_paged(q, k, v, table, lengths, *rest)
+
+    return call
+
+
+def _paged_float8(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
+    """Return a call of `attention_paged` with pages of float8 and scales of positions and of heads."""
+
+    def call(make: Make) -> object:
+        shape = (8 * queries,) if ragged else (8, queries)
+        q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), E4M3) for _ in range(2))
+        table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
+        rest = {"cu_seqlens_q": make((9,), torch.int32), "max_seqlen_q": queries} if ragged else {}
+        scales = {"k_scale": make((512, page, 8), torch.float32), "v_scale": make((1, 1, 8), torch.float32)}
+        return paged.attention_paged(q, k, v, table, lengths, **rest, **scales)
 
     return call
 
@@ -606,6 +639,13 @@ def _scans() -> Iterator[Case]:
             yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 1024, 4, 8, size, size))
     yield Case("gated_delta_rule bf16 odd", _delta_rule(torch.bfloat16, 1, 77, 3, 3, 41, 23))
     yield Case("gated_delta_rule bf16 packed", _delta_rule(torch.bfloat16, 1, 1024, 4, 8, 128, 128, True))
+    for name, dtype in ALL.items():
+        for size in (64, 128, 256)[: 1 if dtype == torch.float64 else 3]:
+            yield Case(f"kda {name} {size}", _delta_rule(dtype, 2, 1024, 8, 8, size, size, channels=True))
+    yield Case("kda bf16 odd packed", _delta_rule(torch.bfloat16, 1, 77, 3, 3, 41, 23, True, channels=True))
+    for name, channels in (("gated_linear_attention", False), ("gla", True)):
+        for of, size in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)):
+            yield Case(f"{name} {of} {size}", _linear_attention(of, 2, 1024, 8, size, channels))
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
@@ -651,15 +691,39 @@ def _scan_update(
 
 
 def _delta_rule(
-    dtype: torch.dtype, batch: int, length: int, groups: int, heads: int, keys: int, values: int, packed: bool = False
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    groups: int,
+    heads: int,
+    keys: int,
+    values: int,
+    packed: bool = False,
+    channels: bool = False,
 ) -> Callable[[Make], object]:
     def call(make: Make) -> object:
         q, v = make((batch, length, groups, keys), dtype), make((batch, length, heads, values), dtype)
         g, state = make((batch, length, heads), torch.float32), make((batch, heads, keys, values), torch.float32)
-        step.gated_delta_rule_step(state, q, q, v, g, g, None, True)
+        decays = make((batch, length, heads, keys), torch.float32) if channels else g
+        step.gated_delta_rule_step(state, q, q, v, decays, g, None, True)
         starts = make((batch + 1,), torch.int32) if packed else None
-        given = q, q, v, g, g, state, starts, None, True
+        given = q, q, v, decays, g, state, starts, None, True
         delta.gated_delta_rule(*given)
         return delta_backward.gated_delta_rule_backward(v, state, *given)
+
+    return call
+
+
+def _linear_attention(
+    dtype: torch.dtype, batch: int, length: int, heads: int, size: int, channels: bool
+) -> Callable[[Make], object]:
+    """Return calls of `gated_linear_attention`, its step and its backward."""
+
+    def call(make: Make) -> object:
+        q, state = make((batch, length, heads, size), dtype), make((batch, heads, size, size), torch.float32)
+        given = q, q, q, make((batch, length, heads, *([size] if channels else [])), torch.float32)
+        linear.gated_linear_attention_step(state, *given)
+        linear.gated_linear_attention(*given, state)
+        return linear.gated_linear_attention_backward(q, state, *given, state)
 
     return call

@@ -116,3 +116,70 @@ def test_appended_rows(engine, problems):
     append_to_pages(k, v, *pages, *args[3:7])
     for got, exact in zip(pages, want, strict=True):
         torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+def in_float8(args, problems):
+    """The same call on pages of float8, whose scales are of one of the kinds; unused rows have scales of NaN."""
+    page_shape = args.k_pages.shape[:3]
+    scales = []
+    for pages in args[1:3]:
+        kind = problems.pick((1, 1, 1), (1, 1, page_shape[2]), tuple(page_shape))
+        scale = torch.rand(kind, generator=problems.generator) + 0.1
+        if kind == tuple(page_shape):
+            scale = torch.where(pages.isnan().any(-1), math.nan, scale)
+        scales.append(scale)
+    values = [(x.float() / scale[..., None]).to(E4M3) for x, scale in zip(args[1:3], scales, strict=True)]
+    return args._replace(k_pages=values[0], v_pages=values[1], k_scale=scales[0], v_scale=scales[1])
+
+
+@pytest.mark.parametrize("form", ["fp16 64", "bf16 16", "fp32 24"])
+def test_pages_of_float8(form, rounds, problems, check, monkeypatch):
+    def by_torch(*args, **named):
+        raise AssertionError("no kernel ran")
+
+    monkeypatch.setattr(paged, "reference", by_torch)
+    dtype, page = {**PAGES, "bf16 16": (torch.bfloat16, 16)}[form]
+    for _ in rounds(3):
+        args = in_float8(problem(problems, dtype, page, longest=100), problems)
+        out, lse = attention_paged(*args)
+        want, want_lse = reference(*args._replace(q=args.q.double()))
+        what = f"{form} {tuple(args.q.shape)} {args.lengths} {args.cu_seqlens_q} {args[6:]}"
+        check(out, want, what, dtype, empty_beside(args.q, want.shape[-1]))
+        check(lse, want_lse, what, dtype)
+
+
+def test_a_contiguous_cache_of_float8_has_a_page_a_sequence(problems, check):
+    q, k, v = problems.tensor(3, 1, 4, 32), *(problems.tensor(3, 2, 70, 32, layout="dense") for _ in range(2))
+    k, v = (x.transpose(1, 2).to(E4M3) for x in (k, v))
+    lengths, table = torch.tensor([70, 0, 33]).int(), torch.arange(3).int()[:, None]
+    scales = torch.rand(1, 1, 2, generator=problems.generator), torch.rand(3, 70, 2, generator=problems.generator)
+    out, _ = attention_paged(q, k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
+    for b, n in enumerate(lengths.tolist()):
+        wide = [(x[b : b + 1, :n].double() * s.expand(3, 70, 2)[b : b + 1, :n, :, None]).transpose(1, 2)
+                for x, s in zip((k, v), scales, strict=True)]  # fmt: skip
+        want = forward.reference(q[b : b + 1].transpose(1, 2).double(), *wide)[0].transpose(1, 2)
+        check(out[b : b + 1].contiguous(), want.contiguous(), f"{n} keys", torch.float32)
+
+
+def test_appended_rows_of_float8(engine, problems):
+    """Scales of heads are read, scales of positions are made; what is stored is within 2^-4 of what was given."""
+    args = problem(problems, torch.float32, 16, 60)
+    page_shape, heads, width = args.k_pages.shape[:3], *args.k_pages.shape[2:]
+    k, v = (problems.tensor(*args.q.shape[:-2], heads, n) for n in (width, width))
+    pages = [torch.zeros(args.k_pages.shape).to(E4M3) for _ in range(2)]
+    shared = torch.rand(1, 1, heads, generator=problems.generator) + 0.1
+    each = torch.full(page_shape, math.nan)
+    want = append_reference(k, v, *pages, *args[3:6], shared, each)
+    append_to_pages(k, v, *pages, *args[3:7], shared, each)
+    for got, exact in zip((*pages, each), (*want[:2], want[3]), strict=True):
+        torch.testing.assert_close(got.float(), exact.float(), rtol=1e-6, atol=0, equal_nan=True)
+    plain = [torch.zeros(args.k_pages.shape) for _ in range(2)]
+    append_to_pages(k, v, *plain, *args[3:7])
+    for stored, scale, given in zip(pages, (shared.expand(page_shape), each), plain, strict=True):
+        found = stored.float() * scale.nan_to_num(1.0)[..., None]
+        bound = given.abs() * 2**-4 + scale.nan_to_num(1.0)[..., None] * 2**-10
+        inside = given.abs() <= 448 * scale.nan_to_num(1.0)[..., None]
+        assert ((found - given).abs() <= bound * 1.0001)[inside].all()

@@ -15,7 +15,8 @@ TINY = Config(16, 16, 16, 16, base=8, threads=32, key_threads=32, stages=1)
 
 
 def recurrence(q, k, v, g, beta, state=None, starts=None, scale=None, normalize=False):
-    """The rule, one time after the other."""
+    """The rule, one time after the other; linear attention if beta is None."""
+    g = g if g.dim() == 4 else g[..., None]
     share = v.shape[2] // q.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     q, k = (normalized(t) for t in (q, k)) if normalize else (q, k)
@@ -26,18 +27,20 @@ def recurrence(q, k, v, g, beta, state=None, starts=None, scale=None, normalize=
     for n, (begin, end) in enumerate(parts):
         now = first if starts is None else first[n : n + 1]
         for t in range(begin, end):
-            now = now * g[:, t].exp()[..., None, None]
-            error = v[:, t] - torch.einsum("bhkv,bhk->bhv", now, k[:, t])
-            now = now + torch.einsum("bhk,bhv,bh->bhkv", k[:, t], error, beta[:, t])
+            now, error = now * g[:, t].exp()[..., None], v[:, t]
+            if beta is not None:
+                error = (error - torch.einsum("bhkv,bhk->bhv", now, k[:, t])) * beta[:, t, :, None]
+            now = now + torch.einsum("bhk,bhv->bhkv", k[:, t], error)
             outs.append(torch.einsum("bhkv,bhk->bhv", now, q[:, t]) * scale)
         states.append(now)
     return torch.stack(outs, 1), torch.cat(states)
 
 
-def problem(problems, dtype, most_times, most_keys, most_values):
+def problem(problems, dtype, most_times, most_keys, most_values, channels=False):
     """Arguments of the rule as keywords, with or without what is optional."""
     packed, groups, shares = problems.pick(False, True), problems.pick(1, 2), problems.pick(1, 2)
     b, length = 1 if packed else problems.size(2), problems.size(most_times)
+    shares = 1 if channels else shares
     heads, keys, values, tensor = groups * shares, problems.size(most_keys), problems.size(most_values), problems.tensor
     cuts = sorted(problems.random.randint(0, length) for _ in range(problems.random.randint(0, 3)))
     starts = torch.tensor([0, *cuts, length], dtype=problems.pick(torch.int32, torch.int64)) if packed else None
@@ -48,7 +51,7 @@ def problem(problems, dtype, most_times, most_keys, most_values):
         "q": q,
         "k": k if normalize else normalized(k),
         "v": tensor(b, length, heads, values, dtype=dtype),
-        "g": -tensor(b, length, heads).abs() * problems.pick(0.1, 1.0),
+        "g": -tensor(b, length, heads, *([keys] if channels else [])).abs() * problems.pick(0.1, 1.0, 20.0),
         "beta": tensor(b, length, heads, dtype=dtype).sigmoid(),
         "initial_state": problems.pick(None, tensor(count, heads, keys, values)),
         "cu_seqlens": starts,
@@ -61,27 +64,34 @@ def double(given):
     return {name: t if t is None or not t.is_floating_point() else t.double() for name, t in given.items()}
 
 
+@pytest.mark.parametrize("form", ["rule", "channels", "no rule", "channels, no rule"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_reference_is_the_recurrence(packed, problems):
+def test_reference_is_the_recurrence(packed, form, problems):
     def t(*shape):
         return torch.randn(shape, generator=problems.generator, dtype=torch.float64).requires_grad_()
 
     count, starts = (3, torch.tensor([0, 3, 3, 90])) if packed else (1, None)
     given = [t(1, 90, 2, 5), t(1, 90, 2, 5), t(1, 90, 4, 3)]
-    given += [-torch.rand(1, 90, 4).double(), torch.rand(1, 90, 4).double(), t(count, 4, 5, 3)]
-    given = [x if x.requires_grad else x.requires_grad_() for x in given]
+    given += [-torch.rand(1, 90, 4, *([5] if "channels" in form else [])).double()]
+    given += [None if "no rule" in form else torch.rand(1, 90, 4).double(), t(count, 4, 5, 3)]
+    given = [x if x is None or x.requires_grad else x.requires_grad_() for x in given]
     want, got = recurrence(*given, starts, None, True), reference(*given, starts, None, True)
     torch.testing.assert_close(got, want)
+    torch.testing.assert_close(reference(*given, starts, None, True, at_once=True), want)
     grads = [torch.randn_like(y) for y in want]
-    expected = torch.autograd.grad(want, given, grads)
+    expected = torch.autograd.grad(want, [x for x in given if x is not None], grads)
     torch.testing.assert_close(gradient_reference(*grads, *given, starts, None, True), expected)
 
 
+@pytest.mark.parametrize("form", ["rule", "channels", "no rule", "channels, no rule"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_random_problems(dtype, rounds, engine, problems, check):
-    few = engine != "cpu"
+def test_random_problems(dtype, form, rounds, engine, problems, check):
+    few, channels = engine != "cpu", "channels" in form
     for _ in rounds(2):
-        given, options, what = problem(problems, dtype, 40 if few else 150, 16, 20 if few else 90)
+        given, options, what = problem(problems, dtype, 40 if few else 150, 16, 20 if few else 90, channels)
+        if "no rule" in form:
+            given["beta"] = None
+        names = [name for name in GRADIENTS if name != "beta" or given["beta"] is not None]
         config = TINY if few else None
         found = gated_delta_rule(**given, **options, config=config)
         wide = double(given)
@@ -96,7 +106,7 @@ def test_random_problems(dtype, rounds, engine, problems, check):
         upstream = grad.double(), None if grad_state is None else grad_state.double()
         with torch.no_grad():
             wants = gradient_reference(*upstream, **wide, **options)
-        for name, got, want in zip(GRADIENTS, found, wants, strict=True):
+        for name, got, want in zip(names, found, wants, strict=True):
             check(got, want, f"{name} {what}", dtype, own=True)
 
 
@@ -109,10 +119,13 @@ def test_keys_in_several_tiles_and_more_than_fit(problems, check):
             check(got, want, str(keys), own=True)
 
 
+@pytest.mark.parametrize("form", ["rule", "channels", "no rule", "channels, no rule"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_tokens(dtype, rounds, engine, problems, check):
+def test_tokens(dtype, form, rounds, engine, problems, check):
     for _ in rounds(3):
-        given, options, what = problem(problems, dtype, 3, 16, 20)
+        given, options, what = problem(problems, dtype, 3, 16, 20, "channels" in form)
+        if "no rule" in form:
+            given["beta"] = None
         del given["cu_seqlens"]
         b, _, heads, values = given["v"].shape
         state = problems.tensor(b, heads, given["k"].shape[3], values)

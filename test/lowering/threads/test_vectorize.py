@@ -15,9 +15,9 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Expr, Load, Select, Var, binary, cast, const
 from torch_tile.ir.layout import Digit, Layout, shared_tile
 from torch_tile.ir.node import walk
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.common.guard_bounds import guard_bounds
 from torch_tile.lowering.common.simplify import simplify_program

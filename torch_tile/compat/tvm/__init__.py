@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few names of TVM that kernels written for TileLang use: dtypes, constants and targets."""
+"""The few names of TVM that kernels written for TileLang use: dtypes, constants, targets and errors."""
 
 from __future__ import annotations
 
-from torch_tile.compat.tvm import target as target, tir as tir
+from torch_tile.compat.tvm import error as error, target as target, tir as tir
+from torch_tile.compat.tvm.error import TVMError
 from torch_tile.ir.dtype import DType, to_dtype
 
 tirx = tir  # the same under its newer name
@@ -23,4 +24,4 @@ class DataType(metaclass=_Made):
     """`DataType("float16")` is T.float16, with `bits` and `itemsize`. Raises ValueError for what is no dtype."""
 
 
-__all__ = ["DataType", "target", "tir", "tirx"]
+__all__ = ["DataType", "TVMError", "error", "target", "tir", "tirx"]

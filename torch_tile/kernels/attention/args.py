@@ -124,3 +124,59 @@ class PagedArgs(NamedTuple, Generic[V]):
     num_splits: int = 0
     aux: Sequence[V] | None = None
     score: str = ""
+    k_scale: V | None = None
+    v_scale: V | None = None
+
+
+class BlockSparseArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_block_sparse`, which its documentation explains."""
+
+    q: V
+    k: V
+    v: V
+    kv_num_blocks: V
+    kv_indices: V
+    full_kv_num_blocks: V | None = None
+    full_kv_indices: V | None = None
+    block_q: int = 128
+    block_kv: int = 128
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    q_offset: int | torch.SymInt = 0
+    aux: Sequence[V] | None = None
+    score: str = ""
+
+    def backward(self, grad: V, out: V, lse: V) -> BlockSparseBackwardArgs[V]:
+        """Return the arguments of the backward for the forward call that returned `out` and `lse`."""
+        return BlockSparseBackwardArgs(grad=grad, out=out, lse=lse, **self._asdict())
+
+
+class BlockSparseBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_block_sparse_backward`: arguments and results of the forward, and the gradient of
+    its result.
+    """
+
+    grad: V
+    q: V
+    k: V
+    v: V
+    out: V
+    lse: V
+    kv_num_blocks: V
+    kv_indices: V
+    full_kv_num_blocks: V | None = None
+    full_kv_indices: V | None = None
+    block_q: int = 128
+    block_kv: int = 128
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    q_offset: int | torch.SymInt = 0
+    aux: Sequence[V] | None = None
+    score: str = ""
+
+    @property
+    def forward(self) -> BlockSparseArgs[V]:
+        """Return the arguments of the forward."""
+        return BlockSparseArgs(*(getattr(self, name) for name in BlockSparseArgs._fields))

@@ -9,6 +9,7 @@ kernel for all gradients would save two products of seven, but its blocks would 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -21,6 +22,7 @@ from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
+from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
 from torch_tile.kernels.attention.sequences import (
@@ -38,7 +40,7 @@ from torch_tile.kernels.attention.sequences import (
 )
 from torch_tile.kernels.attention.softmax import weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
-from torch_tile.kernels.attention.tiling import SIDE_BY_SIDE, Problem
+from torch_tile.kernels.attention.tiling import SIDE_BY_SIDE, Problem, divides
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
@@ -134,12 +136,13 @@ def attention_backward(
 
 def run(
     args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | None,
-    sequences: Sequences | None = None,
+    sequences: Sequences | None = None, lists: Listed | None = None,
 ) -> bool:  # fmt: skip
     """Launch the kernels of the gradients on a machine into `results`. No tensor but the last result is empty. Return
     whether there are tilings, else nothing is launched.
 
-    Of ragged `sequences`, tensors are those of one long sequence.
+    Of ragged `sequences`, tensors are those of one long sequence. Of `lists`, queries see the blocks of keys that these
+    name.
     """
     forward = score_text.as_mask(args.forward)
     args = args._replace(**forward._asdict())
@@ -156,7 +159,7 @@ def run(
         None if mask is None else specs[0], groups > 1, True,
         vector_of((*dense, *results[:3]), (head_dim, v_dim)) if machine.is_gpu else 1,
         shifted=not layout.fixed or is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
-        keep=names_in(keep), layout=layout,
+        keep=names_in(keep), layout=layout, lists=None if lists is None else lists.spec,
     )  # fmt: skip
     problem = Problem(batch * kv_heads, groups * q_len, kv_len, groups)
     if sequences is not None:
@@ -180,12 +183,14 @@ def run(
     tensors = grouped(queries), keys, values, *operands
     dq, dk, dv, all_kept = results
     # No block stores gradients of scores that are never visible.
-    kept = [grouped(x.zero_() if causal or window else x) for x in all_kept]
+    kept = [grouped(x.zero_() if causal or window or lists else x) for x in all_kept]
     of_queries = [] if sequences is None else sequences.tensors(q_len, tilings.dq.block_q)
+    by_keys = None if lists is None else lists.by_keys(-(-kv_len // lists.keys))
     machine.kernel(query_gradients)(tilings.dq, spec)(
         *tensors,
         *kept,
         *of_queries,
+        *([] if lists is None else lists.tensors),
         grouped(grads),
         grouped(outs),
         lse.contiguous().view(shape),
@@ -195,7 +200,9 @@ def run(
     )
     for tiling, outputs in tilings.of_keys:
         of_keys = [] if sequences is None else sequences.tensors(kv_len, tiling.block_kv)
-        machine.kernel(key_gradients)(tiling, replace(spec, keep=()), outputs)(
+        of_keys = of_keys if by_keys is None else by_keys.tensors
+        own = replace(spec, keep=(), lists=None if by_keys is None else by_keys.spec)
+        machine.kernel(key_gradients)(tiling, own, outputs)(
             *tensors, *of_keys, grouped(grads), statistics, dk, dv, *options
         )
     return True
@@ -303,6 +310,8 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
     """Choose the first tiling of each kernel that fits the machine."""
     if not machine.is_gpu:
         plain = Config(packed=False)
+        if (lists := spec.lists) is not None:
+            plain = Config(math.gcd(64, lists.own), math.gcd(64, lists.other), packed=False)
         return Tilings(plain, plain)
     hopper = machine.target.has_wgmma and spec.dtype.itemsize == 2 and spec.vector >= 8
     kind = HOPPER if hopper else HALVES if spec.dtype.itemsize == 2 else WIDE
@@ -310,19 +319,28 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
     def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
         """Return the first candidate that fits the kernel with these outputs."""
         heads = problem.heads * (problem.groups if "dq" in outputs else 1)
-        found = next((tiling for tiling in tilings if _fits(tiling, spec, machine, outputs, kind.room(spec))), None)
+        fitting = (x for x in tilings if divides(spec, x) and _fits(x, spec, machine, outputs, kind.room(spec)))
+        found = next(fitting, None)
         return None if found is None else _finished(found, spec, machine, outputs, heads)
 
     dq = chosen(kind.dq, ("dq",))
     # The kernel of dq writes the statistics of ragged sequences in whole blocks, which the other one must not exceed.
     whole = [c for c in kind.dkv if spec.layout.fixed or (dq and dq.block_q % c.block_q == 0)]
+    if kind is HOPPER and spec.lists is not None:  # of three warpgroups each has too few registers to walk lists
+        whole = [c for c in whole if c.threads == 128]
     dkv = chosen(whole, ("dk", "dv"))
     if dq is None or dkv is None:
         return None
     sharing = verdict("attention_backward.shared_sm", machine.target, False, width=max(spec.tile_d, spec.tile_dv))
-    if kind is HOPPER and sharing and not (spec.operands or spec.score):
+    # The steps of lists take registers that blocks which share a multiprocessor do not have.
+    if kind is HOPPER and sharing and not (spec.operands or spec.score or spec.lists):
         dkv = _finished(SHARING, spec, machine, ("dk", "dv"), problem.heads)
-    elif dkv.block_kv < WIDE_KEYS and (dv := chosen(kind.dv, ("dv",))) and (dk := chosen(kind.dk, ("dk",))):
+    elif (
+        not spec.lists
+        and dkv.block_kv < WIDE_KEYS
+        and (dv := chosen(kind.dv, ("dv",)))
+        and (dk := chosen(kind.dk, ("dk",)))
+    ):
         return Tilings(dq, dv, dk)
     return Tilings(dq, dkv)
 
@@ -487,7 +505,10 @@ def query_gradients(config: Config, spec: Spec) -> Any:
     q_shape = (batch, kv_heads, groups, q_len)
     layout, sequences = spec.layout, batch if spec.layout.fixed else T.dynamic("sequences")
     operand_types = spec.operand_types(sequences, q_shape[1:3], q_shape[3], kv_len)
+    lists = spec.lists
+    list_types = [] if lists is None else lists.types(batch, kv_heads * groups)
     layout_types = layout.types(sequences)
+    behind = len(layout_types) + len(list_types)
     kept_types = [T.Tensor((*q_shape, kv_len), spec.dtype)] * len(spec.keep)
     slopes = spec.slopes
 
@@ -496,7 +517,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
         q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
-        *operands: [*operand_types, *kept_types, *layout_types],
+        *operands: [*operand_types, *kept_types, *layout_types, *list_types],
         grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         out: strided("out", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         lse: T.Tensor(q_shape, accum),
@@ -506,7 +527,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
         q_offset: T.int32,
         window: T.int32,
     ):
-        given = Given(layout, operands[len(operands) - len(layout_types) :])
+        given = Given(layout, operands[len(operands) - behind : len(operands) - len(list_types)])
         if layout.ragged:
             plan(given.q_ends, given.tiles, q_len, rows)
         blocks = given.tiles.shape[0] if layout.ragged else padded // rows
@@ -557,9 +578,16 @@ def query_gradients(config: Config, spec: Spec) -> Any:
             acc = T.alloc_fragment((rows, spec.tile_d), accum)
             T.clear(acc)
             extremes = (span.first, T.min(span.first + rows - 1, span.length - 1))
-            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, 1, 0)
+            listed = None
+            if lists is not None:
+                counts, indices = operands[len(operands) - 2], operands[len(operands) - 1]
+                own_list = lists.place(span.sequence, any_head, span.first, counts)
+                listed = lists.steps(counts, own_list, keys)
+            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, 1, 0, listed)
             for iteration in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
+                if lists is not None:
+                    step = lists.step(indices, own_list, step, keys, span.keys)
                 load(held, queries, step * keys)
                 load_keys(given, k, k_tile, span, head, step)
                 T.gemm(q_tile, k_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -578,7 +606,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
                     for probs_of, grad_of in zip(probs, grads, strict=True):
                         grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)
                 for name, all_grads in zip(
-                    spec.keep, operands[len(operand_types) : len(operands) - len(layout_types)], strict=True
+                    spec.keep, operands[len(operand_types) : len(operands) - behind], strict=True
                 ):
                     T.copy(grads[slopes.index(spec.slope(name))], all_grads[(*here, span.row, step * keys)])
                 if layout.ragged:
@@ -605,7 +633,10 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, groups, q_len)
     layout, sequences = spec.layout, batch if spec.layout.fixed else T.dynamic("sequences")
+    lists = spec.lists
+    list_types = [] if lists is None else lists.types(batch, kv_heads * groups)
     layout_types = layout.types(sequences)
+    behind = len(layout_types) + len(list_types)
     of_keys, of_values = "dk" in outputs, "dv" in outputs
     # dv is a sum of probabilities, dk of probabilities times slopes.
     separate = of_values and of_keys and spec.slopes != [1.0]
@@ -615,7 +646,11 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
         q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
-        *operands: [*spec.operand_types(sequences, q_shape[1:3], q_shape[3], kv_len), *layout_types],
+        *operands: [
+            *spec.operand_types(sequences, q_shape[1:3], q_shape[3], kv_len),
+            *layout_types,
+            *list_types,
+        ],
         grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
@@ -624,7 +659,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
         q_offset: T.int32,
         window: T.int32,
     ):
-        given = Given(layout, operands[len(operands) - len(layout_types) :])
+        given = Given(layout, operands[len(operands) - behind : len(operands) - len(list_types)])
         if layout.ragged:
             plan(given.k_ends, given.tiles, kv_len, rows)
         blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(kv_len, rows)
@@ -661,8 +696,16 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
             first, end = query_blocks(spec, config, first_key, span.q_offset, window, span.queries)
             for member in T.serial(groups) if spec.grouped else (0,):
                 here = (span.slab, head, member)
-                for iteration in T.Pipelined(end - first, num_stages=config.stages):
-                    step = first + iteration
+                if lists is not None:
+                    counts, indices = operands[len(operands) - 2], operands[len(operands) - 1]
+                    own_list = lists.place(span.sequence, head * groups + member, first_key, counts)
+                    begin, behind_last = 0, lists.steps(counts, own_list, queries)
+                else:
+                    begin, behind_last = first, end
+                for iteration in T.Pipelined(behind_last - begin, num_stages=config.stages):
+                    step = begin + iteration
+                    if lists is not None:
+                        step = lists.step(indices, own_list, step, queries, span.queries)
                     seers = Rows(
                         step * queries, span.queries, span.queries, False, span.sequence, head, member, groups,
                         span.q_offset,

@@ -18,7 +18,9 @@ from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
+from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, scale_types, widen
 from torch_tile.kernels.attention.sequences import (
     DENSE,
     Given,
@@ -158,7 +160,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
     infinity = T.infinity(accum)
     batch, kv_heads, length, kv_len, splits = T.dynamic("batch, kv_heads, length, kv_len, splits")
     groups = T.dynamic("groups") if spec.grouped else 1
-    packed = spec.grouped and config.packed and not spec.layout.ragged
+    lists = spec.lists
+    packed = spec.grouped and config.packed and not spec.layout.ragged and lists is None
     members = 1 if packed else groups
     mask_queries = T.dynamic("mask_queries") if packed else length
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
@@ -167,15 +170,21 @@ def flash_attention(config: Config, spec: Spec) -> Any:
     slabs, key_rows = (T.dynamic("pages"), layout.page) if layout.page else (batch, kv_len)
     part = (splits,) if config.split else ()
     lse_types = [T.Tensor((*part, *q_shape), accum)] if config.split or spec.lse else []
+    list_types = [] if lists is None else lists.types(batch, kv_heads * groups)
+    scales = scale_types(slabs, kv_heads, key_rows) if spec.scaled else []
+    key_dtype = E4M3 if spec.scaled else spec.dtype
+    behind = len(list_types) + len(scales) + len(lse_types)
 
     @T.prim_func
     def attention(
         q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
-        k: strided("k", (slabs, kv_heads, key_rows, d), spec.dtype, multiple=spec.vector),
-        v: strided("v", (slabs, kv_heads, key_rows, dv), spec.dtype, multiple=spec.vector),
+        k: strided("k", (slabs, kv_heads, key_rows, d), key_dtype, multiple=spec.vector),
+        v: strided("v", (slabs, kv_heads, key_rows, dv), key_dtype, multiple=spec.vector),
         *others: [
             *spec.operand_types(sequences, (kv_heads, groups), mask_queries, kv_len),
             *layout.types(sequences),
+            *list_types,
+            *scales,
             *lse_types,
         ],
         out: T.Tensor((*part, *q_shape, dv), accum) if config.split else spec.out_type((*q_shape, dv)),
@@ -184,7 +193,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
         q_offset: T.int32,
         window: T.int32,
     ):
-        given = Given(layout, others[len(spec.operands) : len(others) - len(lse_types)])
+        given = Given(layout, others[len(spec.operands) : len(others) - behind])
         if layout.ragged:
             plan(given.q_ends, given.tiles, length, rows)
         blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(length, rows)
@@ -203,6 +212,10 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
             v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
+            k_stored, v_stored, k_scale, v_scale = k_tile, v_tile, None, None
+            if spec.scaled:
+                k_stored, v_stored = (T.alloc_shared((keys, n), E4M3) for n in (spec.tile_d, spec.tile_dv))
+                k_scale, v_scale = others[len(others) - len(lse_types) - 2], others[len(others) - len(lse_types) - 1]
             scores = T.alloc_fragment((rows, keys), accum)
             probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), spec.dtype)
             acc = T.alloc_fragment((rows, spec.tile_dv), accum)
@@ -225,13 +238,22 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             held = hold(spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here)
             mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
             extremes = (0, q_len - 1) if packed else (span.first, T.min(span.first + rows - 1, span.length - 1))
-            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split)
+            listed = None
+            if lists is not None:
+                counts, indices = others[len(others) - behind], others[len(others) - behind + 1]
+                own_list = lists.place(span.sequence, head * members + member, span.first, counts)
+                listed = lists.steps(counts, own_list, keys)
+            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split, listed)
             unit = spec.unit(scale)
             scale_log2 = unit * LOG2_E
             for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
+                if lists is not None:
+                    step = lists.step(indices, own_list, step, keys, span.keys)
                 load(held, here, step * keys)
-                load_keys(given, k, k_tile, span, head, step)
+                load_keys(given, k, k_stored, span, head, step)
+                if spec.scaled:
+                    widen(given, k_stored, k_scale, k_tile, span, head, step)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if spec.score:
                     score_text.modify(spec.program, scores, scale, aux, here, step * keys)
@@ -249,7 +271,9 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 T.copy(scores, probs)
-                load_keys(given, v, v_tile, span, head, step)
+                load_keys(given, v, v_stored, span, head, step)
+                if spec.scaled:
+                    widen(given, v_stored, v_scale, v_tile, span, head, step)
                 if not layout.fixed:
                     clear_past(v_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
                 T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
@@ -310,11 +334,14 @@ def run(
     config: Config | None,
     splits: int,
     sequences: Sequences | None = None,
+    lists: Listed | None = None,
+    scales: Scales | None = None,
 ) -> bool:
     """Launch `attention` on a machine into `out` and, if given, `lse`. `out` is dense with the last dimension
     innermost, `lse` is contiguous; neither is empty. Return whether there is a tiling, else nothing is launched.
 
-    Of ragged `sequences`, q is `[1, H, rows, D]` and keys `[1, Hkv, rows, D]`; pages are `[pages, Hkv, page, D]`.
+    Of ragged `sequences`, q is `[1, H, rows, D]` and keys `[1, Hkv, rows, D]`; pages are `[pages, Hkv, page, D]`. Of
+    `lists`, queries see the blocks of keys that these name. With `scales` keys and values are float8.
     """
     if not args.k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
@@ -337,6 +364,7 @@ def run(
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
         shifted=not layout.fixed or is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
         lse=lse is not None, fuses=machine.is_gpu and q.dtype != torch.float64, layout=layout,
+        lists=None if lists is None else lists.spec, scaled=scales is not None,
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
@@ -347,11 +375,15 @@ def run(
     config = config or config_for(spec, problem, machine)
     if config is None:
         return False
-    config = replace(config, packed=config.packed and not layout.ragged)
+    config = replace(config, packed=config.packed and not layout.ragged and lists is None)
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
     shape = (batch, kv_heads, *lanes)
     if sequences is not None:
         operands = [*operands, *sequences.tensors(q.shape[2], config.block_q)]
+    if lists is not None:
+        operands = [*operands, *lists.tensors]
+    if scales is not None:
+        operands = [*operands, *scales.tensors]
     options = (float(scale), q.shape[2], q_offset, bounded(window))
     kernel = machine.kernel(flash_attention)(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other

@@ -7,6 +7,7 @@ ragged. Keys may be split: each split of a sequence takes its share of the seque
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch_tile.jit import jit
 from torch_tile.kernels.attention import forward, padded
 from torch_tile.kernels.attention.args import AttentionArgs, PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
+from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, widened
 from torch_tile.kernels.attention.sequences import Layout, Sequences
 from torch_tile.kernels.attention.varlen import by_head
 from torch_tile.kernels.common import compute_dtype, dense_last, has_kernels, into, is_unit, machine_of, strided
+from torch_tile.kernels.norm.quantize import LARGEST, LEAST, rounded
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +31,8 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     `[pages, page, Hkv, D]`, v_pages `[pages, page, Hkv, Dv]`, block_tables int32 `[B, n]`, lengths int32 `[B]`. The
     queries of a sequence are at the end of its keys. Returns out in q's dtype and memory order, with Dv for D, and lse
     `[B, H, Sq]`, or `[H, Tq]`. A query that sees no key gives 0 and -inf. `num_splits` only says how a kernel divides
-    the work.
+    the work. Pages of float8 have float32 scales that broadcast to `[pages, page, Hkv]`; keys and values are their
+    products, rounded to q's dtype.
     """
     args: PagedArgs[torch.Tensor] = PagedArgs(*given, **named)
     q, rows = args.q, _rows(args)
@@ -47,7 +51,7 @@ def _rows(args: PagedArgs[torch.Tensor]) -> padded.Rows | None:
 def _padded(args: PagedArgs[torch.Tensor]) -> padded.Padded:
     """Gather the pages into dense keys and values, and return dense arguments with a mask of the present keys."""
     q, rows = args.q, _rows(args)
-    keys, values = (_gather(x, args.block_tables) for x in (args.k_pages, args.v_pages))
+    keys, values = (_gather(x, args.block_tables) for x in _wide_pages(args))
     present = torch.arange(keys.shape[2], device=q.device) < args.lengths[:, None]
     # Memory past a sequence's end may hold NaN, which a zero weight would not cancel.
     keys, values = (torch.where(present[:, None, :, None], x, 0) for x in (keys, values))
@@ -57,6 +61,13 @@ def _padded(args: PagedArgs[torch.Tensor]) -> padded.Padded:
     dense: padded.Padded = AttentionArgs(queries, keys, values, scale=scale, aux=args.aux, score=args.score)
     lengths = args.lengths.clamp(0, keys.shape[2])
     return padded.masked(dense, count, lengths, args.causal, args.window, present)
+
+
+def _wide_pages(args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pages; those of float8 in q's dtype."""
+    if args.k_scale is None or args.v_scale is None:
+        return args.k_pages, args.v_pages
+    return tuple(widened(*x, args.q.dtype) for x in ((args.k_pages, args.k_scale), (args.v_pages, args.v_scale)))
 
 
 def gradients(grad: torch.Tensor, args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -118,10 +129,19 @@ def attention_paged(
             view(q), k, v, causal=args.causal, scale=args.scale, window=args.window, aux=args.aux, score=args.score
         )
         log_sums = None if lse is None else lse[None] if ragged else lse
-        if forward.run(dense, view(out), log_sums, machine_of(q), config, args.num_splits, sequences_of(args)):
+        run = partial(forward.run, sequences=sequences_of(args), scales=_scales(args))
+        if run(dense, view(out), log_sums, machine_of(q), config, args.num_splits):
             return out, lse
     result, lse_made = reference(*args)
     return into(out, result), None if lse is None else into(lse, lse_made)
+
+
+def _scales(args: PagedArgs[torch.Tensor]) -> Scales | None:
+    """Return the scales of pages of float8, one for each position and head, which may lie at one place."""
+    if args.k_scale is None or args.v_scale is None:
+        return None
+    each = args.k_pages.shape[:3]
+    return Scales(*(x.expand(each).transpose(1, 2) for x in (args.k_scale, args.v_scale)))
 
 
 def _heads_first(x: torch.Tensor) -> torch.Tensor:
@@ -155,12 +175,16 @@ def append_reference(
     block_tables: torch.Tensor,
     lengths: torch.Tensor,
     cu_seqlens: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pages with new keys and values written into them, as `append_to_pages` leaves them.
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Return the pages with new keys and values written into them, as `append_to_pages` leaves them, then the scales
+    that are given.
 
     k `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens int32 `[B + 1]`; v likewise with Dv. They are the last of the
     `lengths[b]` positions of sequence b, position s of which is row `s % page` of page `block_tables[b, s // page]`.
-    Positions below 0 or behind the table, and rows behind the last sequence, are left out.
+    Positions below 0 or behind the table, and rows behind the last sequence, are left out. Into pages of float8 goes
+    `k / k_scale`. Scales `[pages, page, Hkv]` are written: the largest magnitude of a row over 448, at least 2^-100.
     """
     page, columns = k_pages.shape[1], block_tables.shape[1]
     sequence, position = _positions(k, lengths, cu_seqlens)
@@ -168,11 +192,33 @@ def append_reference(
     sequence, position = sequence[inside], position[inside]
     at = block_tables[sequence, position // page].long()
     exists = (at >= 0) & (at < k_pages.shape[0])
-    made = []
-    for new, pages in ((k, k_pages), (v, v_pages)):
+    place = at[exists], (position % page)[exists]
+    made, scales = [], []
+    for new, pages, scale in ((k, k_pages, k_scale), (v, v_pages, v_scale)):
         rows = new.reshape(-1, *new.shape[-2:])[inside.reshape(-1)][exists]
-        made.append(pages.index_put((at[exists], (position % page)[exists]), rows.to(pages.dtype)))
-    return made[0], made[1]
+        if scale is not None:
+            rows = rows.to(compute_dtype(rows.dtype))
+            if makes_scales(scale, pages):
+                own = (rows.abs().amax(-1).clamp_min(LEAST) / LARGEST[E4M3]).float()
+                scales.append(scale.index_put(place, own))
+            else:
+                own = scale.expand(pages.shape[:3])[place]
+                scales.append(scale)
+            rows = (rows * (1.0 / own)[..., None]).clamp(-LARGEST[E4M3], LARGEST[E4M3])
+        made.append(_put(pages, place, rows.to(pages.dtype)))
+    return *made, *scales
+
+
+def _put(pages: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """Return the pages with rows put in. Torch has no such function of float8, whose bytes are put."""
+    if pages.dtype != E4M3:
+        return pages.index_put(place, rows)
+    return pages.view(torch.uint8).index_put(place, rows.view(torch.uint8)).view(E4M3)
+
+
+def makes_scales(scale: torch.Tensor, pages: torch.Tensor) -> bool:
+    """Return whether appending makes the scale of each new row, as there is one for each position and head."""
+    return tuple(scale.shape) == tuple(pages.shape[:3])
 
 
 def _positions(
@@ -195,20 +241,28 @@ ROWS = 8  # new positions of a block
 
 
 @jit
-def write_pages(dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: bool) -> Any:
+def write_pages(
+    dtype: torch.dtype, page_dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: bool,
+    makes: tuple[bool, ...] = (),
+) -> Any:  # fmt: skip
     """Build the kernel that writes the new keys and values of ROWS positions of one sequence and one head.
 
-    `starts` has two numbers for each sequence: its first new row, and the end of its new rows.
+    `starts` has two numbers for each sequence: its first new row, and the end of its new rows. Pages of float8 have
+    scales, and `makes` says of those of keys and of values whether they are made here.
     """
     slabs, heads, rows, sequences, columns, pages = T.dynamic("slabs, heads, rows, sequences, columns, pages")
     sizes = list(zip("kv", widths, strict=True))
     new_types = [strided(name, (slabs, rows, heads, width), dtype) for name, width in sizes]
-    page_types = [strided(f"{name}_pages", (pages, page, heads, width), dtype) for name, width in sizes]
+    page_types = [strided(f"{name}_pages", (pages, page, heads, width), page_dtype) for name, width in sizes]
     start_types = [strided("cu_seqlens", (sequences + 1,), torch.int32, unit=False, align=4)] if ragged else []
+    scale_types = [
+        strided(f"{name}_scale", (pages, page, heads), torch.float32, unit=False, align=4) for name in "kv" if makes
+    ]
+    accum = compute_dtype(dtype)
 
     @T.prim_func
     def write_pages(
-        *tensors: [*new_types, *page_types, *start_types],
+        *tensors: [*new_types, *page_types, *scale_types, *start_types],
         block_tables: strided("block_tables", (sequences, columns), torch.int32, unit=False, align=4),
         lengths: strided("lengths", (sequences,), torch.int32, unit=False, align=4),
         most: T.int32,
@@ -222,13 +276,35 @@ def write_pages(dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: 
                 begin, count = 0, rows
             slab = 0 if ragged else sequence
             first = lengths[sequence] - count
-            for new, cache, (_, width) in zip(tensors[:2], tensors[2:4], sizes, strict=True):
+            for n, (new, cache, width) in enumerate(zip(tensors[:2], tensors[2:4], widths, strict=True)):
+                if makes:
+                    own = T.alloc_fragment((ROWS,), accum)
+                    if makes[n]:
+                        values = T.alloc_fragment((ROWS, width), accum)
+                        for i, c in T.Parallel(ROWS, width):
+                            row = T.min(begin + bx * ROWS + i, rows - 1)
+                            values[i, c] = T.cast(new[slab, row, head, c], accum)
+                        T.fill(own, LEAST)
+                        T.reduce_absmax(values, own, dim=1, clear=False, nan_propagate=True)
+                    for i in T.Parallel(ROWS):
+                        position = first + bx * ROWS + i
+                        if bx * ROWS + i < count and position >= 0 and position < columns * page:
+                            number = block_tables[sequence, position // page]
+                            if number >= 0 and number < pages:
+                                if makes[n]:
+                                    own[i] = T.cast(own[i] / LARGEST[E4M3], T.float32)
+                                    tensors[4 + n][number, position % page, head] = T.cast(own[i], T.float32)
+                                else:
+                                    own[i] = T.cast(tensors[4 + n][number, position % page, head], accum)
                 for i, c in T.Parallel(ROWS, width):
                     position = first + bx * ROWS + i
                     if bx * ROWS + i < count and position >= 0 and position < columns * page:
                         number = block_tables[sequence, position // page]
                         if number >= 0 and number < pages:
-                            cache[number, position % page, head, c] = new[slab, begin + bx * ROWS + i, head, c]
+                            value = new[slab, begin + bx * ROWS + i, head, c]
+                            if makes:
+                                value = rounded(T.cast(value, accum) * (1.0 / own[i]), E4M3)
+                            cache[number, position % page, head, c] = value
 
     return write_pages
 
@@ -242,6 +318,8 @@ def append_to_pages(
     lengths: torch.Tensor,
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: Any = 0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Write new keys and values into pages, as `append_reference` says. A sequence has `max_seqlen` new ones at most,
     which is not read without cu_seqlens.
@@ -251,13 +329,17 @@ def append_to_pages(
     most = max_seqlen if ragged else k.shape[1]
     if not (k.numel() or v.numel()) or not block_tables.numel() or not k_pages.shape[0] or not most:
         return
+    scales = [x for x in (k_scale, v_scale) if x is not None]
     if not able:
-        found = append_reference(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens)
-        for pages, made in zip((k_pages, v_pages), found, strict=True):
-            pages.copy_(made)
+        found = append_reference(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, k_scale, v_scale)
+        for old, made in zip((k_pages, v_pages, *scales), found, strict=True):
+            if made is not old:
+                old.copy_(made)
         return
     new = [dense_last(x[None] if ragged else x) for x in (k, v)]
     widths = (k.shape[-1], v.shape[-1])
-    kernel = machine_of(k).kernel(write_pages)(k.dtype, widths, k_pages.shape[1], ragged)
+    makes = tuple(makes_scales(*x) for x in zip(scales, (k_pages, v_pages), strict=False))
+    each = [x.expand(k_pages.shape[:3]) for x in scales]
+    kernel = machine_of(k).kernel(write_pages)(k.dtype, k_pages.dtype, widths, k_pages.shape[1], ragged, makes)
     starts = [cu_seqlens] if cu_seqlens is not None else []
-    kernel(*new, k_pages, v_pages, *starts, block_tables, lengths, most)
+    kernel(*new, k_pages, v_pages, *each, *starts, block_tables, lengths, most)

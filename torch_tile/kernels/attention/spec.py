@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.kernels.attention.block_lists import BlockLists
 from torch_tile.kernels.attention.operands import Operand
 from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, sloped, split_gain
 from torch_tile.kernels.attention.sequences import DENSE, Layout
@@ -79,7 +80,8 @@ class Spec:
     fewer tiles. `score` is the text that changes scores (score_mod.py), and `aux` its operands. `keep` names those
     of "mask" and "x0".. whose gradients are stored, one for each score. `lse`: the log-sum-exp of each row is stored.
     `fuses`: sums in float32, on a machine that makes a product and a sum in one instruction. `layout`: how sequences
-    lie in memory.
+    lie in memory. `lists`: of the blocks that a block's rows see, instead of a range. `scaled`: keys and values are
+    float8 with scales (scaled_keys.py).
     """
 
     dtype: torch.dtype
@@ -99,6 +101,8 @@ class Spec:
     lse: bool = True
     fuses: bool = True
     layout: Layout = DENSE
+    lists: BlockLists | None = None
+    scaled: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -174,19 +178,19 @@ class Spec:
 
     def key_blocks(
         self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
-        split: Any,
+        split: Any, listed: Any = None,
     ) -> Any:  # fmt: skip
         """Return the range of key blocks that a block's queries may see, within one split if keys are split.
 
-        `extremes` are the first and the last query of a block.
+        `extremes` are the first and the last query of a block. With lists the range is of the `listed` tiles.
         """
         first_query, last_query = extremes
         q_offset = q_offset if self.shifted else 0
         first: Any = 0
-        end = T.ceildiv(kv_len, config.block_kv)
-        if self.causal:
+        end = T.ceildiv(kv_len, config.block_kv) if listed is None else listed
+        if self.causal and listed is None:
             end = T.min(end, (last_query + q_offset) // config.block_kv + 1)
-        if self.windowed:
+        if self.windowed and listed is None:
             first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
         if config.split:
             each = T.ceildiv(T.max(end - first, 0), splits)
@@ -198,9 +202,9 @@ class Spec:
         """Return whether iterations run from the last key block to the first. The last blocks end inside a tile or are
         causally masked, so later iterations need no mask.
 
-        Of the heads of a group that are packed, it may hide any number of tiles.
+        Of the heads of a group that are packed, it may hide any number of tiles. Lists name blocks in any order.
         """
-        return not (self.windowed or (self.causal and config.packed and self.grouped))
+        return self.lists is None and not (self.windowed or (self.causal and config.packed and self.grouped))
 
     def needs_mask(
         self,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -41,8 +42,10 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     if machine.is_gpu:
         return _gpu_config(spec, problem, machine)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
-    block_q = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64
-    return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q) and not spec.layout.ragged)
+    block_q, block_kv = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64, 64
+    if spec.lists is not None:
+        block_q, block_kv = math.gcd(block_q, spec.lists.own), math.gcd(block_kv, spec.lists.other)
+    return Config(block_q=block_q, block_kv=block_kv, packed=problem.packs(block_q) and _may_pack(spec))
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
@@ -109,12 +112,17 @@ def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | N
     """Choose the tiling for products by wgmma. Return None where wgmma does not apply."""
     if not machine.target.has_wgmma or spec.dtype.itemsize != 2 or spec.vector < 8 or problem.rows <= 16:
         return None
+    if spec.scaled:  # the warps that multiply widen keys first, which mma.sync waits for as well
+        return None
     if (sharing := _sharing(spec, problem, machine)) is not None:
         return sharing
     fitting = [
         c
         for c in HOPPER
-        if spec.layout.fits(c.block_kv) and _fits_hopper(c, spec, machine) and (c.block_q == 64) == (problem.rows <= 64)
+        if spec.layout.fits(c.block_kv)
+        and _fits_hopper(c, spec, machine)
+        and divides(spec, c)
+        and (c.block_q == 64) == (problem.rows <= 64)
     ]
     few = problem.keys <= SHORT_KEYS and problem.rows > 64
     if _is_loose(HOPPER[1], spec, problem) or (few and problem.heads * -(-problem.rows // 128) <= machine.num_sms):
@@ -140,7 +148,7 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     tilings = SHARING_MASKED if spec.operands else SHARING
     width = max(spec.tile_d, spec.tile_dv)
     widest = next((n for n in tilings if width <= n), 0)
-    if not widest or spec.score or spec.windowed or not (spec.folded or spec.mask):
+    if not widest or spec.lists or spec.score or spec.windowed or not (spec.folded or spec.mask):
         return None
     # Packed rows test for each tile if a causal mask cuts it. Three blocks on an SM leave no registers for that.
     config = tilings[128 if spec.causal and _packed(tilings[widest], spec, problem) else widest]
@@ -175,7 +183,11 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     """Compute the shared memory of queries, keys, values, operands, exchanged weights and a staged result."""
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
     tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
-    tiles += [Tile(keys, columns, bits, config.stages, (Part.LOOP,)) for columns in (spec.tile_d, spec.tile_dv)]
+    columns_of = (spec.tile_d, spec.tile_dv)
+    if spec.scaled:  # float8 as it came, widened into a tile beside it
+        tiles += [Tile(keys, columns, 8, config.stages, (Part.LOOP,)) for columns in columns_of]
+    stages = 1 if spec.scaled else config.stages
+    tiles += [Tile(keys, columns, bits, stages, (Part.LOOP,)) for columns in columns_of]
     tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
     tiles += [Tile(rows, spec.tile_dv, bits, parts=(Part.LEAVING,))] if config.staged else []
     return Footprint((*tiles, *spec.operand_tiles(config)), bulk)
@@ -185,7 +197,7 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
 def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     """Choose the first tiling that fits a GPU, and its launch order."""
     tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
-    tilings = [c for c in tilings if c.block_q == 16 or problem.rows > 16]
+    tilings = [c for c in tilings if divides(spec, c) and (c.block_q == 16 or problem.rows > 16)]
     tilings = [c for c in tilings if spec.layout.fits(c.block_kv)] or tilings  # else keys are gathered one by one
     config = _hopper_config(spec, problem, machine) or next(
         (c for c in tilings if _fits(c, spec, problem, machine)), None
@@ -209,7 +221,17 @@ def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
     Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
     """
     few = problem.rows < (2 if spec.causal else 4) * problem.groups * config.block_q
-    return spec.grouped and few and problem.packs(config.block_q) and not spec.layout.ragged
+    return spec.grouped and few and problem.packs(config.block_q) and _may_pack(spec)
+
+
+def _may_pack(spec: Spec) -> bool:
+    """Return whether a block's rows may be of several heads."""
+    return not spec.layout.ragged and spec.lists is None
+
+
+def divides(spec: Spec, config: Config) -> bool:
+    """Return whether the tiles of a kernel over blocks of queries divide the blocks that lists name."""
+    return spec.lists is None or spec.lists.fits(config.block_q, config.block_kv)
 
 
 def _side(config: Config, spec: Spec, problem: Problem) -> int:

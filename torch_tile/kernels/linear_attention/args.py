@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of the gated delta rule and of its gradient, spelled once for kernels and operators.
+"""The arguments of linear attention, with and without the delta rule, spelled once for kernels and operators.
 
 Imports nothing but torch: the declaration of the operators asks for it before any kernel is imported.
 """
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -51,17 +51,63 @@ class GatedDeltaRuleBackwardArgs(NamedTuple, Generic[V]):
         return GatedDeltaRuleArgs(*self[2:])
 
 
-def scale_of(args: GatedDeltaRuleArgs[torch.Tensor] | GatedDeltaRuleBackwardArgs[torch.Tensor]) -> float:
+LINEAR_GRADIENTS = "q", "k", "v", "g", "initial_state"
+"""The arguments of linear attention without the delta rule that have gradients, in the order of the results."""
+
+
+class GatedLinearAttentionArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_linear_attention`, which its documentation explains; V stands for a tensor."""
+
+    q: V
+    k: V
+    v: V
+    g: V
+    initial_state: V | None = None
+    cu_seqlens: V | None = None
+    scale: float | None = None
+
+    @property
+    def rule(self) -> GatedDeltaRuleArgs[Any]:
+        """Return the arguments of the rule that corrects nothing: its beta is None."""
+        return GatedDeltaRuleArgs(*self[:4], None, *self[4:])
+
+
+class GatedLinearAttentionBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_linear_attention_backward`: gradients of the results, then those of the attention."""
+
+    grad: V
+    grad_state: V | None
+    q: V
+    k: V
+    v: V
+    g: V
+    initial_state: V | None = None
+    cu_seqlens: V | None = None
+    scale: float | None = None
+
+    @property
+    def forward(self) -> GatedLinearAttentionArgs[V]:
+        """Return the arguments of the attention."""
+        return GatedLinearAttentionArgs(*self[2:])
+
+    @property
+    def rule(self) -> GatedDeltaRuleBackwardArgs[Any]:
+        """Return the arguments of the gradient of the rule that corrects nothing."""
+        return GatedDeltaRuleBackwardArgs(*self[:2], *self.forward.rule)
+
+
+def scale_of(args: Any) -> float:
     """Return the factor of queries: as given, or one over the root of the size of keys."""
     return float(args.scale if args.scale is not None else max(1, int(args.q.shape[-1])) ** -0.5)
 
 
-def sequences_of(args: GatedDeltaRuleArgs[torch.Tensor] | GatedDeltaRuleBackwardArgs[torch.Tensor]) -> int:
+def sequences_of(args: Any) -> int:
     """Return the number of sequences: those of the batch, or those packed into one."""
-    return args.v.shape[0] if args.cu_seqlens is None else args.cu_seqlens.shape[0] - 1
+    count: int = args.v.shape[0] if args.cu_seqlens is None else args.cu_seqlens.shape[0] - 1
+    return count
 
 
-def empty_gradients(args: GatedDeltaRuleBackwardArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def empty_gradients(args: Any, names: tuple[str, ...] = GRADIENTS) -> tuple[torch.Tensor, ...]:
     """Allocate the results of the gradient; that of a state which is not given is empty."""
-    given = (getattr(args, name) for name in GRADIENTS)
+    given = (getattr(args, name) for name in names)
     return tuple(args.q.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)

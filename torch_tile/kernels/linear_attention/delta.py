@@ -5,6 +5,9 @@ The state of a head is a matrix `[K, V]`: `S[t] = exp(g[t]) S[t-1] + beta[t] k[t
 what `v[t]` is above `exp(g[t]) S[t-1]^T k[t]`. The errors of a chunk solve a triangular system. Its inverse
 `(I + D)^-1`, with `D[i, j] = k[i] . k[j] beta[j] exp(g between j and i)` for j < i, turns values less what the state
 before the chunk says into errors. So the scan over chunks has products only.
+
+Without the rule (`tile.gated_linear_attention`) values take the place of errors, and there is no triangle. Where each
+channel of keys decays by itself, `channels.py` has the products of pairs, and keys and queries that have decayed.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleArgs, scale_of, sequences_of
+from torch_tile.kernels.linear_attention.channels import channel_decays, channel_pairs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, reference
 from torch_tile.kernels.linear_attention.tiles import (
     Config,
@@ -34,8 +38,10 @@ from torch_tile.kernels.linear_attention.tiles import (
     Spec,
     chunks_of,
     config_for,
+    load_rows,
     most_keys,
     place_of,
+    store_inverse,
     store_rows,
     sum_decays,
 )
@@ -45,45 +51,12 @@ __all__ = ["Config", "gated_delta_rule", "reference"]
 NORM_ROWS = 16  # of a block that normalizes
 
 
-@T.macro
-def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
-    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; above it nothing is read.
-
-    Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
-    give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`.
-    """
-    size, dtype = lower.shape[0], lower.dtype
-    for i, j in T.Parallel(size, size):
-        inverse[i, j] = 0.0
-    for c in T.Parallel(size):
-        begin, column = c // base * base, T.alloc_local((base,), dtype)
-        for i in tuple(range(base)):  # Python's numbers: the column stays in registers
-            column[i] = T.if_then_else(begin + i == c, 1.0, 0.0)
-            for j in tuple(range(i)):
-                column[i] -= lower[begin + i, begin + j] * column[j]
-            inverse[begin + i, c] = column[i]
-    half = base
-    while half < size:
-        for i, j in T.Parallel(size // 2, half):
-            begin, row = i // half * 2 * half, i % half
-            total = T.alloc_var(dtype, 0.0)
-            for k in T.serial(half):
-                total += lower[begin + half + row, begin + k] * inverse[begin + k, begin + j]
-            scratch[i, j] = total
-        for i, j in T.Parallel(size // 2, half):
-            begin, row = i // half * 2 * half, i % half
-            total = T.alloc_var(dtype, 0.0)
-            for k in T.serial(half):
-                total -= inverse[begin + half + row, begin + half + k] * scratch[i - row + k, j]
-            inverse[begin + half + row, begin + j] = total
-        half = half * 2
-
-
 @jit
 def chunk_pairs(config: Config, spec: Spec) -> Any:
-    """Build the kernel for what a chunk's times do to each other: the inverse for errors, and weights of errors.
+    """Build the kernel for what a chunk's times do to each other: weights of errors, and the inverse for errors.
 
-    Both are `[B, L, H, chunk]`. The weights `scale q[i] . k[j] beta[j] exp(g between j and i)` give outputs.
+    Both are `[B, L, H, chunk]`; the inverse is the last of the others, if errors are learned. The weights
+    `scale q[i] . k[j] beta[j] exp(g between j and i)` give outputs.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
 
@@ -93,20 +66,16 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
         k: s.keys("k"),
         decays: s.of_times(),
         betas: s.of_times(),
-        *others: s.table(),
-        inverses: s.pairs(),
+        *others: [*s.table(), *s.pairs_of_delta()],
         weights: s.pairs(),
         slots: T.int32,
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
             group = head // (s.h // s.g)
-            first, count = place_of(s, others[0] if others else None, slot)
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
-            lower = T.alloc_shared((size, size), compute)
-            inverse = T.alloc_shared((size, size), compute)
-            scratch = T.alloc_shared((size // 2, size // 2), compute)
             of_keys = T.alloc_fragment((size, size), compute)
             of_queries = T.alloc_fragment((size, size), compute)
             own = T.alloc_shared((size,), compute)
@@ -121,16 +90,20 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
                 at = n * tile
                 T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
                 T.copy(k[bz, first : first + size, group, at : at + tile], k_tile)
-                T.gemm(k_tile, k_tile, of_keys, transpose_B=True)
+                if spec.delta:
+                    T.gemm(k_tile, k_tile, of_keys, transpose_B=True)
                 T.gemm(q_tile, k_tile, of_queries, transpose_B=True)
             for i, j in T.Parallel(size, size):
                 path = T.logical_and(i >= j, i < count)
                 weight = T.exp2(T.if_then_else(path, own[i] - own[j], 0.0)) * factor[j]
-                lower[i, j] = T.if_then_else(T.logical_and(i > j, path), of_keys[i, j] * weight, 0.0)
+                if spec.delta:
+                    of_keys[i, j] = T.if_then_else(T.logical_and(i > j, path), of_keys[i, j] * weight, 0.0)
                 of_queries[i, j] = T.if_then_else(path, of_queries[i, j] * weight * scale, 0.0)
             store_rows(s, of_queries, weights, (bz, first, count, head, 0))
-            invert_triangle(lower, inverse, scratch, config.base)
-            store_rows(s, inverse, inverses, (bz, first, count, head, 0))
+            if spec.delta:
+                lower = T.alloc_shared((size, size), compute)
+                T.copy(of_keys, lower)
+                store_inverse(s, lower, others[-1], (bz, first, count, head, 0))
 
     return delta_chunk_pairs
 
@@ -139,38 +112,45 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
 def scan_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for the errors of all times `[B, L, H, V]`, the state before each chunk, and the last one.
 
-    A block has all keys and some values of a head, and goes from chunk to chunk.
+    A block has all keys and some values of a head, and goes from chunk to chunk. Without the delta rule values are
+    what is learned, and no errors are stored. Where channels decay, `k` holds keys that have decayed since the chunk's
+    start, and `later` keys that decay until its end.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     state_shape = (s.sequences, s.h, s.k, s.v)
+    more = [*s.later_keys(), *s.pairs_of_delta()]
+    more += [s.like_values()] if spec.delta else []
     initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
 
     @T.prim_func
     def delta_scan_states(
         k: s.keys("k"),
         v: s.values("v"),
-        inverses: s.pairs(),
         decays: s.of_times(),
         betas: s.of_times(),
-        *others: [*s.starts(), *s.table(), *initial],
-        errors: s.like_values(),
+        *others: [*s.starts(), *s.table(), *more, *initial],
         states: s.states(),
         last: T.Tensor(state_shape, compute),
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
             group, at = head // (s.h // s.g), bx * columns
             bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
+            at_more = 2 if spec.packed else 0
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
-            inverse = T.alloc_shared((size, size), spec.dtype)
             state_tile = T.alloc_shared((rows, columns), spec.dtype)
-            rest = T.alloc_shared((size, columns), spec.dtype)
             weighed = T.alloc_shared((size, columns), spec.dtype)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             state = T.alloc_fragment((rows, columns), compute)
             said = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
+            if spec.channels:
+                later = T.alloc_shared((size, rows), spec.dtype)
+                keeps = T.alloc_shared((rows,), compute)
+            if spec.delta:
+                inverse = T.alloc_shared((size, size), spec.dtype)
+                rest = T.alloc_shared((size, columns), spec.dtype)
             T.clear(state)
             if spec.initial is not None:
                 for i, j in T.Parallel(rows, columns):
@@ -181,8 +161,11 @@ def scan_states(config: Config, spec: Spec) -> Any:
                 first, count = place_of(s, others[1] if spec.packed else None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
-                T.copy(inverses[bz, first : first + size, head, 0:size], inverse)
-                T.copy(state, state_tile)
+                if spec.channels:
+                    T.copy(others[at_more][bz, first : first + size, head, 0:rows], later)
+                    for i in T.Parallel(rows):
+                        log = others[at_more + 1][bz, first + count - 1, head, T.min(i, s.k - 1)]
+                        keeps[i] = T.if_then_else(i < s.k, T.exp2(log), 0.0)
                 T.copy(state, states[bz, begin + n, head, 0:rows, at : at + columns])
                 final = decays[bz, head, first + count - 1]
                 for i in T.Parallel(size):
@@ -190,17 +173,26 @@ def scan_states(config: Config, spec: Spec) -> Any:
                     own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
                     left = T.exp2(T.if_then_else(i < count, final - decays[bz, head, time], 0.0))
                     factor[i] = T.if_then_else(i < count, left * betas[bz, head, time], 0.0)
-                T.gemm(k_tile, state_tile, said, clear_accum=True)
-                for i, j in T.Parallel(size, columns):
-                    rest[i, j] = T.cast(T.cast(v_tile[i, j], compute) - own[i] * said[i, j], spec.dtype)
-                T.gemm(inverse, rest, found, clear_accum=True)
-                for i, j in T.Parallel(size, columns):
-                    weighed[i, j] = T.cast(found[i, j] * factor[i], spec.dtype)
-                store_rows(s, found, errors, (bz, first, count, head, at))
+                if spec.delta:
+                    T.copy(
+                        others[at_more + (2 if spec.channels else 0)][bz, first : first + size, head, 0:size], inverse
+                    )
+                    T.copy(state, state_tile)
+                    T.gemm(k_tile, state_tile, said, clear_accum=True)
+                    for i, j in T.Parallel(size, columns):
+                        rest[i, j] = T.cast(T.cast(v_tile[i, j], compute) - own[i] * said[i, j], spec.dtype)
+                    T.gemm(inverse, rest, found, clear_accum=True)
+                    for i, j in T.Parallel(size, columns):
+                        weighed[i, j] = T.cast(found[i, j] * factor[i], spec.dtype)
+                    store_rows(s, found, others[at_more + len(more) - 1], (bz, first, count, head, at))
+                else:
+                    for i, j in T.Parallel(size, columns):
+                        value = T.if_then_else(i < count, T.cast(v_tile[i, j], compute), 0.0)
+                        weighed[i, j] = T.cast(value * factor[i], spec.dtype)
                 keep = T.exp2(final)
                 for i, j in T.Parallel(rows, columns):
-                    state[i, j] *= keep
-                T.gemm(k_tile, weighed, state, transpose_A=True)
+                    state[i, j] *= keeps[i] if spec.channels else keep
+                T.gemm(later if spec.channels else k_tile, weighed, state, transpose_A=True)
             T.copy(state, last[sequence, head, 0:rows, at : at + columns])
 
     return delta_scan_states
@@ -216,7 +208,7 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
         q: s.keys("q"),
         weights: s.pairs(),
         decays: s.of_times(),
-        errors: s.like_values(),
+        errors: s.errors(),
         states: s.states(),
         *others: s.table(),
         out: s.like_values(),
@@ -227,7 +219,7 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
         with T.Kernel(s.h * tiles, slots, s.b, threads=config.threads) as (bx, slot, bz):
             head, at = bx // tiles, bx % tiles * columns
             group = head // (s.h // s.g)
-            first, count = place_of(s, others[0] if others else None, slot)
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             state_tile = T.alloc_shared((tile, columns), spec.dtype)
             weight_tile = T.alloc_shared((size, size), spec.dtype)
@@ -263,9 +255,8 @@ def normalize_rows(config: Config, spec: Spec) -> Any:
             tile = T.alloc_fragment((NORM_ROWS, columns), compute)
             squares = T.alloc_fragment((NORM_ROWS, columns), compute)
             total = T.alloc_fragment((NORM_ROWS,), compute)
+            load_rows(s, x, tile, (bz, bx * NORM_ROWS, group))
             for i, j in T.Parallel(NORM_ROWS, columns):
-                value = x[bz, T.min(bx * NORM_ROWS + i, s.length - 1), group, T.min(j, s.k - 1)]
-                tile[i, j] = T.if_then_else(j < s.k, T.cast(value, compute), 0.0)
                 squares[i, j] = tile[i, j] * tile[i, j]
             T.reduce_sum(squares, total, dim=1)
             for i, j in T.Parallel(NORM_ROWS, columns):
@@ -276,14 +267,19 @@ def normalize_rows(config: Config, spec: Spec) -> Any:
 
 
 class Chunks:
-    """The tensors of one call that all its kernels share."""
+    """The tensors of one call that all its kernels share.
+
+    grown_q, grown_k, later: queries and keys to multiply states with. Where channels decay, they have decayed since the
+    start of their chunk, or decay until its end; elsewhere the kernels weigh rows, and they are q, k and k.
+    """
 
     def __init__(self, machine: Machine, args: Any, config: Config | None, *dense: torch.Tensor) -> None:
         self.machine, self.args, self.scale = machine, args, scale_of(args)
         self.v = dense_last(args.v)
         self.batch, self.length, self.heads, self.values = args.v.shape
         self.groups, self.keys = args.k.shape[2:]
-        self.config = config or config_for(args.v.dtype, self.keys, self.machine)
+        channels = args.g.dim() == 4
+        self.config = config or config_for(args.v.dtype, self.keys, self.machine, channels)
         self.compute = compute_dtype(args.v.dtype)
         self.sequences, size = sequences_of(args), self.config.chunk
         packed = args.cu_seqlens is not None
@@ -292,13 +288,29 @@ class Chunks:
         sizes, vectors = (self.keys, self.values), self.machine.is_gpu
         vector = vector_of((q, k, self.v, *dense), sizes) if vectors else 1
         starts = args.cu_seqlens.dtype if packed else None
-        self.spec = Spec(args.v.dtype, args.g.dtype, args.beta.dtype, None, starts, vector)
+        beta = None if args.beta is None else args.beta.dtype
+        self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels)
         self.given = q, k
         self.q, self.k = (self.normalized(t) for t in (q, k)) if args.use_qk_l2norm else (q, k)
         self.starts = [args.cu_seqlens] if packed else []
         self.table = [q.new_empty((self.slots + 1, 2), dtype=torch.int32)] if packed else []
         self.decays, self.betas = (self.of_times() for _ in range(2))
-        self.run(sum_decays, args.g, args.beta, *self.starts, *self.table, self.decays, self.betas, self.slots)
+        times = [] if channels else [args.g]
+        times += [] if args.beta is None else [args.beta]
+        self.run(sum_decays, *times, *self.starts, *self.table, self.decays, self.betas, self.slots)
+        self.grown_q, self.grown_k, self.later = self.q, self.k, self.k
+        self.sums: list[torch.Tensor] = []
+        if channels:
+            shape = self.batch, self.length, self.heads, self.keys
+            self.sums = [self.empty(*shape)]
+            self.grown_q, self.grown_k, self.later = (self.empty(*shape, dtype=self.v.dtype) for _ in range(3))
+            made = *self.sums, self.grown_q, self.grown_k, self.later
+            self.run(channel_decays, self.q, self.k, args.g, *self.table, *made, self.slots)
+
+    @property
+    def later_keys(self) -> list[torch.Tensor]:
+        """Return keys that decay until their chunk's end, and the decays of channels; none where no channel decays."""
+        return [self.later, *self.sums] if self.sums else []
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a tensor, in the dtype of sums if none is given."""
@@ -326,23 +338,25 @@ class Chunks:
         self.run(normalize_rows, x, out)
         return out
 
-    def pairs_of_chunks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the inverse for errors, and weights of errors."""
-        inverses, weights = self.pairs(), self.pairs()
-        operands = self.q, self.k, self.decays, self.betas, *self.table, inverses, weights, self.slots, self.scale
-        self.run(chunk_pairs, *operands)
+    def pairs_of_chunks(self) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Compute the inverse for errors, in a list that is empty without the delta rule, and weights of errors."""
+        inverses, weights = [self.pairs()] if self.spec.delta else [], self.pairs()
+        operands = self.betas, *self.table, *inverses, weights, self.slots, self.scale
+        if self.sums:
+            self.run(channel_pairs, self.q, self.k, *self.sums, *operands)
+        else:
+            self.run(chunk_pairs, self.q, self.k, self.decays, *operands)
         return inverses, weights
 
-    def scan(self, inverses: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute errors and the states before chunks, and write `last`."""
-        errors, states, initial = torch.empty_like(self.v, memory_format=torch.contiguous_format), self.states(), []
-        spec = self.spec
+    def scan(self, inverses: list[torch.Tensor], last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute errors, which are values without the delta rule, and the states before chunks, and write `last`."""
+        errors = [torch.empty_like(self.v, memory_format=torch.contiguous_format)] if inverses else []
+        states, initial, spec = self.states(), [], self.spec
         if self.args.initial_state is not None:
             initial, spec = [self.args.initial_state], replace(spec, initial=self.args.initial_state.dtype)
-        times = self.decays, self.betas
-        operands = self.k, self.v, inverses, *times, *self.starts, *self.table, *initial, errors, states, last
-        self.run(scan_states, *operands, spec=spec)
-        return errors, states
+        others = *self.starts, *self.table, *self.later_keys, *inverses, *errors, *initial
+        self.run(scan_states, self.grown_k, self.v, self.decays, self.betas, *others, states, last, spec=spec)
+        return errors[0] if errors else self.v, states
 
 
 def fits(args: Any) -> bool:
@@ -363,7 +377,7 @@ def gated_delta_rule(
 
     `out` and `final_state` may be given, contiguous. `config` overrides the tiling.
     """
-    args: GatedDeltaRuleArgs[torch.Tensor] = GatedDeltaRuleArgs(*given, **named)
+    args: GatedDeltaRuleArgs[Any] = GatedDeltaRuleArgs(*given, **named)
     if out is None:
         out = args.v.new_empty(args.v.shape)
     if final_state is None:
@@ -375,6 +389,6 @@ def gated_delta_rule(
     chunks = Chunks(machine_of(args.v), args, config, out)
     inverses, weights = chunks.pairs_of_chunks()
     errors, states = chunks.scan(inverses, final_state)
-    operands = chunks.q, weights, chunks.decays, errors, states, *chunks.table, out, chunks.slots, chunks.scale
+    operands = chunks.grown_q, weights, chunks.decays, errors, states, *chunks.table, out, chunks.slots, chunks.scale
     chunks.run(chunk_outputs, *operands)
     return out, final_state

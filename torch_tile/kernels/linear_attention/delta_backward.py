@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of the gated delta rule, chunk by chunk.
+"""The gradient of the gated delta rule and of linear attention without it, chunk by chunk.
 
 The forward's errors e and states are computed again. The gradient of the values is `f = inverse^T de`, by a scan from
 the end that has the forward's form. With it the gradient of the triangular system is `-f[i] . e[j]`, as errors are what
 the inverse makes: no product with the inverse is left. A decay has the products of a time as output less those as
 input, added up from the end; both sides use the same float32 numbers, so that they cancel where nothing decays.
+Without the rule errors are values, f is de, and no product has the inverse.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import all_into, dense_last, machine_of, strided
-from torch_tile.kernels.linear_attention.args import GatedDeltaRuleBackwardArgs, empty_gradients
+from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
+from torch_tile.kernels.linear_attention.channels import channel_gradients
 from torch_tile.kernels.linear_attention.delta import NORM_ROWS, Chunks, fits
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, gradient_reference
 from torch_tile.kernels.linear_attention.tiles import (
@@ -26,9 +28,11 @@ from torch_tile.kernels.linear_attention.tiles import (
     Sizes,
     Spec,
     chunks_of,
+    load_rows,
     place_of,
     store_rows,
 )
+from torch_tile.kernels.ssm.sums import add_up
 
 reference = gradient_reference
 
@@ -37,22 +41,22 @@ reference = gradient_reference
 def scan_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of v, that of the state behind each chunk, and that of the first state.
 
-    `initial` is the gradient of the last state.
+    `initial` is the gradient of the last state. q and k are `grown_q` and `grown_k` of `Chunks`.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     state_shape = (s.sequences, s.h, s.k, s.v)
     initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+    both = 2 * size if spec.delta else size  # rows that teach the state before: queries, and behind them keys
 
     @T.prim_func
     def delta_scan_gradients(
         q: s.keys("q"),
         k: s.keys("k"),
         grad: s.values("grad"),
-        inverses: s.pairs(),
         weights: s.pairs(),
         decays: s.of_times(),
         betas: s.of_times(),
-        *others: [*s.starts(), *s.table(), *initial],
+        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *initial],
         dv: s.like_values(),
         behind: s.states(),
         of_first: T.Tensor(state_shape, compute),
@@ -61,20 +65,26 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
             group, at = head // (s.h // s.g), bx * columns
             bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
-            tile = T.alloc_shared((2 * size, rows), spec.dtype)  # keys, and behind them queries
+            at_more = 2 if spec.packed else 0
+            tile = T.alloc_shared((both, rows), spec.dtype)
             grad_tile = T.alloc_shared((size, columns), spec.dtype)
-            inverse = T.alloc_shared((size, size), spec.dtype)
             weight = T.alloc_shared((size, size), spec.dtype)
             state_tile = T.alloc_shared((rows, columns), spec.dtype)
             own_grad = T.alloc_shared((size, columns), spec.dtype)
             of_errors = T.alloc_shared((size, columns), spec.dtype)
-            weighed = T.alloc_shared((2 * size, columns), spec.dtype)
+            weighed = T.alloc_shared((both, columns), spec.dtype)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             state = T.alloc_fragment((rows, columns), compute)
             added = T.alloc_fragment((rows, columns), compute)
             acc = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
+            if spec.delta:
+                inverse = T.alloc_shared((size, size), spec.dtype)
+            if spec.channels or not spec.delta:
+                later = T.alloc_shared((size, rows), spec.dtype)
+            if spec.channels:
+                keeps = T.alloc_shared((rows,), compute)
             T.clear(state)
             if spec.initial is not None:
                 for i, j in T.Parallel(rows, columns):
@@ -84,10 +94,19 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             for n in T.Pipelined(chunks, num_stages=1):  # more would not fit
                 slot = begin + chunks - 1 - n
                 first, count = place_of(s, others[1] if spec.packed else None, slot)
-                T.copy(q[bz, first : first + size, group, 0:rows], tile[size : 2 * size, 0:rows])
-                T.copy(k[bz, first : first + size, group, 0:rows], tile[0:size, 0:rows])
+                T.copy(q[bz, first : first + size, group, 0:rows], tile[0:size, 0:rows])
+                if spec.delta:
+                    T.copy(k[bz, first : first + size, group, 0:rows], tile[size : 2 * size, 0:rows])
+                    pairs = others[at_more + (2 if spec.channels else 0)]
+                    T.copy(pairs[bz, first : first + size, head, 0:size], inverse)
+                if spec.channels:
+                    T.copy(others[at_more][bz, first : first + size, head, 0:rows], later)
+                    for i in T.Parallel(rows):
+                        log = others[at_more + 1][bz, first + count - 1, head, T.min(i, s.k - 1)]
+                        keeps[i] = T.if_then_else(i < s.k, T.exp2(log), 0.0)
+                elif not spec.delta:
+                    T.copy(k[bz, first : first + size, group, 0:rows], later)
                 T.copy(grad[bz, first : first + size, head, at : at + columns], grad_tile)
-                T.copy(inverses[bz, first : first + size, head, 0:size], inverse)
                 T.copy(weights[bz, first : first + size, head, 0:size], weight)
                 T.copy(state, state_tile)
                 T.copy(state, behind[bz, slot, head, 0:rows, at : at + columns])
@@ -101,20 +120,27 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 for i, j in T.Parallel(size, columns):
                     value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
                     own_grad[i, j] = T.cast(value, spec.dtype)
-                    weighed[size + i, j] = T.cast(value * own[i] * scale, spec.dtype)
-                T.gemm(tile[0:size, 0:rows], state_tile, acc, clear_accum=True)
+                    weighed[i, j] = T.cast(value * own[i] * scale, spec.dtype)
+                if spec.channels or not spec.delta:
+                    T.gemm(later, state_tile, acc, clear_accum=True)
+                else:
+                    T.gemm(tile[size : 2 * size, 0:rows], state_tile, acc, clear_accum=True)
                 for i, j in T.Parallel(size, columns):
                     acc[i, j] *= factor[i]  # before the next product, so that none is in flight while its operand comes
                 T.gemm(weight, own_grad, found, transpose_A=True, clear_accum=True)
-                for i, j in T.Parallel(size, columns):
-                    of_errors[i, j] = T.cast(acc[i, j] + found[i, j], spec.dtype)
-                T.gemm(inverse, of_errors, found, transpose_A=True, clear_accum=True)
+                if spec.delta:
+                    for i, j in T.Parallel(size, columns):
+                        of_errors[i, j] = T.cast(acc[i, j] + found[i, j], spec.dtype)
+                    T.gemm(inverse, of_errors, found, transpose_A=True, clear_accum=True)
+                    for i, j in T.Parallel(size, columns):
+                        weighed[size + i, j] = T.cast(-own[i] * found[i, j], spec.dtype)
+                else:
+                    for i, j in T.Parallel(size, columns):
+                        found[i, j] += acc[i, j]
                 store_rows(s, found, dv, (bz, first, count, head, at))
-                for i, j in T.Parallel(size, columns):
-                    weighed[i, j] = T.cast(-own[i] * found[i, j], spec.dtype)
                 T.gemm(tile, weighed, added, transpose_A=True, clear_accum=True)
                 for i, j in T.Parallel(rows, columns):
-                    state[i, j] = state[i, j] * keep + added[i, j]
+                    state[i, j] = state[i, j] * (keeps[i] if spec.channels else keep) + added[i, j]
             T.copy(state, of_first[sequence, head, 0:rows, at : at + columns])
 
     return delta_scan_gradients
@@ -124,8 +150,9 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
 def pair_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for what gradients weigh pairs of a chunk's times with, `[B, L, H, chunk]`, and their sums.
 
-    `of_queries[i, j]` is for q[i] and k[j], `of_keys[i, j]` for k[i] and k[j]. `outs[i]` sums up all products of a time
-    as output, `ins[j]` as input, without beta[j].
+    `of_queries[i, j]` is for q[i] and k[j], `of_keys[i, j]`, the last of the others, for k[i] and k[j] under the delta
+    rule. `outs[i]` sums up all products of a time as output, `ins[j]` as input, without beta[j]. Where channels decay,
+    weights are without beta, too, and no sums are stored.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
 
@@ -135,12 +162,11 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
         k: s.keys("k"),
         grad: s.values("grad"),
         dv: s.like_values(),
-        errors: s.like_values(),
+        errors: s.errors(),
         decays: s.of_times(),
         betas: s.of_times(),
-        *others: s.table(),
+        *others: [*s.table(), *s.pairs_of_delta()],
         of_queries: s.pairs(),
-        of_keys: s.pairs(),
         outs: s.of_times(),
         ins: s.of_times(),
         slots: T.int32,
@@ -148,7 +174,7 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
             group = head // (s.h // s.g)
-            first, count = place_of(s, others[0] if others else None, slot)
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
             left_tile = T.alloc_shared((size, tile), spec.dtype)
             right_tile = T.alloc_shared((size, tile), spec.dtype)
             acc = T.alloc_fragment((size, size), compute)
@@ -163,13 +189,15 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
                 time = T.min(first + i, s.length - 1)
                 own[i] = T.if_then_else(i < count, decays[bz, head, time], 0.0)
                 factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
-            for keys in (False, True):
+            for keys in (False, True) if spec.delta else (False,):
                 T.clear(acc)
                 T.clear(scores)
-                for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
-                    T.copy((k if keys else q)[bz, first : first + size, group, n * tile : n * tile + tile], left_tile)
-                    T.copy(k[bz, first : first + size, group, n * tile : n * tile + tile], right_tile)
-                    T.gemm(left_tile, right_tile, scores, transpose_B=True)
+                if not spec.channels:
+                    for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
+                        c = n * tile
+                        T.copy((k if keys else q)[bz, first : first + size, group, c : c + tile], left_tile)
+                        T.copy(k[bz, first : first + size, group, c : c + tile], right_tile)
+                        T.gemm(left_tile, right_tile, scores, transpose_B=True)
                 for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
                     given = dv if keys else grad
                     T.copy(given[bz, first : first + size, head, n * tile : n * tile + tile], left_tile)
@@ -179,20 +207,21 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
                     path = T.logical_and(i > j if keys else i >= j, i < count)
                     value = acc[i, j] * T.exp2(T.if_then_else(path, own[i] - own[j], 0.0))
                     value = T.if_then_else(path, -value if keys else value * scale, 0.0)
-                    acc[i, j] = value * factor[j]
+                    acc[i, j] = value if spec.channels else value * factor[j]
                     if keys:
                         sums[i, j] += value * scores[i, j]
                     else:
                         sums[i, j] = value * scores[i, j]
-                store_rows(s, acc, of_keys if keys else of_queries, (bz, first, count, head, 0))
-            T.reduce_sum(sums, column_sums, dim=0)
-            for i, j in T.Parallel(size, size):
-                product[i, j] = sums[i, j] * factor[j]
-            T.reduce_sum(product, row_sums, dim=1)
-            for i in T.Parallel(size):
-                if i < count:
-                    outs[bz, head, first + i] = row_sums[i]
-                    ins[bz, head, first + i] = column_sums[i]
+                store_rows(s, acc, others[-1] if keys else of_queries, (bz, first, count, head, 0))
+            if not spec.channels:
+                T.reduce_sum(sums, column_sums, dim=0)
+                for i, j in T.Parallel(size, size):
+                    product[i, j] = sums[i, j] * factor[j]
+                T.reduce_sum(product, row_sums, dim=1)
+                for i in T.Parallel(size):
+                    if i < count:
+                        outs[bz, head, first + i] = row_sums[i]
+                        ins[bz, head, first + i] = column_sums[i]
 
     return delta_pair_gradients
 
@@ -225,14 +254,13 @@ def key_gradients(config: Config, spec: Spec) -> Any:
         k: s.keys("k"),
         grad: s.values("grad"),
         dv: s.like_values(),
-        errors: s.like_values(),
+        errors: s.errors(),
         states: s.states(),
         behind: s.states(),
         of_queries: s.pairs(),
-        of_keys: s.pairs(),
         decays: s.of_times(),
         betas: s.of_times(),
-        *others: s.table(),
+        *others: [*s.table(), *s.pairs_of_delta()],
         dq: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
         dk: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
         outs: T.Tensor((s.b, s.h, parts, s.length), compute),
@@ -244,7 +272,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
         with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
             group, part = bx // tiles, bx % tiles
             at, members = part * tile, s.h // s.g
-            first, count = place_of(s, others[0] if others else None, slot)
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
             row_tile = T.alloc_shared((size, tile), spec.dtype)
@@ -271,7 +299,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                     factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
                     between = T.if_then_else(i < count, final - decays[bz, head, time], 0.0)
                     left[i] = T.if_then_else(i < count, T.exp2(between), 0.0)
-                for kind in (0, 1, 2):
+                for kind in (0, 1, 2) if spec.delta else (0, 2):
                     rows_of, states_of = (grad, dv, errors)[kind], behind if kind == 2 else states
                     T.clear(acc)
                     for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
@@ -288,6 +316,10 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                             acc[i, j] *= left[i]
                     if kind == 0:
                         dot_rows(s, acc, q, (bz, first, group, at), dot)
+                        if not spec.delta:
+                            for i in T.Parallel(size):
+                                if i < count:
+                                    outs[bz, head, part, first + i] = dot[i]
                         for i, j in T.Parallel(size, tile):
                             of_q[i, j] += acc[i, j]
                     elif kind == 1:
@@ -310,12 +342,13 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                         weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
                 T.gemm(weight, k_tile, of_q)
                 T.gemm(weight, q_tile, of_k, transpose_A=True)
-                T.copy(of_keys[bz, first : first + size, head, 0:size], weight)
-                if spec.packed:
-                    for i, j in T.Parallel(size, size):
-                        weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
-                T.gemm(weight, k_tile, of_k)
-                T.gemm(weight, k_tile, of_k, transpose_A=True)
+                if spec.delta:
+                    T.copy(others[-1][bz, first : first + size, head, 0:size], weight)
+                    if spec.packed:
+                        for i, j in T.Parallel(size, size):
+                            weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
+                    T.gemm(weight, k_tile, of_k)
+                    T.gemm(weight, k_tile, of_k, transpose_A=True)
             store_rows(s, of_q, dq, (bz, first, count, group, at))
             store_rows(s, of_k, dk, (bz, first, count, group, at))
 
@@ -337,7 +370,7 @@ def state_products(config: Config, spec: Spec) -> Any:
         slots: T.int32,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            first, count = place_of(s, others[0] if others else None, slot)
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
             products = T.alloc_fragment((rows, columns), compute)
             of_rows = T.alloc_fragment((rows,), compute)
             total = T.alloc_fragment((1,), compute)
@@ -361,7 +394,7 @@ def state_products(config: Config, spec: Spec) -> Any:
 
 @jit
 def decay_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradients of g and beta, both `[B, L, H]`."""
+    """Build the kernel for the gradients of g and beta, both `[B, L, H]`; that of beta under the delta rule only."""
     s, compute, size = Sizes(config, spec), spec.compute, config.chunk
     parts = T.dynamic("parts")
 
@@ -373,16 +406,15 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
         state_ins: T.Tensor((s.b, s.h, parts, s.length), compute),
         ends: T.Tensor((s.b, s.h, s.slots_of), compute),
         betas: s.of_times(),
-        *others: s.table(),
+        *others: [*s.table(), *([T.Tensor((s.b, s.length, s.h), spec.beta)] if spec.delta else [])],
         dg: T.Tensor((s.b, s.length, s.h), spec.g),
-        dbeta: T.Tensor((s.b, s.length, s.h), spec.beta),
         slots: T.int32,
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
             logs = T.alloc_shared((HEADS, size), compute)
             to_state = T.alloc_fragment((HEADS, size), compute)
             end = T.alloc_fragment((HEADS,), compute)
-            first, count = place_of(s, others[0] if others else None, slot)
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
             for i, j in T.Parallel(HEADS, size):
                 head, time = T.min(bx * HEADS + i, s.h - 1), T.min(first + j, s.length - 1)
                 of_output = T.alloc_var(compute, 0.0)
@@ -394,8 +426,9 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
                 whole = of_input + ins[bz, head, time]
                 logs[i, j] = T.if_then_else(j < count, outs[bz, head, time] + of_output - beta * whole, 0.0)
                 to_state[i, j] = T.if_then_else(j < count, beta * of_input, 0.0)
-                if j < count:
-                    dbeta[bz, first + j, bx * HEADS + i] = T.cast(whole, spec.beta)
+                if spec.delta:  # noqa: SIM102 - the first is asked while the kernel is built
+                    if j < count:
+                        others[-1][bz, first + j, bx * HEADS + i] = T.cast(whole, spec.beta)
             T.reduce_sum(to_state, end, dim=1)
             T.cumsum(logs, dim=1, reverse=True)
             for i in T.Parallel(HEADS):
@@ -420,11 +453,9 @@ def normalize_gradients(config: Config, spec: Spec) -> Any:
             products = T.alloc_fragment((NORM_ROWS, columns), compute)
             squares = T.alloc_fragment((NORM_ROWS,), compute)
             along = T.alloc_fragment((NORM_ROWS,), compute)
+            load_rows(s, x, tile, (bz, bx * NORM_ROWS, group))
+            load_rows(s, grad, upstream, (bz, bx * NORM_ROWS, group))
             for i, j in T.Parallel(NORM_ROWS, columns):
-                time, column = T.min(bx * NORM_ROWS + i, s.length - 1), T.min(j, s.k - 1)
-                value, there = x[bz, time, group, column], grad[bz, time, group, column]
-                tile[i, j] = T.if_then_else(j < s.k, T.cast(value, compute), 0.0)
-                upstream[i, j] = T.if_then_else(j < s.k, T.cast(there, compute), 0.0)
                 products[i, j] = tile[i, j] * tile[i, j]
             T.reduce_sum(products, squares, dim=1)
             for i, j in T.Parallel(NORM_ROWS, columns):
@@ -445,37 +476,79 @@ def gated_delta_rule_backward(
 
     `results` may be given, contiguous. `config` overrides the tiling.
     """
-    args: GatedDeltaRuleBackwardArgs[torch.Tensor] = GatedDeltaRuleBackwardArgs(*given, **named)
-    results = results or empty_gradients(args)
+    args: GatedDeltaRuleBackwardArgs[Any] = GatedDeltaRuleBackwardArgs(*given, **named)
+    if results is None:
+        results = empty_gradients(args, tuple(n for n in GRADIENTS if n != "beta" or args.beta is not None))
     if not fits(args):
         return all_into(results, gradient_reference(*args))
-    grad, (dq, dk, dv, dg, dbeta, dinitial) = dense_last(args.grad), results
+    grad, (dq, dk, dv, dg, *dbeta, dinitial) = dense_last(args.grad), results
     chunks = Chunks(machine_of(args.v), args, config, grad)
     inverses, weights = chunks.pairs_of_chunks()
     shape = chunks.sequences, chunks.heads, chunks.keys, chunks.values
     of_first = chunks.empty(*shape)  # before that the last state, which nobody reads
     errors, states = chunks.scan(inverses, of_first)
-    q, k, table, launch = chunks.q, chunks.k, chunks.table, (chunks.slots, chunks.scale)
+    table, launch = chunks.table, (chunks.slots, chunks.scale)
     times = chunks.decays, chunks.betas
     behind, last, spec = chunks.states(), [], chunks.spec
     if args.grad_state is not None:
         last, spec = [args.grad_state], replace(spec, initial=args.grad_state.dtype)
-    ends = chunks.empty(chunks.batch, chunks.heads, chunks.slots + 1)
-    places = *chunks.starts, *table, *last
-    operands = q, k, grad, inverses, weights, *times, *places, dv, behind, of_first, chunks.scale
+    places = *chunks.starts, *table, *chunks.later_keys, *inverses, *last
+    operands = chunks.grown_q, chunks.grown_k, grad, weights, *times, *places, dv, behind, of_first, chunks.scale
     chunks.run(scan_gradients, *operands, spec=spec)
-    chunks.run(state_products, states, behind, chunks.decays, *table, ends, chunks.slots)
-    of_queries, of_keys, outs, ins = chunks.pairs(), chunks.pairs(), chunks.of_times(), chunks.of_times()
-    chunks.run(pair_gradients, q, k, grad, dv, errors, *times, *table, of_queries, of_keys, outs, ins, *launch)
-    tiles = -(-chunks.keys // chunks.config.key_tile)
-    state_outs, state_ins = (chunks.empty(chunks.batch, chunks.heads, tiles, chunks.length) for _ in range(2))
-    operands = q, k, grad, dv, errors, states, behind, of_queries, of_keys, *times, *table
-    chunks.run(key_gradients, *operands, dq, dk, state_outs, state_ins, *launch)
-    operands = outs, ins, state_outs, state_ins, ends, chunks.betas, *table, dg, dbeta, chunks.slots
-    chunks.run(decay_gradients, *operands)
+    of_queries, outs, ins = chunks.pairs(), chunks.of_times(), chunks.of_times()
+    of_keys = [chunks.pairs() for _ in inverses]
+    operands = chunks.q, chunks.k, grad, dv, errors, *times, *table, *of_keys, of_queries, outs, ins, *launch
+    chunks.run(pair_gradients, *operands)
+    found = Found(dq, dk, dg, dbeta, states, behind, of_queries, of_keys, outs, ins)
+    (gradients_of_channels if chunks.sums else gradients_of_heads)(chunks, grad, dv, errors, found)
     if args.use_qk_l2norm:
-        for x, found in zip(chunks.given, (dq, dk), strict=True):
-            chunks.run(normalize_gradients, x, found)
+        for x, rows in zip(chunks.given, (dq, dk), strict=True):
+            chunks.run(normalize_gradients, x, rows)
     if args.initial_state is not None:
         dinitial.copy_(of_first)
     return results
+
+
+class Found(NamedTuple):
+    """Results to write, and what the scan and the pairs of times gave; lists are empty without the delta rule."""
+
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dg: torch.Tensor
+    dbeta: list[torch.Tensor]
+    states: torch.Tensor
+    behind: torch.Tensor
+    of_queries: torch.Tensor
+    of_keys: list[torch.Tensor]
+    outs: torch.Tensor
+    ins: torch.Tensor
+
+
+def gradients_of_heads(
+    chunks: Chunks, grad: torch.Tensor, dv: torch.Tensor, errors: torch.Tensor, found: Found
+) -> None:
+    """Write the gradients of q, k, g and beta where heads decay as a whole."""
+    table, launch, times = chunks.table, (chunks.slots, chunks.scale), (chunks.decays, chunks.betas)
+    states = found.states, found.behind
+    ends = chunks.empty(chunks.batch, chunks.heads, chunks.slots + 1)
+    chunks.run(state_products, *states, chunks.decays, *table, ends, chunks.slots)
+    tiles = -(-chunks.keys // chunks.config.key_tile)
+    sums = [chunks.empty(chunks.batch, chunks.heads, tiles, chunks.length) for _ in range(2)]
+    operands = chunks.q, chunks.k, grad, dv, errors, *states, found.of_queries, *times, *table, *found.of_keys
+    chunks.run(key_gradients, *operands, found.dq, found.dk, *sums, *launch)
+    operands = found.outs, found.ins, *sums, ends, chunks.betas, *table, *found.dbeta, found.dg, chunks.slots
+    chunks.run(decay_gradients, *operands)
+
+
+def gradients_of_channels(
+    chunks: Chunks, grad: torch.Tensor, dv: torch.Tensor, errors: torch.Tensor, found: Found
+) -> None:
+    """Write the gradients of q, k, g and beta where channels decay by themselves."""
+    tiles = -(-chunks.keys // chunks.config.channel_tile)
+    rates = chunks.empty(tiles, chunks.batch, chunks.length, chunks.heads)
+    of_delta = [dv, *found.of_keys] if found.of_keys else []
+    operands = chunks.q, chunks.k, *chunks.sums, grad, errors, found.states, found.behind, found.of_queries
+    results = found.dq, found.dk, found.dg, rates, chunks.slots, chunks.scale
+    chunks.run(channel_gradients, *operands, chunks.betas, *chunks.table, *of_delta, *results)
+    for dbeta in found.dbeta:
+        add_up(rates.view(tiles, -1, 1), dbeta.view(-1), chunks.machine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gated delta rule in plain torch, chunk by chunk, and its gradient by autograd."""
+"""Linear attention in plain torch, with and without the delta rule, chunk by chunk; its gradient by autograd."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.gated_delta_rule` in plain torch, chunk by chunk, in float32 (float64 for float64).
 
+    Without beta nothing is corrected: this is `tile.gated_linear_attention`.
+
     at_once: all times in one chunk, which needs memory for all pairs but has no loop that a tracer would unroll.
     """
     args: GatedDeltaRuleArgs[torch.Tensor] = GatedDeltaRuleArgs(*given, **named)
@@ -40,7 +42,10 @@ def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.T
         q, k = normalized(q), normalized(k)
     q, k = ((t if share == 1 else t.repeat_interleave(share, 2)) for t in (q * scale_of(args), k))
     tensors = [t.to(compute).transpose(1, 2) for t in (q, k, args.v)]
-    tensors += [t.to(compute).transpose(1, 2)[..., None] for t in (args.g, args.beta)]
+    g = args.g if args.g.dim() == 4 else args.g[..., None]
+    tensors.append(g.to(compute).transpose(1, 2))
+    if args.beta is not None:
+        tensors.append(args.beta.to(compute).transpose(1, 2)[..., None])
     first = args.initial_state
     if first is not None:
         first = first.to(compute)
@@ -63,9 +68,9 @@ def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.T
 def of_sequence(
     tensors: list[torch.Tensor], state: torch.Tensor | None, at_once: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute outputs and the last state from q, k, v, g, beta `[B, H, L, ...]`.
+    """Compute outputs and the last state from q, k, v, g, beta `[B, H, L, ...]`; beta may be missing.
 
-    g and beta have a last size of 1. at_once: all times in one chunk.
+    beta has a last size of 1, and g 1 or that of keys. at_once: all times in one chunk.
     """
     k, v = tensors[1:3]
     if state is None:
@@ -81,39 +86,41 @@ def of_sequence(
 
 def of_chunk(tensors: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute one chunk as `of_sequence` does, without loops. It has a time."""
-    q, k, v, g, beta = tensors
+    q, k, v, g, *beta = tensors
     logs = g.cumsum(2)
-    grown = torch.exp(logs)
-    pairs, errors = _errors(k, v - grown * (k @ state), logs, beta, _lower(logs.shape[2], v.device))
-    out = grown * (q @ state) + (q @ k.mT * pairs) @ errors
+    grown, seen = torch.exp(logs), _lower(logs.shape[2], v.device)
+    errors = v if not beta else _errors(k, v - (k * grown) @ state, logs, beta[0], seen)
+    out = (q * grown) @ state + _products(q, k, logs, seen) @ _times(errors, *beta)
     last = logs[:, :, -1:]
-    return out, torch.exp(last) * state + (k * torch.exp(last - logs) * beta).mT @ errors
+    return out, torch.exp(last).mT * state + (k * torch.exp(last - logs)).mT @ _times(errors, *beta)
 
 
 def of_packed(
     tensors: list[torch.Tensor], states: torch.Tensor | None, cu_seqlens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute packed sequences `[1, H, L, ...]` from states `[N, H, K, V]`, all times at once and without loops."""
-    q, k, v, g, beta = tensors
+    q, k, v, g, *beta = tensors
     length, starts = v.shape[2], cu_seqlens.long()
     sequence = torch.searchsorted(starts[1:].contiguous(), torch.arange(length, device=v.device), right=True)
     member = torch.nn.functional.one_hot(sequence, starts.shape[0] - 1).to(v.dtype).mT  # [N, L]
-    sofar = torch.cat([g.new_zeros(1, g.shape[1], 1, 1), g.cumsum(2)], 2)[0, :, :, 0]  # [H, L + 1]
+    sofar = torch.cat([torch.zeros_like(g[:, :, :1]), g.cumsum(2)], 2)[0]  # [H, L + 1, 1 or K]
     begins = sofar[:, starts]
-    logs = (sofar[:, 1:] - begins[:, sequence])[None, :, :, None]
+    logs = (sofar[:, 1:] - begins[:, sequence])[None]
     if states is None:
         states = v.new_zeros(starts.shape[0] - 1, v.shape[1], k.shape[3], v.shape[3])
 
     def asked(x: torch.Tensor) -> torch.Tensor:
         """Multiply the rows of `x` by the first state of their sequence."""
-        return torch.exp(logs) * torch.einsum("hlk,nl,nhkv->hlv", x[0], member, states)
+        return torch.einsum("hlk,nl,nhkv->hlv", (x * torch.exp(logs))[0], member, states)
 
     inside = _lower(length, v.device) & (sequence[:, None] == sequence)
-    pairs, errors = _errors(k, v - asked(k), logs, beta, inside)
-    totals = (begins[:, 1:] - begins[:, :-1]).mT  # [N, H]
-    kept = torch.exp((totals[:, :, None] - logs[0, :, :, 0]).masked_fill(member[:, None] == 0, -torch.inf))
-    learned = torch.einsum("hlk,nhl,hlv->nhkv", (k * beta)[0], kept, errors[0])
-    return asked(q) + (q @ k.mT * pairs) @ errors, torch.exp(totals)[..., None, None] * states + learned
+    errors = v if not beta else _errors(k, v - asked(k), logs, beta[0], inside)
+    weighed = _times(errors, *beta)
+    totals = (begins[:, 1:] - begins[:, :-1]).transpose(0, 1)  # [N, H, 1 or K]
+    kept = torch.exp((totals[:, :, None] - logs[0]).masked_fill(member[:, None, :, None] == 0, -torch.inf))
+    learned = torch.einsum("nhlk,hlv->nhkv", k[0] * kept, weighed[0])
+    out = asked(q) + _products(q, k, logs, inside) @ weighed
+    return out, torch.exp(totals)[..., None] * states + learned
 
 
 def _lower(length: Any, device: torch.device) -> torch.Tensor:
@@ -122,12 +129,27 @@ def _lower(length: Any, device: torch.device) -> torch.Tensor:
     return times[:, None] >= times
 
 
+def _products(left: torch.Tensor, k: torch.Tensor, logs: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Return products of rows with earlier keys `[B, H, L, L]`, with the decays between them; 0 where not seen."""
+    if logs.shape[-1] == 1:
+        return left @ k.mT * torch.exp((logs - logs.mT).masked_fill(~seen, -torch.inf))
+    between = logs[..., :, None, :] - logs[..., None, :, :]
+    decays = torch.exp(between.masked_fill(~seen[..., None], -torch.inf))
+    return torch.einsum("bhik,bhjk,bhijk->bhij", left, k, decays)
+
+
+def _times(errors: torch.Tensor, beta: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the share of the errors that is learned: all of them without beta."""
+    return errors if beta is None else errors * beta
+
+
 def _errors(
     k: torch.Tensor, wanted: torch.Tensor, logs: torch.Tensor, beta: torch.Tensor, seen: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights of pairs of times, and the errors that the state learns from `wanted` values."""
-    pairs = torch.exp((logs - logs.mT).masked_fill(~seen, -torch.inf)) * beta.mT
-    return pairs, torch.linalg.solve_triangular(k @ k.mT * pairs, wanted, upper=False, unitriangular=True)
+) -> torch.Tensor:
+    """Return the errors that the state learns from `wanted` values."""
+    pairs = _products(k, k, logs, seen) * beta.mT
+    solved: torch.Tensor = torch.linalg.solve_triangular(pairs, wanted, upper=False, unitriangular=True)
+    return solved
 
 
 @contextlib.contextmanager
@@ -141,11 +163,17 @@ def _recorded() -> Iterator[None]:
 
 
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """Compute `tile.gated_delta_rule_backward` by autograd of `reference`. Autograd can differentiate it again."""
-    args: GatedDeltaRuleBackwardArgs[torch.Tensor] = GatedDeltaRuleBackwardArgs(*given, **named)
-    twice, forward = torch.is_grad_enabled(), args.forward
+    """Compute `tile.gated_delta_rule_backward` by autograd of `reference`. Autograd can differentiate it again.
+
+    There is no gradient of beta if it is None.
+    """
+    args: GatedDeltaRuleBackwardArgs[Any] = GatedDeltaRuleBackwardArgs(*given, **named)
+    names = tuple(name for name in GRADIENTS if name != "beta" or args.beta is not None)
+    forward = args.forward
+    wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (args.grad, args.grad_state, *forward))
+    twice = torch.is_grad_enabled() and wanted
     with torch.enable_grad() if twice else _recorded():
-        leaves = {name: t for name in GRADIENTS if (t := getattr(forward, name)) is not None}
+        leaves = {name: t for name in names if (t := getattr(forward, name)) is not None}
         # Views, as what one of them was computed from is no way for gradients here.
         leaves = {name: t.view_as(t) if twice else t.detach() for name, t in leaves.items()}
         leaves = {name: t if t.requires_grad else t.requires_grad_() for name, t in leaves.items()}
@@ -162,5 +190,5 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
         else torch.zeros_like(leaves[name], memory_format=torch.contiguous_format)
         if found[name] is None
         else found[name].contiguous()
-        for name in GRADIENTS
+        for name in names
     )

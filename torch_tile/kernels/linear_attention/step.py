@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gated delta rule token after token, for decoding; the state stays in registers between tokens.
+"""Linear attention token after token, for decoding, with and without the delta rule.
+
+The state stays in registers between tokens.
 
 Assumes that `ops` checked shapes and dtypes. Tensors may have any strides.
 """
@@ -29,13 +31,17 @@ class Config:
 
 @dataclass(frozen=True)
 class Spec:
-    """Facts that the kernel is compiled for: the dtypes of operands, and whether q and k are normalized."""
+    """Facts that the kernel is compiled for: the dtypes of operands, and whether q and k are normalized.
+
+    Without beta the state adds values as they are. If `channels` decay, each channel of the keys does so by itself.
+    """
 
     dtype: torch.dtype
     g: torch.dtype
-    beta: torch.dtype
+    beta: torch.dtype | None
     state: torch.dtype
     normalize: bool
+    channels: bool
 
 
 def reference(
@@ -44,11 +50,11 @@ def reference(
     k: torch.Tensor,
     v: torch.Tensor,
     g: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     scale: float | None = None,
     use_qk_l2norm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `tile.gated_delta_rule_step` in plain torch, token after token."""
+    """Compute `tile.gated_delta_rule_step` in plain torch, token after token; without beta nothing is corrected."""
     compute, share = compute_dtype(v.dtype), v.shape[2] // q.shape[2]
     q, k = (t.to(compute) for t in (q, k))
     if use_qk_l2norm:
@@ -56,10 +62,11 @@ def reference(
     q = q * (max(1, int(q.shape[3])) ** -0.5 if scale is None else scale)
     q, k = (t if share == 1 else t.repeat_interleave(share, 2) for t in (q, k))
     now, outs = state.to(compute), []
-    decay, rate, values = torch.exp(g.to(compute)), beta.to(compute), v.to(compute)
+    decay, values = torch.exp((g if g.dim() == 4 else g[..., None]).to(compute)), v.to(compute)
     for t in range(v.shape[1]):
-        now = now * decay[:, t, :, None, None]
-        error = (values[:, t] - torch.einsum("bhkv,bhk->bhv", now, k[:, t])) * rate[:, t, :, None]
+        now, error = now * decay[:, t, :, :, None], values[:, t]
+        if beta is not None:
+            error = (error - torch.einsum("bhkv,bhk->bhv", now, k[:, t])) * beta[:, t, :, None].to(compute)
         now = now + k[:, t, :, :, None] * error[:, :, None]
         outs.append(torch.einsum("bhkv,bhk->bhv", now, q[:, t]))
     out = torch.stack(outs, 1) if outs else values
@@ -71,6 +78,7 @@ def step(config: Config, spec: Spec) -> Any:
     """Build the kernel for the tokens' outputs and the last state, for some values of a head."""
     compute, rows, columns = compute_dtype(spec.dtype), config.keys, config.columns
     b, length, g_heads, h, n, p = T.dynamic("b, length, g_heads, h, n, p")
+    beta = [] if spec.beta is None else [strided("beta", (b, length, h), spec.beta, unit=False)]
 
     @T.prim_func
     def gated_delta_rule_step(
@@ -78,8 +86,8 @@ def step(config: Config, spec: Spec) -> Any:
         q: strided("q", (b, length, g_heads, n), spec.dtype, unit=False),
         k: strided("k", (b, length, g_heads, n), spec.dtype, unit=False),
         v: strided("v", (b, length, h, p), spec.dtype, unit=False),
-        g: strided("g", (b, length, h), spec.g, unit=False),
-        beta: strided("beta", (b, length, h), spec.beta, unit=False),
+        g: strided("g", (b, length, h, n) if spec.channels else (b, length, h), spec.g, unit=False),
+        *others: beta,
         out: T.Tensor((b, length, h, p), spec.dtype),
         new_state: T.Tensor((b, h, n, p), spec.state),
         scale: compute,
@@ -91,6 +99,7 @@ def step(config: Config, spec: Spec) -> Any:
             error = T.alloc_fragment((columns,), compute)
             keys = T.alloc_fragment((rows,), compute)
             queries = T.alloc_fragment((rows,), compute)
+            keeps = T.alloc_fragment((rows,), compute)
             squares = T.alloc_fragment((rows,), compute)
             of_keys = T.alloc_fragment((1,), compute)
             of_queries = T.alloc_fragment((1,), compute)
@@ -98,10 +107,10 @@ def step(config: Config, spec: Spec) -> Any:
                 given = state[sequence, head, T.min(i, n - 1), T.min(at + j, p - 1)]
                 now[i, j] = T.if_then_else(i < n, T.cast(given, compute), 0.0)
             for t in T.serial(length):
-                keep = T.exp(T.cast(g[sequence, t, head], compute))
-                rate = T.cast(beta[sequence, t, head], compute)
                 for i in T.Parallel(rows):
                     row = T.min(i, n - 1)
+                    log = g[sequence, t, head, row] if spec.channels else g[sequence, t, head]
+                    keeps[i] = T.exp(T.cast(log, compute))
                     keys[i] = T.if_then_else(i < n, T.cast(k[sequence, t, group, row], compute), 0.0)
                     queries[i] = T.if_then_else(i < n, T.cast(q[sequence, t, group, row], compute) * scale, 0.0)
                 if spec.normalize:
@@ -116,12 +125,16 @@ def step(config: Config, spec: Spec) -> Any:
                         keys[i] = keys[i] / T.sqrt(of_keys[0] + NORM_EPS)
                         queries[i] = queries[i] / T.sqrt(of_queries[0] + NORM_EPS)
                 for i, j in T.Parallel(rows, columns):
-                    now[i, j] *= keep
+                    now[i, j] *= keeps[i]
                     terms[i, j] = now[i, j] * keys[i]
-                T.reduce_sum(terms, error, dim=0)
+                if spec.beta is not None:
+                    T.reduce_sum(terms, error, dim=0)
                 for j in T.Parallel(columns):
                     value = T.cast(v[sequence, t, head, T.min(at + j, p - 1)], compute)
-                    error[j] = (value - error[j]) * rate
+                    if spec.beta is not None:
+                        error[j] = (value - error[j]) * T.cast(others[0][sequence, t, head], compute)
+                    else:
+                        error[j] = value
                 for i, j in T.Parallel(rows, columns):
                     now[i, j] += keys[i] * error[j]
                     terms[i, j] = now[i, j] * queries[i]
@@ -140,7 +153,7 @@ def gated_delta_rule_step(
     k: torch.Tensor,
     v: torch.Tensor,
     g: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     scale: float | None = None,
     use_qk_l2norm: bool = False,
     config: Config | None = None,
@@ -157,7 +170,10 @@ def gated_delta_rule_step(
     out = v.new_empty(v.shape) if out is None else out
     new_state = state.new_empty(state.shape) if new_state is None else new_state
     factor = float(int(q.shape[3]) ** -0.5 if scale is None else scale)
-    spec = Spec(v.dtype, g.dtype, beta.dtype, state.dtype, bool(use_qk_l2norm))
+    rates = [] if beta is None else [beta]
+    spec = Spec(
+        v.dtype, g.dtype, beta.dtype if beta is not None else None, state.dtype, bool(use_qk_l2norm), g.dim() == 4
+    )
     config = config or Config(max(16, power_of_two(q.shape[3])))
-    machine_of(v).kernel(step)(config, spec)(state, q, k, v, g, beta, out, new_state, factor)
+    machine_of(v).kernel(step)(config, spec)(state, q, k, v, g, *rates, out, new_state, factor)
     return out, new_state

@@ -29,8 +29,9 @@ def most_keys(dtype: torch.dtype) -> int:
 class Config:
     """A tiling: chunks of `chunk` times.
 
-    A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`. A triangle
-    is inverted from blocks of `base`. The gradients of keys, with the most sums at once, have `key_threads`.
+    A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`, or
+    `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
+    most sums at once, have `key_threads`.
     """
 
     chunk: int = 64
@@ -38,6 +39,7 @@ class Config:
     key_tile: int = 64
     value_tile: int = 32
     base: int = 16
+    channel_tile: int = 32
     threads: int = 128
     key_threads: int = 128
     stages: int = 2
@@ -47,15 +49,22 @@ class Config:
 class Spec:
     """Facts that the kernels are compiled for: dtypes, None for absent operands, and the form.
 
-    `vector` divides K, V and the strides of rows. `packed` sequences have a table of chunks.
+    `vector` divides K, V and the strides of rows. `packed` sequences have a table of chunks. Without beta the state
+    adds values as they are, and there is no triangle. If `channels` decay, each channel of the keys does so by itself.
     """
 
     dtype: torch.dtype
     g: torch.dtype = torch.float32
-    beta: torch.dtype = torch.float32
+    beta: torch.dtype | None = torch.float32
     initial: torch.dtype | None = None
     starts: torch.dtype | None = None
     vector: int = 1
+    channels: bool = False
+
+    @property
+    def delta(self) -> bool:
+        """Return whether the state learns errors, not values."""
+        return self.beta is not None
 
     @property
     def compute(self) -> torch.dtype:
@@ -68,19 +77,19 @@ class Spec:
         return self.starts is not None
 
 
-def config_for(dtype: torch.dtype, keys: int, machine: Machine) -> Config:
+def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool = False) -> Config:
     """Choose chunks and tiles by the number of keys, at most `most_keys`."""
     rows = max(16, power_of_two(keys))
+    narrow, wide = min(32, rows), rows > 128  # wide: shared memory is short
     if not machine.is_gpu:
-        return Config(chunk=32, keys=rows, key_tile=min(64, rows), stages=1)
-    tile = min(64, rows)
+        return Config(32, rows, min(64, rows), channel_tile=narrow, stages=1)
     if dtype == torch.float64:
-        return Config(16, rows, min(32, rows), 16, stages=1)
+        return Config(16, rows, narrow, 16, channel_tile=16, stages=1)
     if dtype == torch.float32:
-        wide = rows > 128  # shared memory is short
-        return Config(16 if wide else 32, rows, min(32, rows), 16 if wide else 32, stages=1)
-    wide = rows > 128
-    return Config(64, rows, tile, 16 if wide else 32, key_threads=256, stages=1 if wide else 2)
+        return Config(16 if wide else 32, rows, narrow, 16 if wide else 32, channel_tile=narrow, stages=1)
+    values, stages = (16, 1) if wide else (32, 2)
+    size = 32 if wide and channels else 64
+    return Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
 
 
 class Sizes:
@@ -113,9 +122,29 @@ class Sizes:
         """Return the type of numbers for each time, `[B, H, L]`."""
         return T.Tensor((self.b, self.h, self.length), self.spec.compute)
 
+    def of_channels(self) -> Any:
+        """Return the type of numbers for each channel of a head's keys, `[B, L, H, K]`."""
+        return T.Tensor((self.b, self.length, self.h, self.k), self.spec.compute)
+
+    def keys_of_heads(self) -> Any:
+        """Return the type of a dense tensor `[B, L, H, K]`."""
+        return T.Tensor((self.b, self.length, self.h, self.k), self.spec.dtype)
+
     def pairs(self) -> Any:
         """Return the type of numbers for each time with the times of its chunk, `[B, L, H, chunk]`."""
         return T.Tensor((self.b, self.length, self.h, self.config.chunk), self.spec.dtype)
+
+    def pairs_of_delta(self) -> list[Any]:
+        """Return the type of what only the delta rule has for pairs of times, in a list that is empty without it."""
+        return [self.pairs()] if self.spec.delta else []
+
+    def later_keys(self) -> list[Any]:
+        """Return the types of `Chunks.later_keys`."""
+        return [self.keys_of_heads(), self.of_channels()] if self.spec.channels else []
+
+    def errors(self) -> Any:
+        """Return the type of errors, or of the values that are in their place."""
+        return self.like_values() if self.spec.delta else self.values("errors")
 
     def states(self) -> Any:
         """Return the type of states, one for each chunk and one more, which no kernel writes or reads.
@@ -174,19 +203,75 @@ def store_rows(s: Any, tile: Any, out: Any, place: tuple[Any, ...]) -> None:
         T.copy(tile, out[bz, first : first + rows, head, column : column + columns])
 
 
+@T.macro
+def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
+    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; above it nothing is read.
+
+    Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
+    give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`.
+    """
+    size, dtype = lower.shape[0], lower.dtype
+    for i, j in T.Parallel(size, size):
+        inverse[i, j] = 0.0
+    for c in T.Parallel(size):
+        begin, column = c // base * base, T.alloc_local((base,), dtype)
+        for i in tuple(range(base)):  # Python's numbers: the column stays in registers
+            column[i] = T.if_then_else(begin + i == c, 1.0, 0.0)
+            for j in tuple(range(i)):
+                column[i] -= lower[begin + i, begin + j] * column[j]
+            inverse[begin + i, c] = column[i]
+    half = base
+    while half < size:
+        for i, j in T.Parallel(size // 2, half):
+            begin, row = i // half * 2 * half, i % half
+            total = T.alloc_var(dtype, 0.0)
+            for k in T.serial(half):
+                total += lower[begin + half + row, begin + k] * inverse[begin + k, begin + j]
+            scratch[i, j] = total
+        for i, j in T.Parallel(size // 2, half):
+            begin, row = i // half * 2 * half, i % half
+            total = T.alloc_var(dtype, 0.0)
+            for k in T.serial(half):
+                total -= inverse[begin + half + row, begin + half + k] * scratch[i - row + k, j]
+            inverse[begin + half + row, begin + j] = total
+        half = half * 2
+
+
+@T.macro
+def store_inverse(s: Any, lower: Any, out: Any, place: tuple[Any, ...]) -> None:
+    """Store the rows of the inverse of I + lower as `store_rows` does."""
+    size = s.config.chunk
+    inverse = T.alloc_shared((size, size), s.spec.compute)
+    scratch = T.alloc_shared((size // 2, size // 2), s.spec.compute)
+    invert_triangle(lower, inverse, scratch, s.config.base)
+    store_rows(s, inverse, out, place)
+
+
+@T.macro
+def load_rows(s: Any, x: Any, tile: Any, place: tuple[Any, ...]) -> None:
+    """Load whole rows of a tensor `[B, L, G, K]` into the dtype of sums; columns behind the last one are 0."""
+    bz, first, group = place
+    rows, columns = tile.shape
+    for i, j in T.Parallel(rows, columns):
+        value = x[bz, T.min(first + i, s.length - 1), group, T.min(j, s.k - 1)]
+        tile[i, j] = T.if_then_else(j < s.k, T.cast(value, s.spec.compute), 0.0)
+
+
 @jit
 def sum_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for decays from the start of each chunk, exponents of 2, and for betas, both `[B, H, L]`.
 
-    For packed sequences it also writes the table of chunks.
+    Where channels decay, these decays are 0; without beta, betas are 1. For packed sequences it also writes the table
+    of chunks.
     """
     s, compute, size = Sizes(config, spec), spec.compute, config.chunk
+    given = [] if spec.channels else [strided("g", (s.b, s.length, s.h), spec.g, unit=False)]
+    if spec.beta is not None:
+        given.append(strided("beta", (s.b, s.length, s.h), spec.beta, unit=False))
 
     @T.prim_func
     def linear_attention_sum_decays(
-        g: strided("g", (s.b, s.length, s.h), spec.g, unit=False),
-        beta: strided("beta", (s.b, s.length, s.h), spec.beta, unit=False),
-        *others: [*s.starts(), *s.table()],
+        *others: [*given, *s.starts(), *s.table()],
         decays: s.of_times(),
         betas: s.of_times(),
         slots: T.int32,
@@ -197,23 +282,27 @@ def sum_decays(config: Config, spec: Spec) -> Any:
             count = T.alloc_var("int32", 0)
             if spec.packed:
                 for n in T.serial(s.starts_of - 1):
-                    begin = T.min(T.max(T.cast(others[0][n], "int32"), 0), s.length)
-                    end = T.min(T.max(T.cast(others[0][n + 1], "int32"), begin), s.length)
+                    begin = T.min(T.max(T.cast(others[-2][n], "int32"), 0), s.length)
+                    end = T.min(T.max(T.cast(others[-2][n + 1], "int32"), begin), s.length)
                     chunk = slot - (begin // size + n)
                     if T.logical_and(chunk >= 0, chunk * size < end - begin):
                         first = begin + chunk * size
                         count = T.min(size, end - first)
                 if bx == 0:
                     for i in T.Parallel(2):
-                        others[1][slot, i] = T.if_then_else(i == 0, first, count)
+                        others[-1][slot, i] = T.if_then_else(i == 0, first, count)
             else:
                 first = slot * size
                 count = T.min(size, s.length - first)
             for j, i in T.Parallel(size, HEADS):
                 head, time = T.min(bx * HEADS + i, s.h - 1), T.min(first + j, s.length - 1)
-                tile[i, j] = T.if_then_else(j < count, T.cast(g[bz, time, head], compute) * LOG2_E, 0.0)
+                if spec.channels:
+                    tile[i, j] = 0.0
+                else:
+                    tile[i, j] = T.if_then_else(j < count, T.cast(others[0][bz, time, head], compute) * LOG2_E, 0.0)
+                rate = T.cast(others[len(given) - 1][bz, time, head], compute) if spec.delta else 1.0
                 if j < count:
-                    betas[bz, bx * HEADS + i, first + j] = T.cast(beta[bz, time, head], compute)
+                    betas[bz, bx * HEADS + i, first + j] = rate
             T.cumsum(tile, dim=1)
             for i, j in T.Parallel(HEADS, size):
                 if j < count:

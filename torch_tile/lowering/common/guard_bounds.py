@@ -27,9 +27,9 @@ from torch_tile.ir.expr import (
     select,
 )
 from torch_tile.ir.node import find, symbols
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
-from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.tileop.base import conjunction
 
 NOTHING = Block(())

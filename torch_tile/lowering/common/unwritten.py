@@ -1,22 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find reads of tiles that no earlier statement can have written, and results of T.empty that are never used.
 
-The check reports certain faults only: a write of any part of a tile, on any path, counts for the whole tile. The
-simulator finds reads that depend on a path or on an element.
+The check reports certain faults only: a write on any path counts, for the box that holds all of its elements. A read
+of an element outside of these boxes is a fault where its value reaches a tensor, a sum along the element's row, or a
+condition. Values that are dropped beyond a tensor may be garbage. The simulator finds reads that depend on a path.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Expr, Load, Select, const, unary
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, children, find
-from torch_tile.ir.stmt import Alloc, If, Kernel, Print, Program, Role, Stmt, Store, While
+from torch_tile.ir.node import Node, Rewriter, children, contains, contents, equal, find
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Print,
+    Program,
+    Role,
+    Stmt,
+    Store,
+    While,
+)
+from torch_tile.lowering.common.written_boxes import MOST, ONE, Box, Scopes, missing
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.base import need_region
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.reduce.op import Reduce
 
 SCOPES = ("fragment", "shared", "local")
 
@@ -31,6 +56,31 @@ def unwritten_reads(program: Program) -> list[Diagnostic]:
     return found
 
 
+def cleared(program: Program) -> Program:
+    """Return the program with each tile cleared that is read unwritten: it compiles, and must not run."""
+    tiles: IdSet[Buffer] = IdSet()
+    for kernel in program.kernels:
+        order = _Order(kernel)
+        order(kernel.body)
+        tiles.update(order.tiles)
+    return _Clear(tiles)(program)  # type: ignore[no-any-return]
+
+
+class _Clear(Rewriter):
+    """Fill tiles with 0 where they are made."""
+
+    def __init__(self, tiles: IdSet[Buffer]):
+        self.tiles = tiles
+
+    def visit_Block(self, block: Block) -> Block:
+        new: list[Stmt] = []
+        for one in block.stmts:
+            new.append(self(one))
+            if isinstance(one, Alloc) and one.buffer in self.tiles:
+                new.append(Fill(need_region(one.buffer, "fill", "buffer"), const(0, one.buffer.dtype), span=one.span))
+        return Block(tuple(new), span=block.span) if len(new) != len(block.stmts) else self.children(block)
+
+
 class _Order(Rewriter):
     """Visit a kernel in the order of its statements, a loop's body once.
 
@@ -39,37 +89,58 @@ class _Order(Rewriter):
 
     def __init__(self, kernel: Kernel):
         self.found: list[Diagnostic] = []
-        self.waiting: IdSet[Buffer] = IdSet()  # tiles that exist and have no write so far
+        self.tiles: IdSet[Buffer] = IdSet()  # that `found` is about
+        self.waiting: IdMap[Buffer, list[Box]] = IdMap()  # tiles of which a part has no write so far, and the rest
         self.ever = _written_somewhere(kernel)
         self.conditional = 0
+        self.partly = 0  # loops around whose iterations may end early
+        self.dropped = False  # whether the values that are visited may change nothing
+        self.outer = Scopes(ranges_of(kernel))
+
+    def __call__(self, node: Any) -> Any:
+        """Skip values that read no memory."""
+        plain = isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit)
+        return node if plain else super().__call__(node)
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         if node.buffer.scope in SCOPES and node.init is None:
-            self.waiting.add(node.buffer)
+            self.waiting[node.buffer] = []
         return node
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """Check the reads of a tile op, then count its writes."""
         reads, writes = op.accesses()
-        self.children(op)
+        self._may_be_dropped(op, True)
         for region in reads:
             self._read(region.buffer, op)
+            if region.buffer in self.waiting and self._reaches(op, region):
+                self._read_part(region.buffer, region.starts, region.extents, op)
+        garbage: list[Box] = []
+        if isinstance(op, Copy) and equal(op.src.ranges, op.dst.ranges):
+            garbage = self._lost(op.src.buffer, op.src.starts, op.src.extents, op)
         for region in writes:
-            self.waiting.discard(region.buffer)
+            self._write(region.buffer, region.starts, region.extents, garbage)
         return op
 
     def visit_Store(self, store: Store) -> Stmt:
-        self.children(store)
-        self.waiting.discard(store.buffer)
+        on_chip = store.buffer.scope != "global"
+        self._may_be_dropped(store, on_chip or (bool(self.waiting) and not self._stays_inside(store)))
+        if store.buffer in self.waiting:
+            same = [load for load in _needed(store.value) if equal(load.indices, store.indices)]
+            one = [ONE] * len(store.indices)
+            garbage = [box for load in same for box in self._lost(load.buffer, load.indices, one, load)]
+            self._write(store.buffer, store.indices, one, garbage)
         return store
 
     def visit_Load(self, load: Load) -> Any:
         self._read(load.buffer, load)
+        if load.buffer in self.waiting and not self.dropped:
+            self._read_part(load.buffer, load.indices, [ONE] * len(load.indices), load)
         return self.children(load)
 
     def visit_Address(self, node: Address) -> Any:
         """Count the tile as written: the call may write there."""
-        self.waiting.discard(node.buffer)
+        self.waiting.pop(node.buffer, None)
         return self.children(node)
 
     def visit_Print(self, node: Print) -> Stmt:
@@ -77,9 +148,41 @@ class _Order(Rewriter):
             self._read(node.value.buffer, node)
         return self.children(node)
 
+    def visit_Block(self, block: Block) -> Block:
+        """Visit statements in order, each with the names before it."""
+        depth = len(self.outer)
+        for one in block.stmts:
+            self(one)
+            if isinstance(one, Let):
+                self.outer.enter(lambda known, let=one: known.define(let.var, let.value))
+        self.outer.leave(depth)
+        return block
+
+    def visit_Let(self, let: Let) -> Stmt:
+        """Visit a named value, whose uses are not looked for."""
+        self._may_be_dropped(let, True)
+        return let
+
+    def visit_For(self, loop: For) -> Stmt:
+        """Visit the body once; where an iteration may end early, it is one that may not run."""
+        for value in (*loop.starts, *loop.stops):
+            self(value)
+        depth = len(self.outer)
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            self.outer.enter(lambda known, a=(var, start, stop, loop.step): known.loop(*a))
+        self.outer.loops.append(loop)
+        early = contains(loop.body, Break, Continue)
+        self.partly += early
+        self(loop.body)
+        self.partly -= early
+        self.outer.loops.pop()
+        self.outer.leave(depth)
+        return loop
+
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        self._perhaps(node.then, node.otherwise)
+        self._perhaps(node.then, under=node.condition)
+        self._perhaps(node.otherwise, under=unary("not", node.condition))
         return node
 
     def visit_While(self, node: While) -> Stmt:
@@ -106,22 +209,115 @@ class _Order(Rewriter):
             self(node.b)
         return node
 
-    def _perhaps(self, *nodes: Any) -> None:
-        """Visit nodes that may not run."""
+    def _perhaps(self, *nodes: Any, under: Expr | None = None) -> None:
+        """Visit nodes that may not run, or only where a condition holds."""
+        depth = len(self.outer)
+        if under is not None:
+            self.outer.enter(lambda known: known.assume(under))
         self.conditional += 1
         for node in nodes:
             self(node)
         self.conditional -= 1
+        self.outer.leave(depth)
+
+    def _may_be_dropped(self, node: Node, dropped: bool) -> None:
+        """Visit the values of a statement that perhaps has no effect outside of the tiles."""
+        before, self.dropped = self.dropped, self.dropped or dropped
+        self.children(node)
+        self.dropped = before
+
+    def _stays_inside(self, store: Store) -> bool:
+        """Return whether a store certainly meets its tensor."""
+        known = self.outer.ranges
+        return all(known.inside(i, n) for i, n in zip(store.indices, store.buffer.shape, strict=True))
+
+    def _reaches(self, op: RegisteredOp, region: Region) -> bool:
+        """Return whether each element of a region that an operation reads certainly changes its result."""
+        if isinstance(op, Copy):
+            return op.dst.buffer.scope == "global" and self.outer.stays_inside(op.dst)
+        return isinstance(op, Reduce) and region is op.src
+
+    def _write(
+        self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], garbage: Sequence[Box] = ()
+    ) -> None:
+        """Count a write for the box that holds its elements, but for elements that certainly hold garbage again."""
+        boxes, shape = self.waiting.get(buffer), buffer.static_shape
+        if boxes is None:
+            return
+        if shape is not None and len(boxes) < MOST:
+            boxes += missing(self.outer.may_touch(starts, extents, shape), garbage)
+            if missing(tuple((0, n) for n in shape), boxes):
+                return
+        del self.waiting[buffer]
+
+    def _read_part(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> None:
+        """Report a certain read of elements that have no write before it."""
+        if self._lost(buffer, starts, extents, node):
+            del self.waiting[buffer]
+            self.found.append(diagnose("unwritten_element", node.span, buffer=buffer.name))
+
+    def _lost(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> list[Box]:
+        """Return elements that `node` certainly reads and that have no write before it."""
+        boxes, loops = self.waiting.get(buffer), self.outer.loops
+        if boxes is None or self.conditional or self.partly:
+            return []
+        # The first turns of the loops around see no later write of their bodies, but those of the same nest.
+        nest = next((n for n in loops if n.kind is LoopKind.PARALLEL), None)
+        for first, around in ((True, nest), (False, loops[0] if loops else None)):
+            box = self.outer.certainly_reads(starts, extents, first)
+            if box is None or (around is not None and _writes_elsewhere(around, buffer, node)):
+                continue
+            lost = [x for x in missing(box, boxes) if not isinstance(node, Reduce) or _is_mixed(x, box, node)]
+            if lost:
+                return lost
+        return []
 
     def _read(self, buffer: Buffer, node: Node) -> None:
         """Report a read of a tile that has no write before it."""
-        if buffer not in self.waiting or (self.conditional and buffer in self.ever):
+        if self.waiting.get(buffer) != [] or (self.conditional and buffer in self.ever):
             return
-        self.waiting.discard(buffer)
+        del self.waiting[buffer]
+        self.tiles.add(buffer)
         adds = isinstance(node, Gemm) and node.C.buffer is buffer
         clear = f"T.clear({buffer.name})"
         fix = f"clear it first, `{clear}`, or pass clear_accum=True" if adds else f"write to it first, as by `{clear}`"
         self.found.append(diagnose("unwritten", node.span, buffer=buffer.name, fix=fix))
+
+
+def ranges_of(kernel: Kernel) -> Ranges:
+    """Return the ranges of a kernel's blocks and threads."""
+    known = Ranges().kernel(kernel)
+    return known if kernel.thread is None else known.loop(kernel.thread, 0, math.prod(kernel.threads))
+
+
+def _writes_elsewhere(loop: For, buffer: Buffer, node: Node) -> bool:
+    """Return whether a loop's body writes to a tile at other indices than `node` reads."""
+    at = node.indices if isinstance(node, Load) else None
+    for one in find(loop.body, RegisteredOp, Store, Address):
+        if isinstance(one, RegisteredOp):
+            if any(region.buffer is buffer for region in one.accesses()[1]):
+                return True
+        elif one.buffer is buffer and not (isinstance(one, Store) and at is not None and equal(one.indices, at)):
+            return True
+    return False
+
+
+def _needed(value: Node) -> Iterator[Load]:
+    """Yield the loads of which a value is computed whatever its conditions choose."""
+    if isinstance(value, Load):
+        yield value
+    elif isinstance(value, Select):
+        yield from _needed(value.condition)
+    elif isinstance(value, Binary) and value.op in LOGICAL:
+        yield from _needed(value.a)
+    else:
+        for child in children(value):
+            yield from _needed(child)
+
+
+def _is_mixed(part: Box, box: Box, op: Reduce) -> bool:
+    """Return whether a part of the source shares sums with other elements. Other sums may be used by nobody."""
+    return part[op.dim] != box[op.dim] or part == box or len(box) != len(op.src.tile_shape)
 
 
 def _written_somewhere(kernel: Kernel) -> IdSet[Buffer]:

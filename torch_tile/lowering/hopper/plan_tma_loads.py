@@ -19,6 +19,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet, mentions
 from torch_tile.ir.node import Node, contains, find, walk
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -34,7 +35,6 @@ from torch_tile.ir.stmt import (
     While,
     calls,
 )
-from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.lowering.pipelining.copy_plan import filling, leaves, uses, why_not_tile
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy

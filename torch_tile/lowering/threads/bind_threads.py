@@ -20,6 +20,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Rewriter
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -37,7 +38,6 @@ from torch_tile.ir.stmt import (
     While,
 )
 from torch_tile.lowering.analysis.clone import Instance, place_at
-from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.lowering.threads.bind_elements import bind_elements, is_everywhere, needs_holder
 from torch_tile.lowering.threads.bind_loop import bind_loop, load_of

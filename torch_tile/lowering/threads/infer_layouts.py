@@ -20,8 +20,8 @@ from torch_tile.ir.expr import Load, Var
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.layout import replicated, row_major, spread
 from torch_tile.ir.node import Node, Rewriter, children, find
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Role, Stmt, Store, While
-from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.parallel.nest import Nest, is_static, nest_of

@@ -32,10 +32,10 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdMap, mentions
 from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance
-from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.lowering.common.flatten import linear
 from torch_tile.tileop.base import aligned_run, strides_of
 

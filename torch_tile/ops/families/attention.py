@@ -19,7 +19,6 @@ from torch import Tensor
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
-from torch_tile.kernels.epilogue.program import parse
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
@@ -57,6 +56,8 @@ def _check(args: AttentionArgs[Tensor]) -> None:
     require_value(
         not aux or bool(args.score), lambda: "tile.attention: aux is given, but score, which would read it, is empty"
     )
+    from torch_tile.kernels.epilogue.program import parse
+
     parse(args.score, 1, len(aux), INDICES)
 
 
@@ -185,6 +186,8 @@ def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 def _sharding(args: AttentionArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.attention` for sharding."""
+    from torch_tile.kernels.epilogue.program import parse
+
     heads = args.k.shape[1]
     one = heads == 1  # a single head of keys serves all queries, wherever they are
     kv_heads = "" if one else "head"

@@ -12,12 +12,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from torch_tile.hardware import GRID_LIMITS
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import (
     SCORES,
     check_heads,
@@ -33,15 +32,15 @@ from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given
 
-MOST_SPLITS = GRID_LIMITS[1]
+FLOAT8 = torch.float8_e4m3fn
 
 
 def _check(args: PagedArgs[Tensor]) -> None:
     """Check the arguments of `tile.attention_paged`."""
     op, q, k, v = "attention_paged", args.q, args.k_pages, args.v_pages
     ragged = args.cu_seqlens_q is not None
-    checks.check_floating(op, q=q, k_pages=k, v_pages=v)
-    checks.check_same_dtype(op, q=q, k_pages=k, v_pages=v)
+    checks.check_floating(op, q=q)
+    check_page_dtypes(op, "q", q, k, v, args.k_scale, args.v_scale)
     checks.check_dims(op, "q", q, *((3, "[Tq, H, D], as cu_seqlens_q is given") if ragged else (4, "[B, Sq, H, D]")))
     checks.check_dims(op, "k_pages", k, 4, "[pages, page, Hkv, D]")
     checks.check_dims(op, "v_pages", v, 4, "[pages, page, Hkv, Dv]")
@@ -64,12 +63,44 @@ def _check(args: PagedArgs[Tensor]) -> None:
             isinstance(most, int) and most == 0,
             lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
         )
-    splits = args.num_splits
-    require_value(
-        0 <= splits <= MOST_SPLITS,
-        lambda: f"tile.{op}: num_splits is {splits}; expected 0 (automatic) to {MOST_SPLITS}",
-    )
+    checks.check_automatic(op, "num_splits", args.num_splits)
     check_scores(op, args.aux or (), args.score, args.window, (batch, q.shape[-2]), q)
+
+
+def check_page_dtypes(
+    op: str, name: str, x: Tensor, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+) -> None:
+    """Check that pages have the dtype of x, or are float8_e4m3fn with scales, and check these."""
+    if FLOAT8 in (k.dtype, v.dtype):
+        _check_scale(op, name, x, "k", k, k_scale)
+        _check_scale(op, name, x, "v", v, v_scale)
+        return
+    pages = {"k_pages": k, "v_pages": v}
+    checks.check_floating(op, **{name: x}, **pages)
+    checks.check_same_dtype(op, **{name: x}, **pages)
+    require_value(
+        k_scale is None and v_scale is None,
+        lambda: (
+            f"tile.{op}: k_scale or v_scale is given, but pages have dtype {k.dtype}; expected {FLOAT8} with scales"
+        ),
+    )
+
+
+def _check_scale(op: str, name: str, x: Tensor, of: str, pages: Tensor, scale: Tensor | None) -> None:
+    """Check pages of float8 and their scales."""
+    require_type(
+        pages.dtype == FLOAT8,
+        lambda: f"tile.{op}: {of}_pages has dtype {pages.dtype}; expected {FLOAT8}, as the others",
+    )
+    checks.check_device(op, f"{of}_pages", pages, name, x)
+    if scale is None:
+        raise ValueError(f"tile.{op}: {of}_scale is None; expected float32 scales, as {of}_pages has dtype {FLOAT8}")
+    require_type(
+        scale.dtype == torch.float32, lambda: f"tile.{op}: {of}_scale has dtype {scale.dtype}; expected torch.float32"
+    )
+    checks.check_device(op, f"{of}_scale", scale, name, x)
+    checks.check_dims(op, f"{of}_scale", scale, 3, "[pages or 1, page or 1, Hkv or 1]")
+    checks.check_broadcasts(op, f"{of}_scale", scale, pages.shape[:3])
 
 
 def check_pages(op: str, block_tables: Tensor, lengths: Tensor, pages: int, page: int) -> None:
@@ -113,7 +144,7 @@ def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:
     """Save for the gradient of `tile.attention_paged` what it needs."""
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*args[:6], *(args.aux or ()))
+    ctx.save_for_backward(*args[:6], args.k_scale, args.v_scale, *(args.aux or ()))
     ctx.args = without_tensors(args)
 
 
@@ -123,9 +154,16 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[A
     needs = PagedArgs(*ctx.needs_input_grad, *[None] * (len(PagedArgs._fields) - len(ctx.needs_input_grad)))
     of_aux = none_of("attention_paged", needs.aux)
     tensors_of = dict(zip(PagedArgs._fields, tensors[:6], strict=False))
-    args: PagedArgs[Tensor] = ctx.args._replace(**tensors_of, aux=None if of_aux is None else list(tensors[6:]))
+    tensors_of |= {"k_scale": tensors[6], "v_scale": tensors[7]}
+    args: PagedArgs[Tensor] = ctx.args._replace(**tensors_of, aux=None if of_aux is None else list(tensors[8:]))
+    require(
+        args.k_scale is None or not (needs.k_pages or needs.v_pages or needs.k_scale or needs.v_scale),
+        lambda: "tile.attention_paged: pages of float8 and their scales have no gradient; detach them",
+    )
     found = kernels("attention_paged").gradients(grad, args)
     dq, dk, dv = (new.to(args.q.dtype) for new in found)
+    if args.k_scale is not None:
+        return op_gradients(PagedArgs, q=dq, aux=of_aux)
     return op_gradients(PagedArgs, q=dq, k_pages=dk, v_pages=dv, aux=of_aux)
 
 
@@ -144,10 +182,11 @@ def _sharding(args: PagedArgs[Spec]) -> Rule:
         if_given(args.cu_seqlens_q, ("start",)),
     ]
     operands = [broadcast(x, SCORES) for x in args.aux or ()]
+    scales = [broadcast(x, ("page", "key", kv_head(heads))) for x in (args.k_scale, args.v_scale)]
     free = ("head",) if ragged else ("batch", "head")
     return Rule(
         outputs=[(*rows, "head", "v"), lse],
-        inputs=[*inputs, *operands],
+        inputs=[*inputs, *operands, *scales],
         free=tuple(dim for dim in free if dim not in counted(args.score)),
         even={} if heads == 1 else {"head": heads},
     )
@@ -186,6 +225,14 @@ Args:
     num_splits: into how many parts a kernel splits the keys of a sequence; 0 lets it choose. The result is the same.
     aux: operands of `score`, as in `attention_varlen`. They have no gradient.
     score: a text that changes scores, as in `attention_varlen`.
+    k_scale: for pages of float8_e4m3fn, float32 `[pages or 1, page or 1, Hkv or 1]`: keys are `k_pages * k_scale`,
+        rounded once to q's dtype. One scale for all is `[1, 1, 1]`, one for each head `[1, 1, Hkv]`.
+    v_scale: the same of values.
+
+Rounding to float8_e4m3fn changes a key by at most 2^-4 of itself, or by 2^-10 scales if it is below 2^-6 scales. So
+scores differ from those of unrounded keys by at most `2^-4 |scale| sum |q| |k|` and what such small keys add, and
+results by at most 2^-4 of the weighted mean of |v| and what the weights change. `append_to_pages` makes such pages. A
+cache that is not in pages has one page for each sequence: `block_tables = arange(B)[:, None]`.
 
 Returns:
     `[B, Sq, H, Dv]` or `[Tq, H, Dv]` in q's dtype, dense; all dimensions but Dv lie in memory in the order they do in
@@ -213,7 +260,7 @@ _COMMON: dict[str, Any] = {
     "backward": _backward,
     "sharding": _sharding,
     "flops": _flops,
-    "lower_precision": ("q", "k_pages", "v_pages", "aux"),
+    "lower_precision": ("q", "k_pages", "v_pages", "aux"),  # pages of float8 stay as they are
 }
 register(
     name="attention_paged",

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import VarlenArgs, VarlenBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
-from torch_tile.kernels.epilogue.program import parse
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
@@ -33,6 +32,8 @@ def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes:
         checks.check_auxiliary(op, f"aux[{i}]", x, "q", q)
         checks.check_broadcasts(op, f"aux[{i}]", x, (*sizes, 1, 1))
     require_value(not aux or bool(score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty")
+    from torch_tile.kernels.epilogue.program import parse
+
     parse(score, 1, len(aux), len(SCORES))
 
 
@@ -210,6 +211,8 @@ def kv_head(heads: Any) -> str:
 
 def counted(score: str) -> set[str]:
     """Return the dimensions that a text counts: a shard does not know where in the whole it begins."""
+    from torch_tile.kernels.epilogue.program import parse
+
     return {SCORES[i] for i in parse(score).inputs("i")}
 
 

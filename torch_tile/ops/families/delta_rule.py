@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families.attention_varlen import check_starts
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 TENSORS = 7  # the first arguments
@@ -40,9 +41,10 @@ class GatedDeltaRuleStepArgs(NamedTuple, Generic[V]):
     use_qk_l2norm: bool = False
 
 
-def _check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -> None:
-    q, k, v = args.q, args.k, args.v
-    checks.check_floating(op, q=q, k=k, v=v, g=args.g, beta=args.beta, **{name: state})
+def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -> None:
+    """Check the arguments of linear attention, with the delta rule if they have a beta."""
+    q, k, v, beta = args.q, args.k, args.v, getattr(args, "beta", None)
+    checks.check_floating(op, q=q, k=k, v=v, g=args.g, beta=beta, **{name: state})
     checks.check_same_dtype(op, q=q, k=k, v=v)
     checks.check_dims(op, "q", q, 4, "[B, L, G, K]")
     checks.check_dims(op, "k", k, 4, "[B, L, G, K]")
@@ -51,11 +53,19 @@ def _check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) 
         checks.check_size(op, "k", k, dim, q.shape[dim], "as q")
     for dim in range(2):
         checks.check_size(op, "v", v, dim, q.shape[dim], "as q")
-    for n, t in (("g", args.g), ("beta", args.beta)):
-        checks.check_dims(op, n, t, 3, "[B, L, H]")
+    groups, heads, channels = q.shape[2], v.shape[2], args.g.dim() == 4
+    require(
+        args.g.dim() in (3, 4),
+        lambda: f"tile.{op}: g has shape {list(args.g.shape)}; expected [B, L, H], or [B, L, H, K] for its channels",
+    )
+    if beta is not None:
+        checks.check_dims(op, "beta", beta, 3, "[B, L, H]")
+    for n, t in (("g", args.g), *([] if beta is None else [("beta", beta)])):
         for dim in range(3):
             checks.check_size(op, n, t, dim, v.shape[dim], "as v")
-    groups, heads = q.shape[2], v.shape[2]
+    if channels:
+        checks.check_size(op, "g", args.g, 3, q.shape[3], "as q")
+        checks.check_size(op, "q", q, 2, heads, "as v where g has channels")
     require(groups >= 1, lambda: f"tile.{op}: q has {groups} heads; expected at least 1")
     require(heads % groups == 0, lambda: f"tile.{op}: v has {heads} heads; expected a multiple of q's {groups} heads")
     if state is not None:
@@ -64,7 +74,8 @@ def _check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) 
             checks.check_size(op, name, state, dim, size, "[sequences, heads of v, size of keys, size of values]")
 
 
-def _check_rule(op: str, args: Any) -> None:
+def check_sequences(op: str, args: Any) -> None:
+    """Check the arguments of whole sequences, packed or not."""
     starts = args.cu_seqlens
     if starts is not None:
         require_type(
@@ -75,15 +86,14 @@ def _check_rule(op: str, args: Any) -> None:
         checks.check_dims(op, "cu_seqlens", starts, 1, "[sequences + 1]")
         require(starts.shape[0] > 0, lambda: f"tile.{op}: cu_seqlens is empty; expected the first times of sequences")
         checks.check_size(op, "q", args.q, 0, 1, "as sequences are packed by cu_seqlens")
-    _check(op, args, args.initial_state, "initial_state", sequences_of(args))
+    check(op, args, args.initial_state, "initial_state", sequences_of(args))
 
 
-def _check_values(args: Any) -> None:
+def check_values(op: str, args: Any) -> None:
     """Check on the CPU that the sequences are one behind the other and leave no time out."""
-    starts = args.cu_seqlens
+    starts, length = args.cu_seqlens, args.v.shape[1]
     if starts is None or starts.device.type != "cpu":
         return
-    op, length = "gated_delta_rule", args.v.shape[1]
     check_starts(op, "cu_seqlens", starts, length, length, "v")
     last = int(starts[-1])
     require(last == length, lambda: f"tile.{op}: cu_seqlens ends with {last}; expected {length}, the times of v")
@@ -93,14 +103,15 @@ def _state_shape(args: Any) -> tuple[Any, ...]:
     return sequences_of(args), args.v.shape[2], args.q.shape[3], args.v.shape[3]
 
 
-def _fake(args: GatedDeltaRuleArgs[Tensor]) -> tuple[Tensor, Tensor]:
-    _check_rule("gated_delta_rule", args)
+def fake(op: str, args: Any) -> tuple[Tensor, Tensor]:
+    """Check the arguments of whole sequences, and allocate the results."""
+    check_sequences(op, args)
     return args.v.new_empty(args.v.shape), args.v.new_empty(_state_shape(args), dtype=compute_dtype(args.v.dtype))
 
 
-def _fake_backward(args: GatedDeltaRuleBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
-    op = "gated_delta_rule_backward"
-    _check_rule(op, args)
+def fake_backward(op: str, args: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """Check the arguments of a gradient, and allocate the results, those of the arguments `names`."""
+    check_sequences(op, args)
     checks.check_floating(op, v=args.v, grad=args.grad, grad_state=args.grad_state)
     checks.check_same_dtype(op, v=args.v, grad=args.grad)
     for name, t, shape in (("grad", args.grad, args.v.shape), ("grad_state", args.grad_state, _state_shape(args))):
@@ -108,11 +119,12 @@ def _fake_backward(args: GatedDeltaRuleBackwardArgs[Tensor]) -> tuple[Tensor, ..
             checks.check_dims(op, name, t, 4, "as the rule's result")
             for dim, size in enumerate(shape):
                 checks.check_size(op, name, t, dim, size, "as the rule's result")
-    return empty_gradients(args)
+    return empty_gradients(args, names)
 
 
-def _fake_step(args: GatedDeltaRuleStepArgs[Tensor]) -> tuple[Tensor, Tensor]:
-    _check("gated_delta_rule_step", args, args.state, "state", args.v.shape[0])
+def fake_step(op: str, args: Any) -> tuple[Tensor, Tensor]:
+    """Check the arguments of a few tokens, and allocate the results."""
+    check(op, args, args.state, "state", args.v.shape[0])
     return args.v.new_empty(args.v.shape), args.state.new_empty(args.state.shape)
 
 
@@ -132,54 +144,63 @@ def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple
     return op_gradients(GatedDeltaRuleArgs, **found)
 
 
-def _names(q: Spec) -> tuple[tuple[str, ...], dict[str, int]]:
+def _names(q: Spec, g: Spec) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the names of q's dimensions, and the heads that ranks must share evenly to hold them with v's heads."""
     heads = q.shape[2]
+    if len(g.shape) == 4:  # each head of v has its own keys
+        return ("batch", "time", "head", "k"), {"head": heads}
     return ("batch", "time", "" if heads == 1 else "head", "k"), {} if heads == 1 else {"head": heads}
 
 
-def _sharding(args: GatedDeltaRuleArgs[Spec]) -> Rule:
-    (q, even), v, state = _names(args.q), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
+def decays_of(g: Spec) -> tuple[str, ...]:
+    """Return the names of g's dimensions."""
+    return ("batch", "time", "head", "k")[: len(g.shape)]
+
+
+def sharding(args: Any) -> Rule:
+    """Return the rule of whole sequences."""
+    (q, even), v, state = _names(args.q, args.g), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
     packed = args.cu_seqlens is not None
     state = ("sequence", *state[1:]) if packed else state
-    inputs = [q, q, v, v[:3], v[:3], if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
+    numbers = [decays_of(args.g), *([v[:3]] if hasattr(args, "beta") else [])]
+    inputs = [q, q, v, *numbers, if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
     return Rule(outputs=[v, state], inputs=inputs, free=("head",) if packed else ("batch", "head"), even=even)
 
 
-def _sharding_of_backward(args: GatedDeltaRuleBackwardArgs[Spec]) -> Rule:
-    rule = _sharding(args.forward)
+def sharding_of_backward(args: Any) -> Rule:
+    """Return the rule of the gradient of whole sequences."""
+    rule = sharding(args.forward)
     grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
-    outputs = [("none",) if dims is None else dims for dims in rule.inputs[:6]]
+    outputs = [("none",) if dims is None else dims for dims in rule.inputs[:-1]]
     # One head of q sums up the heads of v.
     free = tuple(name for name in rule.free if name == "batch" or rule.even)
     return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=free, even=rule.even)
 
 
-def _sharding_of_step(args: GatedDeltaRuleStepArgs[Spec]) -> Rule:
-    (q, even), v, state = _names(args.q), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
-    return Rule(outputs=[v, state], inputs=[state, q, q, v, v[:3], v[:3]], free=("batch", "head"), even=even)
+def sharding_of_step(args: Any) -> Rule:
+    """Return the rule of a few tokens."""
+    (q, even), v, state = _names(args.q, args.g), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
+    numbers = [decays_of(args.g), *([v[:3]] if hasattr(args, "beta") else [])]
+    return Rule(outputs=[v, state], inputs=[state, q, q, v, *numbers], free=("batch", "head"), even=even)
 
 
-def _flops(args: Any) -> int:
-    """Products of the recurrence itself: what states say of keys, what they learn, and what they answer."""
+def flops(args: Any) -> int:
+    """Products of the recurrence itself: what states learn, what they answer, and what they say of keys first."""
     batch, length, heads, values = args.v
-    return int(6 * batch * length * heads * values * args.q[3])
-
-
-def _step_flops(args: GatedDeltaRuleStepArgs[Shape]) -> int:
-    return _flops(args)
+    return int((6 if hasattr(args, "beta") else 4) * batch * length * heads * values * args.q[3])
 
 
 _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
     k: `[B, L, G, K]` in q's dtype; it should have a length of at most 1, or `use_qk_l2norm`.
     v: `[B, L, H, V]` in q's dtype.
-    g: `[B, L, H]`, of any floating dtype: the logarithm of the decay, at most 0.
+    g: `[B, L, H]`, of any floating dtype: the logarithm of the decay, at most 0; or `[B, L, H, K]`, where each channel
+        of the keys decays by itself (Kimi delta attention, arXiv:2510.26692). G is H then.
     beta: `[B, L, H]`, of any floating dtype: the share of the error that is learned.
 """
 _OPTIONS = """    scale: the factor of q; None for `K ** -0.5`.
     use_qk_l2norm: whether q and k are divided by their lengths first, `x / sqrt(sum(x^2) + 1e-6)`.
 """
-_STATE = """    initial_state: `[B, H, K, V]`, of any floating dtype; 0 if not given.
+STATE = """    initial_state: `[B, H, K, V]`, of any floating dtype; 0 if not given.
     cu_seqlens: int32 or int64 `[N + 1]`, the first times of N sequences packed into one row (B is 1), and L. States
         are then `[N, H, K, V]`.
 """
@@ -195,7 +216,7 @@ tensor cores in chunks of times; states and sums are in float32 (float64 for flo
 K above 256 (64 for float64) runs as plain torch.
 
 Args:
-{_ARGS}{_STATE}{_OPTIONS}
+{_ARGS}{STATE}{_OPTIONS}
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the last state in float32 (float64 for float64).
 
@@ -211,7 +232,7 @@ gated_delta_rule_backward = form(
 Args:
     grad: `[B, L, H, V]` in v's dtype, of the output.
     grad_state: of the last state; None for 0.
-{_ARGS}{_STATE}{_OPTIONS}
+{_ARGS}{STATE}{_OPTIONS}
 Returns:
     the gradients by q, k, v, g, beta and initial_state, in their dtypes; `[0]` for a state that is not given.
 """,
@@ -236,14 +257,14 @@ register(
     args=GatedDeltaRuleArgs,
     returns=("out", "final_state"),
     form=gated_delta_rule,
-    fake=_fake,
-    check_values=_check_values,
+    fake=partial(fake, "gated_delta_rule"),
+    check_values=partial(check_values, "gated_delta_rule"),
     run=entry("gated_delta_rule", "gated_delta_rule", "out", "final_state"),
     reference=in_torch("gated_delta_rule"),
     setup_context=_save,
     backward=_backward,
-    sharding=_sharding,
-    flops=_flops,
+    sharding=sharding,
+    flops=flops,
     lower_precision=("q", "k", "v"),
 )
 register(
@@ -251,24 +272,24 @@ register(
     args=GatedDeltaRuleBackwardArgs,
     returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
     form=gated_delta_rule_backward,
-    fake=_fake_backward,
-    check_values=_check_values,
+    fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
+    check_values=partial(check_values, "gated_delta_rule"),
     run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
     reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
     **by_autograd("gated_delta_rule_backward", "gradient_reference", TENSORS + 2),
-    sharding=_sharding_of_backward,
-    flops=lambda args: 2 * _flops(args),
+    sharding=sharding_of_backward,
+    flops=lambda args: 2 * flops(args),
 )
 register(
     name="gated_delta_rule_step",
     args=GatedDeltaRuleStepArgs,
     returns=("out", "new_state"),
     form=gated_delta_rule_step,
-    fake=_fake_step,
+    fake=partial(fake_step, "gated_delta_rule_step"),
     run=entry("gated_delta_rule_step", "gated_delta_rule_step", "out", "new_state"),
     reference=in_torch("gated_delta_rule_step"),
     **by_autograd("gated_delta_rule_step", "reference", 6),
-    sharding=_sharding_of_step,
-    flops=_step_flops,
+    sharding=sharding_of_step,
+    flops=flops,
     lower_precision=("q", "k", "v"),
 )

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.epilogue import program as language
-from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
@@ -99,7 +97,9 @@ def check_epilogue(
         )
         for dim, size in enumerate(wanted):
             checks.check_size(op, f"aux[{i}]", x, dim, size, f"by kind {kind!r}: {AUX_KINDS[kind]}")
-    language.parse(epilogue, products, len(aux), 0)
+    from torch_tile.kernels.epilogue.program import parse
+
+    parse(epilogue, products, len(aux), 0)
 
 
 def _fake_gemm(args: GemmArgs[Tensor]) -> Tensor:
@@ -134,6 +134,7 @@ def gradients(
 
     Matrix products are in a's dtype, as eager torch has them; the rest is in float32 (float64).
     """
+    from torch_tile.kernels.epilogue.autodiff import vjp
     from torch_tile.kernels.gemm.gemm import aux_views
 
     compute = compute_dtype(a.dtype)

@@ -11,7 +11,6 @@ from typing import Any, Final, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_tile.hardware import GRID_LIMITS
 from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
@@ -279,8 +278,6 @@ register(
 
 # `tile.mla_schedule`: divides the work of `tile.mla_decode` over sequences of different lengths among blocks.
 
-MOST_UNITS = GRID_LIMITS[1]  # blocks in the second dimension of a launch
-
 
 class MlaScheduleArgs(NamedTuple, Generic[V]):
     """Arguments of `tile.mla_schedule`."""
@@ -301,10 +298,7 @@ def _fake(args: MlaScheduleArgs[Tensor]) -> Tensor:
     )
     checks.check_dims("mla_schedule", "seq_lens", seq_lens, 1, "[B]")
     require_value(rows >= 0, lambda: f"tile.mla_schedule: rows is {rows}; expected Sq * H, 0 or more")
-    require_value(
-        0 <= units <= MOST_UNITS,
-        lambda: f"tile.mla_schedule: units is {units}; expected 0 (automatic) to {MOST_UNITS}",
-    )
+    checks.check_automatic("mla_schedule", "units", units)
     return seq_lens.new_empty((family.units_of(seq_lens, rows, units) + seq_lens.shape[0], family.FIELDS))
 
 

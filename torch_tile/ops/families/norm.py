@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.epilogue import program as language
-from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
@@ -94,6 +92,8 @@ def _fake_add_rms_norm(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _rms_norm_gradients(args: RmsNormArgs[Tensor], grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """Compute the gradients of x (in the computing dtype) and of the weight (in its own)."""
+    from torch_tile.kernels.epilogue.autodiff import vjp
+
     x, weight, activation = args.x, args.weight, args.activation
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
@@ -384,8 +384,10 @@ def check_fused(op: str, args: FusedNormArgs[Tensor]) -> None:
         for dim, size in enumerate(sizes):
             checks.check_size(op, name, v, dim, size, what)
     _check_same_runs(op, [v for v, kind in zip(aux, kinds, strict=True) if kind == "g"])
-    language.parse(args.prologue, 1, len(aux))
-    language.parse(args.epilogue, 1, len(aux))
+    from torch_tile.kernels.epilogue.program import parse
+
+    parse(args.prologue, 1, len(aux))
+    parse(args.epilogue, 1, len(aux))
 
 
 def _runs(x: Tensor, v: Tensor) -> tuple[checks.Size, ...]:
@@ -420,13 +422,16 @@ def _save(ctx: Any, args: FusedNormArgs[Tensor], output: tuple[Tensor, Tensor]) 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.fused_norm`."""
+    from torch_tile.kernels.epilogue.autodiff import vjp
+    from torch_tile.kernels.epilogue.program import evaluate
+
     x, *aux = ctx.saved_tensors
     args: FusedNormArgs[Any] = ctx.args
     compute = compute_dtype(x.dtype)
     operands = {f"x{i}": v.reshape(()) if k == "s" else v for i, (v, k) in enumerate(zip(aux, args.kinds, strict=True))}
     operands = {name: v.to(compute) for name, v in operands.items()}
     before = {"acc0": x.to(compute), **operands}
-    s = language.evaluate(args.prologue, [before["acc0"]], [operands[f"x{i}"] for i in range(len(aux))])
+    s = evaluate(args.prologue, [before["acc0"]], [operands[f"x{i}"] for i in range(len(aux))])
     s = s.to(x.dtype).to(compute)
     upstream = s.new_zeros(()) if not args.keep or grad_sum is None else grad_sum.to(compute)
     found: list[dict[str, Tensor]] = []

@@ -13,7 +13,6 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
@@ -176,6 +175,8 @@ def scaled_gemm(
     Raises:
         ValueError: if there are a bias and an epilogue.
     """
+    from torch_tile.kernels.epilogue.program import of_layer
+
     if bias is not None:
         require_value(not epilogue and not kinds, lambda: f"tile.{OP}: bias and epilogue are given; add it in epilogue")
         aux, kinds, epilogue = [bias], "r", of_layer("none", True, False)

@@ -185,8 +185,16 @@ def cast(source: DType, to: DType) -> Function:
         return lambda a: rounded(a, to)
     width = carrier(to)
     if source.is_float:
-        return lambda a: number(np.asarray(a).astype(np.int64).astype(width), to)
+        whole = _whole_uint64 if to.name == "uint64" else (lambda a: np.asarray(a).astype(np.int64).astype(width))
+        return lambda a: number(whole(a), to)
     return lambda a: a.astype(width) if isinstance(a, np.ndarray) else wrapped(int(a), to)
+
+
+def _whole_uint64(value: Value) -> Any:
+    """Truncate floats to uint64, those from 2^63 on included."""
+    x = np.asarray(value, np.float64)
+    high = x >= 2.0**63
+    return np.where(high, x - 2.0**63, x).astype(np.int64).astype(np.uint64) ^ (high.astype(np.uint64) << np.uint64(63))
 
 
 def mathematics(name: str, operand: DType, result: DType) -> Function:

@@ -103,7 +103,8 @@ class Expressions(Visitor):
 
     def visit_Call(self, node: ex.Call) -> Value:
         """Compute a call."""
-        return va.call(node.name, self.in_width(False, *node.args), node.args[0].dtype, node.type)
+        found = va.call(node.name, self.in_width(False, *node.args), node.args[0].dtype, node.type)
+        return va.wrap(found, int32) if node.type == int32 else found
 
     def visit_Select(self, node: ex.Select) -> Value:
         """Compute a choice."""

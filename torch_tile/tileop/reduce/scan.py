@@ -15,6 +15,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, cast, const, select
 from torch_tile.ir.stmt import Alloc, Block, Stmt, Store
 from torch_tile.tileop.base import (
+    Annotations,
     RegisteredOp,
     Tile,
     conjunction,
@@ -53,10 +54,13 @@ class Scan(RegisteredOp):
     reverse: bool = False
 
     @classmethod
-    def build(cls, src: Tile, dst: Tile | None = None, dim: int = 0, reverse: bool = False) -> Scan:
+    def build(
+        cls, src: Tile, dst: Tile | None = None, dim: int = 0, reverse: bool = False, annotations: Annotations = None
+    ) -> Scan:  # fmt: skip
         """Write running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
 
-        With `reverse` they run from the last element to the first.
+        With `reverse` they run from the last element to the first. `annotations` are hints of TileLang's without
+        effect.
         """
         a = need_region(src, cls.op_name, "src")
         b = a if dst is None else need_region(dst, cls.op_name, "dst")

@@ -59,6 +59,38 @@ FORMS = [  # score_mod, mask_mod, what the call says
 ]
 
 
+def test_lists_of_blocks_are_walked(light, generator):
+    """What no list names is not read; lists without a mask_mod say what is visible."""
+    q, k, v = problem(generator)
+    prefixed = create_block_mask(prefix, None, None, S, S, device="cpu", BLOCK_SIZE=32)
+    counts = torch.tensor([[[1, 2, 0, 1, 2]]], dtype=torch.int32)
+    indices = torch.zeros(1, 1, 5, 5, dtype=torch.int32)
+    indices[..., :2] = torch.tensor([[3, 0], [4, 1], [0, 0], [2, 0], [0, 4]])
+    alone = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=32, seq_lengths=(S, S))
+    for block_mask in (prefixed, alone):
+        given = [k, v]
+        if block_mask is prefixed:
+            shown = block_mask.to_dense()[0, 0].any(0).repeat_interleave(32)[:S, None]
+            given = [torch.where(shown.bool(), x, float("nan")) for x in given]
+
+        def f(q, k, v, block_mask=block_mask):
+            return flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)
+
+        with torch.no_grad():
+            got, report = light(f, q, *given)
+            heads = [x.repeat_interleave(2, 1) for x in (k, v)]
+            seen = prefix(0, 0, torch.arange(S)[:, None], torch.arange(S))
+            if block_mask is alone:
+                blocks = torch.zeros(5, 5, dtype=torch.bool)
+                for i, n in enumerate(counts[0, 0].tolist()):
+                    blocks[i, indices[0, 0, i, :n].long()] = True
+                seen = blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)[:S, :S]
+            want = torch.nn.functional.scaled_dot_product_attention(q, *heads, seen).nan_to_num()
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+        (row,) = report.replaced("attention")
+        assert row.what.startswith("tile.attention_block_sparse(") and "blocks 32 x 32" in row.what, row
+
+
 def problem(generator):
     return (torch.randn(2, h, S, 16, generator=generator) for h in (4, 2, 2))
 
@@ -96,8 +128,8 @@ def test_what_stays(light, generator):
     q, k, v = problem(generator)
     document = (torch.arange(S) // 50).int()
     documents = create_block_mask(lambda b, h, i, j: document[i] == document[j], None, None, S, S, device="cpu")
-    ones = torch.ones(1, 1, 2, dtype=torch.int32)
-    lists = BlockMask.from_kv_blocks(ones, torch.zeros(1, 1, 2, 2, dtype=torch.int32), seq_lengths=(S, S))
+    ones, firsts = torch.ones(1, 1, 4, dtype=torch.int32), torch.zeros(1, 1, 4, 4, dtype=torch.int32)
+    lists = BlockMask.from_kv_blocks(ones, firsts, BLOCK_SIZE=40, seq_lengths=(S, S))
     for options, reason in (
         ({"block_mask": documents}, "torch.int32, which float32 may not hold"),
         ({"block_mask": lists}, "only its lists say what is visible"),

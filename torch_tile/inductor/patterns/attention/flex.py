@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replace torch's `flex_attention` by `tile.attention`: translate score_mod and mask_mod into a text and a rule.
+"""Replace torch's `flex_attention` by a tile op: translate score_mod and mask_mod into a text and a rule.
 
-The mask_mod defines a block mask, as in torch's own eager form. The lists of blocks only name blocks to skip.
+The mask_mod defines a block mask, as in torch's own eager form. The lists of blocks name blocks to skip: where a causal
+rule or a window does not say the same, `tile.attention_block_sparse` walks the lists.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from torch_tile.inductor.graph.nodes import (
 from torch_tile.inductor.graph.pointwise import WORDS
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.patterns.attention import masks, score_program
-from torch_tile.inductor.patterns.attention.rewrite import call, describe
+from torch_tile.inductor.patterns.attention.rewrite import BLOCK_SPARSE, arguments_of, call, describe
 from torch_tile.inductor.patterns.attention.scores import NoMatch
+from torch_tile.kernels.attention.args import BlockSparseArgs
 from torch_tile.kernels.attention.arguments import FAR
+from torch_tile.ops.families.attention_block_sparse import LEAST
 
 OP = torch.ops.higher_order.flex_attention
 PLACES = (index_expr.B, index_expr.H, index_expr.Q, index_expr.K)
@@ -85,18 +88,41 @@ def _attend(rewrite: Rewrite, node: Node) -> Node:
     places = Places(dims[0], dims[2], dims[3], dims[1])
     score = index_expr.numeric(_value(score_mod, (score_program.SCORE, *PLACES), score_buffers))
     visible = index_expr.truth(_value(block_mask[-1], PLACES, mask_buffers))
-    if visible == sympy.true and not _is_one_block(block_mask, shape(q)[2], shape(k)[2]):
+    lists = _lists(block_mask, shape(q)[2], shape(k)[2])
+    if visible == sympy.true and lists is None and not _is_one_block(block_mask, shape(q)[2], shape(k)[2]):
         raise NoMatch(
             "the block mask has blocks but no mask_mod: only its lists say what is visible",
-            "give BlockMask a mask_mod that says the same",
+            f"give BlockMask a mask_mod that says the same, or blocks of a multiple of {LEAST} rows",
         )
     # One place of a single element is 0: what is asked of it holds for all, or for none.
     alone = {symbol: 0 for symbol, group in zip(PLACES, dims, strict=True) if not group}
     score, visible = score.subs(alone), visible.subs(alone)
     rule = masks.classify(visible, extent(dims[2]), extent(dims[3])) or masks.Rule(False, 0, 0, visible)
+    whole = rule.complete and visible != sympy.true  # the rule says what the lists say
     if not rule.complete:
         score = sympy.Piecewise((score, rule.rest), (-sympy.oo, True))
-    return call(rewrite, (q, k, v), masks.Said(rule, None, score), scale, dims, places)
+    said = masks.Said(rule, None, score)
+    if lists is None or whole:
+        return call(rewrite, (q, k, v), said, scale, dims, places)
+    given = arguments_of(rewrite, (q, k, v), said, scale, dims, places)
+    counts, indices, full_counts, full_indices, rows, columns = lists
+    options = given.causal, given.scale, given.window, given.q_offset, given.aux, given.score
+    sparse = BlockSparseArgs(q, k, v, counts, indices, full_counts, full_indices, rows, columns, *options)
+    return rewrite.call(BLOCK_SPARSE, *sparse)
+
+
+def _lists(block_mask: Sequence[Any], queries: Any, keys: Any) -> tuple[Any, ...] | None:
+    """Return the lists of a block mask and the sizes of its blocks, None if there are none that kernels can walk."""
+    rows, columns = block_mask[-3:-1]
+    if not isinstance(rows, int) or not isinstance(columns, int) or rows % LEAST or columns % LEAST:
+        return None
+    found = block_mask[2:6]
+    counts = found[0]
+    if _is_one_block(block_mask, queries, keys) or not is_tensor(counts) or dtype(counts) != torch.int32:
+        return None
+    if not known(shape(counts)[2] == (queries + rows - 1) // rows):
+        return None
+    return (*found, rows, columns)
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:

@@ -45,10 +45,11 @@ from torch_tile.inductor.patterns.attention.matcher import (
 )
 from torch_tile.inductor.patterns.attention.scores import Mask, NoMatch, aligned
 from torch_tile.inductor.select import cost_rules
-from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
+from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs, BlockSparseArgs
 
 OP = torch.ops.tile.attention.default
 BACKWARD = torch.ops.tile.attention_backward.default
+BLOCK_SPARSE = torch.ops.tile.attention_block_sparse.default
 SOFTMAX = torch.ops.tile.softmax.default
 FUSED = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -197,7 +198,10 @@ def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
 
 def describe(rewrite: Rewrite) -> str:
     """Return the text of a rewrite for the report: its op and shapes."""
-    node = next(n for n in rewrite.nodes if is_call(n, OP, LSE))
+    node = next(n for n in rewrite.nodes if is_call(n, OP, LSE, BLOCK_SPARSE))
+    if is_call(node, BLOCK_SPARSE):
+        blocks = bind(node, BlockSparseArgs[Any])
+        return f"tile.attention_block_sparse{signature(node)} of blocks {blocks.block_q} x {blocks.block_kv}"
     return "tile.attention" + signature(node, " with sinks" if is_call(node, LSE) else "")
 
 
@@ -210,9 +214,9 @@ def attention_args(node: Node) -> AttentionArgs[Any]:
 
 def signature(node: Node, more: str = "") -> str:
     """Return the text of shapes and mask kind of a `tile.attention` or of its backward."""
-    args = attention_args(node)
+    args = bind(node, BlockSparseArgs[Any]) if is_call(node, BLOCK_SPARSE) else attention_args(node)
     q, k, v = (list(shape(n)) for n in (args.q, args.k, args.v))
-    kind = [word for word, on in (("causal", args.causal), ("mask", args.mask)) if on]
+    kind = [word for word, on in (("causal", args.causal), ("mask", getattr(args, "mask", None))) if on]
     if args.window:
         kind.append(f"window {args.window}")
     if args.score:

@@ -11,8 +11,8 @@ from torch_tile.inductor.report import rows as report
 from torch_tile.ops.registry import operator_of
 
 SCANS = (
-    "causal_conv1d", "causal_conv1d_update", "gated_delta_rule", "gated_delta_rule_step", "selective_state_update",
-    "ssd_chunk_scan",
+    "causal_conv1d", "causal_conv1d_update", "gated_delta_rule", "gated_delta_rule_step",
+    "gated_linear_attention", "gated_linear_attention_step", "selective_state_update", "ssd_chunk_scan",
 )  # fmt: skip
 
 

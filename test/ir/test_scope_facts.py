@@ -4,8 +4,8 @@
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import Block, For, If, Kernel, Let, LoopKind, Program, Role, Store
-from torch_tile.lowering.analysis.scope_facts import Known
 
 x = Buffer("x", (const(999, dt.int32),), dt.int32, "global")
 t, n = Var("t", dt.int32, "thread"), Var("n", dt.int32, "dim", 4)

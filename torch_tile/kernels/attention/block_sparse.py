@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in which each block of queries sees the blocks of keys that lists name, and its gradients.
+
+The kernels are those of dense attention (forward.py, backward.py), which walk the lists (block_lists.py) instead of a
+range of keys. No mask is in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_tile.kernels.attention import backward, forward
+from torch_tile.kernels.attention.args import AttentionArgs, BlockSparseArgs, BlockSparseBackwardArgs
+from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
+from torch_tile.kernels.attention.block_lists import Listed, as_blocks, joined
+from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, into, machine_of
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention as `forward.reference` does under a mask that the lists of `BlockSparseArgs` make.
+
+    q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; block i of `block_q` queries sees block j of
+    `block_kv` keys if j is one of the first `kv_num_blocks[b, h, i]` of `kv_indices[b, h, i]`, or likewise in the lists
+    of full blocks. Causal rule, window and scores hold there as in `attention`.
+    """
+    args: BlockSparseArgs[torch.Tensor] = BlockSparseArgs(*given, **named)
+    return forward.reference(*masked(args))
+
+
+def listed(args: BlockSparseArgs[torch.Tensor]) -> Listed:
+    """Return the lists of a call as one."""
+    partial, full = (args.kv_num_blocks, args.kv_indices), (args.full_kv_num_blocks, args.full_kv_indices)
+    return Listed(*joined([partial, full]), args.block_q, args.block_kv)
+
+
+def key_blocks(args: BlockSparseArgs[Any]) -> Any:
+    """Return the number of blocks of keys."""
+    return -(-args.k.shape[2] // args.block_kv)
+
+
+def dense(args: BlockSparseArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
+    """Return the arguments without the lists."""
+    return AttentionArgs(
+        args.q, args.k, args.v, None, args.causal, args.scale, args.window, args.q_offset, args.aux, args.score
+    )
+
+
+def masked(args: BlockSparseArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
+    """Return the arguments with a mask of all pairs in place of the lists."""
+    lists = listed(args)
+    seen = as_blocks(lists.counts, lists.indices, key_blocks(args))
+    seen = seen.repeat_interleave(args.block_q, 2)[:, :, : args.q.shape[2]]
+    return dense(args)._replace(mask=seen.repeat_interleave(args.block_kv, 3)[..., : args.k.shape[2]])
+
+
+def backward_reference(*given: Any, **named: Any) -> Gradients:
+    """Compute the gradients of `reference`'s first result in q, k and v, each in its tensor's dtype and memory order.
+
+    Takes the arguments of `BlockSparseBackwardArgs`; does not read `out` and `lse`.
+    """
+    args: BlockSparseBackwardArgs[torch.Tensor] = BlockSparseBackwardArgs(*given, **named)
+    dq, dk, dv = gradients(args.grad, args.forward)
+    return placed_beside(dq, args.q), placed_beside(dk, args.k), placed_beside(dv, args.v)
+
+
+def gradients(grad: torch.Tensor, args: BlockSparseArgs[torch.Tensor]) -> Gradients:
+    """Compute the gradients of `reference` in q, k and v in the dtype of sums."""
+    return backward.gradients(grad, masked(args))[:3]
+
+
+def attention_block_sparse(
+    *given: Any,
+    config: Any = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    needs_lse: bool = True,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention as `reference` does. `config` overrides the choice of a tiling.
+
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None if nobody
+    `needs_lse`.
+    """
+    args: BlockSparseArgs[torch.Tensor] = BlockSparseArgs(*given, **named)
+    q = args.q
+    if out is None:
+        out = empty_beside(q, args.v.shape[3])
+    if lse is None and needs_lse:
+        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    if not (out if lse is None else lse).numel():
+        return out, lse
+    if has_kernels(q) and forward.run(dense(args), out, lse, machine_of(q), config, 0, lists=listed(args)):
+        return out, lse
+    result, lse_made = reference(*args)
+    return into(out, result), None if lse is None else into(lse, lse_made)
+
+
+def attention_block_sparse_backward(
+    *given: Any, tilings: Any = None, results: Gradients | None = None, **named: Any
+) -> Gradients:
+    """Compute the gradients as `backward_reference` does. `tilings` overrides the choice of tilings.
+
+    `results` may be given, each dense in the memory order of its tensor.
+    """
+    args: BlockSparseBackwardArgs[torch.Tensor] = BlockSparseBackwardArgs(*given, **named)
+    q, k, v = args.q, args.k, args.v
+    if results is None:
+        results = backward.empty_results(q, k, v, "")[:3]
+    if has_kernels(q) and q.numel() and k.numel() and v.numel():
+        lists = listed(args.forward)
+        whole = dense(args.forward).backward(args.grad, args.out, args.lse)
+        kept = q.new_empty((0, *q.shape[:3], k.shape[2]))
+        if backward.run(whole, (*results, kept), machine_of(q), tilings, lists=lists):
+            return results
+    all_into(results, backward_reference(*args))
+    return results

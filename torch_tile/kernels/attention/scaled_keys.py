@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values in float8 with a scale for each position, which the kernels of attention widen to the queries' dtype.
+
+A key is `values * scale`, computed in float32 and rounded once to the queries' dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.kernels.attention.sequences import Given, Span, place_of_key
+from torch_tile.kernels.common import strided
+
+E4M3 = torch.float8_e4m3fn
+
+
+def scale_types(slabs: Any, heads: Any, rows: Any) -> list[Any]:
+    """Return the parameter types of the scales of keys and of values; shared scales have strides of 0."""
+    return [strided(name, (slabs, heads, rows), torch.float32, unit=False, align=4) for name in ("k_scale", "v_scale")]
+
+
+@T.macro
+def widen(given: Given, raw: Any, scale: Any, tile: Any, span: Span, head: Any, step: Any) -> None:
+    """Write a tile of float8 keys or values, times their scales, into a tile of the queries' dtype.
+
+    Positions behind the end of the sequence get numbers of no meaning.
+    """
+    keys = tile.shape[0]
+    for j, c in T.Parallel(*tile.shape):
+        slab, row = place_of_key(given, scale, span, step * keys + j)
+        tile[j, c] = T.cast(T.cast(raw[j, c], T.float32) * scale[slab, head, row], tile.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """The scales of keys and values before a launch, float32 `[slabs, Hkv, rows]` as the keys are `[.., D]`."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors in the order of `scale_types`."""
+        return [self.k, self.v]
+
+
+def widened(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float8 `values` `[..., D]` times their scales, which broadcast to `[...]`, in `dtype`, in plain torch."""
+    return (values.float() * scale[..., None]).to(dtype)

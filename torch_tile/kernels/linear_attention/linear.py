@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear attention with decays and without the delta rule (RetNet, lightning attention, Mamba-2's form, GLA).
+
+`S[t] = exp(g[t]) S[t-1] + k[t] v[t]^T`: the gated delta rule whose values are learned as they are. So its kernels run,
+compiled without errors and triangles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_tile.kernels.linear_attention import delta, delta_backward, delta_torch, step
+from torch_tile.kernels.linear_attention.args import GatedLinearAttentionArgs, GatedLinearAttentionBackwardArgs
+
+
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.gated_linear_attention` in plain torch."""
+    return delta_torch.reference(*GatedLinearAttentionArgs(*given, **named).rule)
+
+
+def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """Compute `tile.gated_linear_attention_backward` in plain torch. Autograd can differentiate it again."""
+    return delta_torch.gradient_reference(*GatedLinearAttentionBackwardArgs(*given, **named).rule)
+
+
+def step_reference(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.gated_linear_attention_step` in plain torch, token after token."""
+    return step.reference(state, q, k, v, g, None, scale)
+
+
+def gated_linear_attention(
+    *given: Any,
+    config: delta.Config | None = None,
+    out: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the attention as `reference` does; options as those of `gated_delta_rule`."""
+    rule = GatedLinearAttentionArgs(*given, **named).rule
+    return delta.gated_delta_rule(*rule, config=config, out=out, final_state=final_state)
+
+
+def gated_linear_attention_backward(
+    *given: Any, config: delta.Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients as `gradient_reference` does; options as those of `gated_delta_rule_backward`."""
+    rule = GatedLinearAttentionBackwardArgs(*given, **named).rule
+    return delta_backward.gated_delta_rule_backward(*rule, config=config, results=results)
+
+
+def gated_linear_attention_step(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    scale: float | None = None,
+    config: step.Config | None = None,
+    out: torch.Tensor | None = None,
+    new_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
+    return step.gated_delta_rule_step(state, q, k, v, g, None, scale, False, config, out, new_state)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.gated_linear_attention`, whose state adds values and decays, its gradient, and its step of a few tokens.
+
+Checks, empty results and rules are those of the delta rule without a beta.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.kernels.linear_attention.args import (
+    LINEAR_GRADIENTS,
+    GatedLinearAttentionArgs,
+    GatedLinearAttentionBackwardArgs,
+)
+from torch_tile.ops.families import delta_rule
+from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
+
+TENSORS = 6  # the first arguments
+
+
+class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_linear_attention_step`."""
+
+    state: V
+    q: V
+    k: V
+    v: V
+    g: V
+    scale: float | None = None
+
+
+def _save(ctx: Any, args: GatedLinearAttentionArgs[Tensor], output: Any) -> None:
+    ctx.options = without_tensors(args)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:TENSORS])
+
+
+def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
+    args = GatedLinearAttentionArgs(*ctx.saved_tensors, *ctx.options[TENSORS:])
+    if grad is None and grad_state is None:
+        return op_gradients(GatedLinearAttentionArgs)
+    grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
+    made = torch.ops.tile.gated_linear_attention_backward(grad, grad_state, *args)
+    found = {name: t for name, t in zip(LINEAR_GRADIENTS, made, strict=True) if getattr(args, name) is not None}
+    return op_gradients(GatedLinearAttentionArgs, **found)
+
+
+_ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
+    k: `[B, L, G, K]` in q's dtype.
+    v: `[B, L, H, V]` in q's dtype.
+    g: `[B, L, H]`, of any floating dtype: the logarithm of the decay, at most 0 (constant for each head in RetNet and
+        lightning attention, expanded); or `[B, L, H, K]`, where each channel of the keys decays by itself. G is H then.
+"""
+_SCALE = """    scale: the factor of q; None for `K ** -0.5`.
+"""
+
+gated_linear_attention = form(
+    "gated_linear_attention",
+    GatedLinearAttentionArgs[Tensor],
+    tuple[Tensor, Tensor],
+    f"""Linear attention with decays (RetNet, arXiv:2307.08621; GLA, arXiv:2312.06635; lightning attention,
+arXiv:2401.04658).
+
+`S[t] = exp(g[t]) S[t-1] + k[t] v[t]^T`, `y[t] = scale S[t]^T q[t]`, with a state `[K, V]` for each head. Products run
+on tensor cores in chunks of times; states and sums are in float32 (float64 for float64). The gradient is kernels, too.
+K above 256 (64 for float64) runs as plain torch.
+
+Args:
+{_ARGS}{delta_rule.STATE}{_SCALE}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the last state in float32 (float64 for float64).
+
+Values of cu_seqlens are checked on the CPU only.
+""",
+)
+gated_linear_attention_backward = form(
+    "gated_linear_attention_backward",
+    GatedLinearAttentionBackwardArgs[Tensor],
+    tuple[Tensor, ...],
+    f"""The gradients of `gated_linear_attention`.
+
+Args:
+    grad: `[B, L, H, V]` in v's dtype, of the output.
+    grad_state: of the last state; None for 0.
+{_ARGS}{delta_rule.STATE}{_SCALE}
+Returns:
+    the gradients by q, k, v, g and initial_state, in their dtypes; `[0]` for a state that is not given.
+""",
+)
+gated_linear_attention_step = form(
+    "gated_linear_attention_step",
+    GatedLinearAttentionStepArgs[Tensor],
+    tuple[Tensor, Tensor],
+    f"""A few tokens of `gated_linear_attention`, one after the other: for decoding.
+
+Args:
+    state: `[B, H, K, V]`, of any floating dtype.
+{_ARGS}{_SCALE}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
+""",
+)
+
+
+register(
+    name="gated_linear_attention",
+    args=GatedLinearAttentionArgs,
+    returns=("out", "final_state"),
+    form=gated_linear_attention,
+    fake=partial(delta_rule.fake, "gated_linear_attention"),
+    check_values=partial(delta_rule.check_values, "gated_linear_attention"),
+    run=entry("gated_linear_attention", "gated_linear_attention", "out", "final_state"),
+    reference=in_torch("gated_linear_attention"),
+    setup_context=_save,
+    backward=_backward,
+    sharding=delta_rule.sharding,
+    flops=delta_rule.flops,
+    lower_precision=("q", "k", "v"),
+)
+register(
+    name="gated_linear_attention_backward",
+    args=GatedLinearAttentionBackwardArgs,
+    returns=("dq", "dk", "dv", "dg", "dinitial_state"),
+    form=gated_linear_attention_backward,
+    fake=lambda args: delta_rule.fake_backward("gated_linear_attention_backward", args, LINEAR_GRADIENTS),
+    check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
+    run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
+    reference=in_torch("gated_linear_attention", "gradient_reference"),
+    **by_autograd("gated_linear_attention", "gradient_reference", TENSORS + 2),
+    sharding=delta_rule.sharding_of_backward,
+    flops=lambda args: 2 * delta_rule.flops(args),
+)
+register(
+    name="gated_linear_attention_step",
+    args=GatedLinearAttentionStepArgs,
+    returns=("out", "new_state"),
+    form=gated_linear_attention_step,
+    fake=partial(delta_rule.fake_step, "gated_linear_attention_step"),
+    run=entry("gated_linear_attention", "gated_linear_attention_step", "out", "new_state"),
+    reference=in_torch("gated_linear_attention", "step_reference"),
+    **by_autograd("gated_linear_attention", "step_reference", 5),
+    sharding=delta_rule.sharding_of_step,
+    flops=delta_rule.flops,
+    lower_precision=("q", "k", "v"),
+)
