@@ -2,17 +2,19 @@
 """Attention forward and decoding: `python -m benchmarks.attention [--quick] [--only decode] [--rivals cuDNN,FA2]`.
 
 Work counts half for causal masks. Rivals: cuDNN and FlashAttention-2 as torch ships them, flex_attention (Triton) on a
-few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed; under masks in memory
-cuDNN and torch's memory-efficient kernel, which take them.
+few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed, FlashAttention-4 where a
+module `rivals` offers it (bf16); under masks in memory cuDNN and torch's memory-efficient kernel, which take them.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -165,6 +167,8 @@ def rivals_of(
         "FA2": lambda: partial(through, SDPBackend.FLASH_ATTENTION, sdpa),
         "FA3": partial(flash_attention_3, s, q, k, v),
     }
+    if not s.is_decode and s.dtype == BF16 and importlib.util.find_spec("rivals") is not None:
+        rivals["FA4"] = partial(flash_attention_4, s, q, k, v)
     if s.flex:
         rivals["flex"] = partial(flex, s, q, k, v)
     if not s.is_decode and not s.v_d:
@@ -188,6 +192,13 @@ def flash_attention_3(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
     return call
+
+
+def flash_attention_4(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+    """Its tensors are `[batch, length, heads, d]`."""
+    module: Any = importlib.import_module("rivals.fa4")
+    operands = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    return lambda: module.forward(*operands, causal=s.causal)[0].transpose(1, 2)
 
 
 def flex(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:

@@ -60,6 +60,7 @@ NOT_MIRRORED = {
     "errors": "one kernel that must fail for each entry of catalog.py",
     "golden": "printed kernels at every stage",
     "faults": "classes of faults that were mended, one file each, on every target",
+    "ops/test_on_gpu.py": "runs every operator on a GPU",
     "ops/test_arguments.py": "is about every tensor argument of every operator",
     "papers": "the kernels of the papers, as printed there",
     "models": "whole models through several layers",
