@@ -104,6 +104,8 @@ def scaled_gemm_samples(t: Maker) -> list[tuple]:
         (a, b, scale(5, 2), scale(2, 1), [], "", "", t.dtype),
         (a, b, scale(5, 2), scale(2, 9), [bias], "r", text, t.dtype),
         (whole(5, 130), whole(9, 130).mT, scale(5, 1) / 64, scale(1, 9) / 64, [bias], "r", text, t.dtype),
+        (whole(5, 64), whole(9, 32).mT, scale(5, 1) / 64, scale(1, 9) / 64, [bias], "r", text, t.dtype, 4),
+        (whole(5, 64), whole(9, 16).view(torch.uint8).mT, scale(5, 1), scale(1, 9), [], "", "", t.dtype, 2, 1),
     ]
 
 
@@ -136,6 +138,21 @@ def grouped_scaled_gemm_samples(t: Maker) -> list[tuple]:
         (a, b, scale(1, 1), scale(3, 1, 1), int32([2, 2, 6]), [], "", "", t.dtype),
         (a, b, scale(7, 1), scale(3, 1, 9), int32([0, 5, 7]), [bias], "g", "v0=add(acc0,x0);ret v0", t.dtype),
         (a, b, scale(7, 2), scale(3, 2, 1), int32([7, 7, 7]), [], "", "", t.dtype),
+    ]
+
+
+def masked_scaled_gemm_samples(t: Maker) -> list[tuple]:
+    def of(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=t.generator).to(torch.float8_e4m3fn)
+
+    def scale(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=t.generator) + 0.5
+
+    a, b, bias = of(3, 7, 130), of(3, 9, 130).mT, torch.randn(3, 9, generator=t.generator)
+    return [
+        (a, b, scale(3, 1, 1), scale(3, 1, 1), int32([2, 0, 7]), [], "", "", t.dtype),
+        (a, b, scale(3, 7, 1), scale(3, 1, 9), int32([0, 5, 7]), [bias], "g", "v0=add(acc0,x0);ret v0", t.dtype),
+        (a, b, scale(3, 7, 2), scale(3, 2, 1), int32([7, 1, 7]), [], "", "", t.dtype),
     ]
 
 
@@ -358,6 +375,12 @@ def fused_norm_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def fused_norm_quantize_samples(t: Maker) -> list[tuple]:
+    forms = (0, torch.float8_e4m3fn), (4, torch.float8_e5m2), (16, torch.int8), (3, torch.float8_e4m3fn)
+    norms = [[[y.detach() for y in x] if isinstance(x, list) else x for x in norm] for norm in fused_norm_samples(t)]
+    return [(norm[0].detach(), *norm[1:], *form) for norm, form in zip(norms, forms, strict=True)]
+
+
 def softmax_samples(t: Maker) -> list[tuple]:
     wide = torch.promote_types(t.dtype, torch.float32)
     return [(t(3, 7),), (t.strided(2, 3, 7), 1), (t(2, 3, 4), 0, wide), (t(),)]
@@ -567,6 +590,7 @@ SAMPLES = {
     "scaled_gemm": scaled_gemm_samples,
     "grouped_dequant_gemm": grouped_dequant_gemm_samples,
     "grouped_scaled_gemm": grouped_scaled_gemm_samples,
+    "masked_scaled_gemm": masked_scaled_gemm_samples,
     "quantize_fp8": quantize_fp8_samples,
     "quantize_int8": lambda t: [(t(5, 7).detach(), 0), (t.strided(5, 150).detach(), 128)],
     "linear": linear_samples,
@@ -591,6 +615,7 @@ SAMPLES = {
     "add_rms_norm": add_rms_norm_samples,
     "layer_norm": layer_norm_samples,
     "fused_norm": fused_norm_samples,
+    "fused_norm_quantize": fused_norm_quantize_samples,
     "softmax": softmax_samples,
 }
 

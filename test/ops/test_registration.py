@@ -36,7 +36,15 @@ ANY_DTYPE = [
     "route",
 ]  # sums and results are in float32 whatever the logits' dtype
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-REFUSING = ["scaled_gemm", "grouped_scaled_gemm", "quantize_fp8", "quantize_int8", "mla_decode_fp8"]  # gradients
+REFUSING = [
+    "scaled_gemm",
+    "grouped_scaled_gemm",
+    "masked_scaled_gemm",
+    "quantize_fp8",
+    "quantize_int8",
+    "fused_norm_quantize",
+    "mla_decode_fp8",
+]  # gradients
 INTEGERS = ["mla_schedule", "group_tokens", "lightning_index"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
@@ -84,7 +92,7 @@ def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8"})
+    "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8", "fused_norm_quantize"})
 )  # whose results have dtypes of their own
 def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
     tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
@@ -272,6 +280,11 @@ DYNAMIC["grouped_scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),
     *(torch.ones(n, 2), torch.ones(3, 1, n + 2), torch.tensor([2, 2, 3], dtype=torch.int32), [], "", "", torch.float32),
 )
+DYNAMIC["masked_scaled_gemm"] = lambda t, n: (
+    *(torch.ones(3, n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),
+    *(torch.ones(3, n, 2), torch.ones(3, 1, n + 2), torch.tensor([2, 0, 3], dtype=torch.int32)),
+    *([], "", "", torch.float32),
+)
 DYNAMIC["grouped_dequant_gemm"] = lambda t, n: (
     *(
         t(n, 64),
@@ -281,6 +294,10 @@ DYNAMIC["grouped_dequant_gemm"] = lambda t, n: (
         torch.tensor([2, 2, 3], dtype=torch.int32),
     ),
     *(4, False, 8, [t(3, n + 2)], "g", "v0=add(acc0,x0);ret v0", torch.float32),
+)
+DYNAMIC["fused_norm_quantize"] = lambda t, n: (
+    *(t(n, n + 1, 150).detach(), [t(n, 1, 150).detach(), t(150).detach()], "gr"),
+    *("v0=add(acc0,x0);ret v0", "v0=mul(acc0,x1);ret v0", True, 1, True, torch.float32, 128, torch.float8_e4m3fn),
 )
 DYNAMIC["quantize_int8"] = lambda t, n: (t(n, n + 1, 150).detach(), 0)
 DYNAMIC["quantize_fp8"] = lambda t, n: (t(n, n + 1, 150).detach(), 128, torch.float8_e4m3fn)

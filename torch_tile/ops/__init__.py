@@ -5,11 +5,11 @@ Importing this registers every op; `torch_tile.ops.X(...)` is the documented Pyt
 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device. Sums are kept in
 float32 (float64 for float64). Results are fresh and, but for attention's, contiguous. Empty tensors give empty or zero
-results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm`, `quantize_fp8` and `quantize_int8`, whose operands
-or results are rounded; log-sum-exps have none. A refused argument raises RuntimeError (shapes, devices), TypeError
-(dtypes, None for a tensor), ValueError (strings and numbers) or IndexError (`dim`). The message names the argument,
-what was got and what is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in
-float32 on CUDA.
+results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm`, `masked_scaled_gemm`, `quantize_fp8`,
+`quantize_int8` and `fused_norm_quantize`, whose operands or results are rounded; log-sum-exps have none. A refused
+argument raises RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor), ValueError (strings and numbers)
+or IndexError (`dim`). The message names the argument, what was got and what is wanted. Under autocast, products follow
+its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
 from torch_tile.ops import families as families
@@ -30,6 +30,7 @@ from torch_tile.ops.families.causal_conv1d import causal_conv1d, causal_conv1d_b
 from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
 from torch_tile.ops.families.delta_rule import gated_delta_rule, gated_delta_rule_backward, gated_delta_rule_step
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
+from torch_tile.ops.families.fused_norm_quantize import fused_norm_quantize
 from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
@@ -41,6 +42,7 @@ from torch_tile.ops.families.linear_attention import (
     gated_linear_attention_step,
 )
 from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
+from torch_tile.ops.families.masked_scaled_gemm import masked_scaled_gemm
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.mla_packed import append_latents, mla_decode_fp8, mla_sparse, pack_latents
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
@@ -70,6 +72,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_backward",
     "dequant_gemm",
+    "fused_norm_quantize",
     "gated_delta_rule",
     "gated_delta_rule_backward",
     "gated_delta_rule_step",
@@ -87,6 +90,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_gradients",
+    "masked_scaled_gemm",
     "mla_decode",
     "mla_decode_fp8",
     "mla_decode_lse",

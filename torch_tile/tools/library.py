@@ -28,6 +28,7 @@ from torch_tile.kernels.gemm import (
     grouped_dequant,
     grouped_scaled,
     grouped_wgrad,
+    masked_scaled,
     scaled,
 )
 from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
@@ -39,7 +40,7 @@ from torch_tile.kernels.mla import (
     scheduler as mla_schedule,
 )
 from torch_tile.kernels.moe import group as group_tokens, route
-from torch_tile.kernels.norm import fused as fused_norm, norm, quantize, softmax
+from torch_tile.kernels.norm import fused as fused_norm, fused_quantize, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
 from torch_tile.runtime.launch_plan import Launch, LaunchPlan, planning
 
@@ -191,13 +192,18 @@ def _scaled_gemms() -> Iterator[Case]:
             yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
     for m in (16, 4096):
         yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))
+    for bits, of in ((4, "runs"), (2, "rows")):
+        for m in (16, 1024):
+            yield Case(f"scaled_gemm int8 by int{bits} {m}", _scaled_gemm(m, *forms[of], dtype=torch.int8, bits=bits))
     for group in (0, 128):
         yield Case(f"quantize_fp8 {group}", _quantization(group))
     yield Case("quantize_int8", _quantization(0, torch.int8))
+    for group in (0, 128):
+        yield Case(f"fused_norm_quantize {group}", _normed_quantization(group))
 
 
 def _scaled_gemm(
-    m: int, of_a: tuple[int, int], of_b: tuple[int, int], dtype: torch.dtype = torch.float8_e4m3fn
+    m: int, of_a: tuple[int, int], of_b: tuple[int, int], dtype: torch.dtype = torch.float8_e4m3fn, bits: int = 8
 ) -> Callable[[Make], object]:
     """Return a call of `scaled_gemm`; scales as (rows that share one, columns that share one or 0)."""
     n = k = 4096
@@ -207,8 +213,8 @@ def _scaled_gemm(
             make((rows // shared, k // group if group else 1), torch.float32)
             for rows, (shared, group) in ((m, of_a), (n, of_b))
         )
-        a, b = make((m, k), dtype), make((n, k), dtype)
-        return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16)
+        a, b = make((m, k), dtype), make((n, k * bits // 8), dtype)
+        return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16, bits)
 
     return call
 
@@ -226,6 +232,7 @@ def _experts() -> Iterator[Case]:
             yield Case(f"grouped_dequant_gemm {name} gated {rows}", _few_bit_experts(rows, *scheme, gated, 2))
         for name, form in {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128))}.items():
             yield Case(f"grouped_scaled_gemm {name} {rows}", _float8_experts(rows, *form))
+            yield Case(f"masked_scaled_gemm {name} {rows}", _masked_experts(rows, *form))
 
 
 def _few_bit_experts(
@@ -265,9 +272,37 @@ def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> 
     return call
 
 
+def _masked_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
+    """Return a call of `masked_scaled_gemm`; scales as for `_float8_experts`."""
+    float8, groups, n, k = torch.float8_e4m3fn, 32, 2048, 2048
+
+    def call(make: Make) -> object:
+        runs = [k // columns if columns else 1 for _, columns in (of_a, of_b)]
+        scale_a = make((groups, rows, runs[0]), torch.float32)
+        scale_b = make((groups, n // of_b[0], runs[1]), torch.float32)
+        a, b, counts = make((groups, rows, k), float8), make((groups, n, k), float8), make((groups,), torch.int32)
+        return masked_scaled.masked_scaled_gemm(
+            a, b.mT, scale_a, scale_b.mT, counts, [], "", "", torch.bfloat16
+        )  # fmt: skip
+
+    return call
+
+
 def _quantization(group: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Callable[[Make], object]:
     """Return a call of `quantize_fp8` in runs of `group` columns, or of `quantize_int8`."""
     return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, dtype)
+
+
+def _normed_quantization(group: int) -> Callable[[Make], object]:
+    """Return a call of `fused_norm_quantize`: an RMS norm of a sum with a residual, which is kept."""
+
+    def call(make: Make) -> object:
+        dtype, texts = torch.bfloat16, ("v0=add(acc0,x0);ret v0", "v0=mul(acc0,x1);ret v0")
+        aux = [make((4096, 7168), dtype), make((7168,), dtype)]
+        norm = make((4096, 7168), dtype), aux, "tr", *texts, False, 1e-6, True, dtype
+        return fused_quantize.fused_norm_quantize(*norm, group, torch.float8_e4m3fn)
+
+    return call
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:

@@ -129,7 +129,7 @@ def test_offsets_that_make_no_sense_reach_nothing_else(engine, problems):
         guarded = torch.full((22, 24), 7.0)
         offsets = torch.tensor(values, dtype=torch.int32)
         grouped_dequant.grouped_dequant_gemm(
-            a, bs, scales, zeros, offsets, *fields, [], "", "", F32, format, None, guarded[1:21]
+            a, bs, scales, zeros, offsets, *fields, [], "", "", F32, format, out=guarded[1:21]
         )
         assert guarded[0].eq(7).all() and guarded[21].eq(7).all()
 

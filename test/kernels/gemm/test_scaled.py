@@ -58,6 +58,44 @@ def test_random_problems(form, rounds, problems, check):
         check(got, want, f"{number}: {m}x{n}x{k}, {dtypes}, turned {turned}, {config}", dtype)
 
 
+def packed(problems, form, m, n, k, bits, words):
+    """Arguments of int8 by fields of `bits` up to the auxiliary operands, and the same fields as a matrix of int8."""
+    a = problems.tensor(m, k).mul(40).clamp(-128, 127).to(torch.int8)
+    codes = (problems.tensor(n, k).mul(1 << bits)).to(torch.int32) & ((1 << bits) - 1)
+    places = bits * torch.arange(8 // bits, device=codes.device)
+    b = (codes.view(n, -1, 8 // bits) << places).sum(-1).to(torch.uint8).view(words)
+    sign = 1 << (bits - 1) if words == torch.int8 else 0
+    factors = scales(problems, form[0], m, k), scales(problems, form[1], n, k).t()
+    return (a, b.t(), *factors), ((codes ^ sign) - sign).t()
+
+
+@pytest.mark.parametrize("words", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_int8_by_fewer_bits(bits, words, rounds, problems, check):
+    """W4A8 and BitNet's int2 x int8, on ragged sizes: the products of the unpacked weights."""
+    for number in rounds(2):
+        form = FORMS[problems.pick("rows", "runs", "blocks", "matrix")]
+        m, n, k = problems.size(150), problems.size(150), 8 * problems.size(40)
+        offset = problems.pick(0, 1 << (bits - 1))
+        args, numbers = packed(problems, form, m, n, k, bits, words)
+        row = problems.tensor(n, dtype=F32)
+        epilogue = "r", "v=add(acc0,x0);w=silu(v);ret w"
+        got = scaled_gemm(*args, [row], *epilogue, F32, bits, offset)
+        want = exact(args[0], numbers - offset, *args[2:], [row], *epilogue)
+        check(got, want, f"{number}: {m}x{n}x{k}, {form}, less {offset}", F32)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize(("bits", "form"), [(4, "runs"), (2, "rows")])
+def test_aligned_rows_of_fewer_bits(bits, form, engine, problems, check):
+    """Bulk copies of packed weights, and wgmma of int8."""
+    m, n, k = problems.size(70), problems.size(140), 128 * problems.pick(2, 3)
+    args, numbers = packed(problems, FORMS[form], m, n, k, bits, torch.uint8)
+    offset = 1 << (bits - 1)
+    got = scaled_gemm(*args, [], "", "", F32, bits, offset)
+    check(got, exact(args[0], numbers - offset, *args[2:], [], "", ""), f"{m}x{n}x{k}", F32)
+
+
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
 @pytest.mark.parametrize("form", ["rows", "blocks"])
 def test_aligned_rows(form, engine, problems, check):

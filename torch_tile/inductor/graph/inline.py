@@ -23,7 +23,7 @@ IN_TRAINING = torch.ops.tile.attention_lse.default, torch.ops.tile.attention_bac
 def captured(node: Node) -> tuple[str, Callable[..., torch.Tensor]] | None:
     """Return the family of a captured operator and its computation in torch's own operators; None for other nodes."""
     operator = operator_of(node.target)
-    if operator is None or operator.as_aten is None:
+    if operator is None or operator.as_aten is None or operator.name not in FAMILIES:
         return None
     as_aten, args = operator.as_aten, operator.args
     return FAMILIES[operator.name], lambda *given, **named: as_aten(args(*given, **named))

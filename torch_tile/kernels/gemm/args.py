@@ -57,7 +57,7 @@ class GroupedDequantGemmArgs(NamedTuple, Generic[V]):
     @property
     def dense(self) -> DequantGemmArgs[V]:
         """Return the arguments besides the ends of groups."""
-        return DequantGemmArgs(*self[:4], *self[5:])
+        return DequantGemmArgs(*(getattr(self, name) for name in DequantGemmArgs._fields))
 
 
 class ScaledGemmArgs(NamedTuple, Generic[V]):
@@ -71,6 +71,8 @@ class ScaledGemmArgs(NamedTuple, Generic[V]):
     kinds: str
     epilogue: str
     dtype: torch.dtype
+    bits: int = 8
+    offset: int = 0
 
 
 class GroupedScaledGemmArgs(NamedTuple, Generic[V]):
@@ -89,4 +91,26 @@ class GroupedScaledGemmArgs(NamedTuple, Generic[V]):
     @property
     def dense(self) -> ScaledGemmArgs[V]:
         """Return the arguments besides the ends of groups."""
-        return ScaledGemmArgs(*self[:4], *self[5:])
+        common = (name for name in ScaledGemmArgs._fields if name in self._fields)
+        return ScaledGemmArgs(*(getattr(self, name) for name in common))
+
+
+class MaskedScaledGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.masked_scaled_gemm`; a, b and their scales have a dimension of groups in front."""
+
+    a: V
+    b: V
+    scale_a: V
+    scale_b: V
+    counts: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+def flattened(args: MaskedScaledGemmArgs[torch.Tensor]) -> ScaledGemmArgs[torch.Tensor]:
+    """Return the arguments besides the counts, with the rows of all groups one after the other."""
+    (groups, rows, _), scale = args.a.shape, args.scale_a
+    scale = scale.expand(groups, rows, scale.shape[2])
+    return ScaledGemmArgs(args.a.flatten(0, 1), args.b, scale.flatten(0, 1), args.scale_b, *args[5:])

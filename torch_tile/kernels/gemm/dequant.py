@@ -91,7 +91,8 @@ def widened_matrices(
     found = [args.bs, args.scales or nothing, args.zeros or nothing]
     if group is not None:
         found = [[x if x is None else x[group] for x in xs] for xs in found]
-    return [dequantize(*each, *args.fields, dtype, args.format) for each in zip(*found, strict=True)]
+    bs, scales, zeros = found
+    return [dequantize(*each, *args.fields, dtype, args.format) for each in zip(bs, scales, zeros, strict=True)]
 
 
 @T.macro

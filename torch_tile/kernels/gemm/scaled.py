@@ -48,16 +48,29 @@ def spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return scale.expand(rows, columns)
 
 
+def fields_of(b: torch.Tensor, bits: int, offset: int) -> torch.Tensor:
+    """Unpack `[K * bits / 8, N]` bytes to int8 `[K, N]`, less `offset`: the first of K lies in the lowest bits.
+
+    Fields are signed if the bytes are. Operands of 8 bits are returned as they are.
+    """
+    if bits == 8:
+        return b
+    shifted = torch.stack([(b << (8 - bits - at)) >> (8 - bits) for at in range(0, 8, bits)], -2)
+    return (shifted.flatten(-3, -2).to(torch.int16) - offset).to(torch.int8)
+
+
 def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue((a * scale_a) @ (b * scale_b), aux)` in float32 (float64 for float64 `a`), rounded to `dtype`.
 
     Takes the arguments of `ScaledGemmArgs`: a `[M, K]`, b `[K, N]`; scale_a `[1, M or M / 128, 1 or K / 128]`, scale_b
-    `[1 or K / 128, 1, N or N / 128]`, divisions rounded up; aux as for `gemm.reference`. Returns `[M, N]`.
+    `[1 or K / 128, 1, N or N / 128]`, divisions rounded up; aux as for `gemm.reference`. b of fewer than 8 bits is that
+    of `fields_of`. Returns `[M, N]`.
     """
     args: ScaledGemmArgs[torch.Tensor] = ScaledGemmArgs(*given, **named)
     compute, (m, k), n = compute_dtype(args.a.dtype), args.a.shape, args.b.shape[1]
     wide = args.a.to(compute) * spread(args.scale_a.to(compute), m, k)
-    product = wide @ (args.b.to(compute) * spread(args.scale_b.to(compute), k, n))
+    b = fields_of(args.b, args.bits, args.offset)
+    product = wide @ (b.to(compute) * spread(args.scale_b.to(compute), k, n))
     out = evaluate(args.epilogue, [product], [x.to(compute) for x in gemm.aux_views(args.aux, args.kinds)])
     return out.to(args.dtype).clone(memory_format=torch.contiguous_format)
 
@@ -99,12 +112,21 @@ class Scale:
 
 @dataclass(frozen=True)
 class Spec:
-    """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, and both operands' scales."""
+    """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, both operands' scales, and how
+    b's bytes hold fields of `bits`, from which `offset` is subtracted.
+    """
 
     product: gemm_spec.Spec
     stored: tuple[torch.dtype, torch.dtype]
     operands: tuple[torch.dtype, torch.dtype]
     scales: tuple[Scale, Scale]
+    bits: int = 8
+    offset: int = 0
+
+    @property
+    def fields(self) -> int:
+        """Return how many columns a byte of b holds."""
+        return 8 // self.bits
 
     @property
     def sums(self) -> torch.dtype:
@@ -119,7 +141,8 @@ class Spec:
         vector = self.product.vector
         m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", vector)
         a = strided("a", (m, k), self.stored[0], multiple=vector)
-        b = strided("b", (*matrices, n, k), self.stored[1], multiple=vector)
+        columns = dynamic("words", vector) if self.fields > 1 else k
+        b = strided("b", (*matrices, n, columns), self.stored[1], multiple=vector)
         scales = self.scales[0].type("scale_a"), self.scales[1].type("scale_b", *matrices)
         return m, n, k, [a, b, *scales, *self.product.operand_types(1, m, n, k, *matrices)[2]]
 
@@ -165,6 +188,8 @@ def multiply(
     bm, bn = config.block_m, config.block_n
     b, *scales = operands[:3]
     a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
+    packed = GROUP // spec.fields
+    words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
     product, part = (T.alloc_fragment((bm, bn), dtype) for dtype in ("float32", spec.sums))
     T.clear(product)
     places = (row, bm, ()), (col, bn, matrix)
@@ -176,7 +201,10 @@ def multiply(
         each.fetch(0)
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, step * GROUP], a_tile)
-        T.copy(b[(*matrix, col, step * GROUP)], b_tile)
+        T.copy(b[(*matrix, col, step * packed)], words)
+        if spec.fields > 1:
+            for j, c in T.Parallel(bn, GROUP):
+                b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
         for each in filter(None, (of_a, of_b)):
             each.take(step + 1)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
@@ -188,6 +216,13 @@ def multiply(
                 value = value * of_b.of(j)
             product[i, j] += value
     return product
+
+
+def field(spec: Spec, word: Any, place: Any) -> Any:
+    """Return number `place` of a byte's fields, less the offset. A signed one is turned over, and so counts from 0."""
+    sign = 1 << (spec.bits - 1) if spec.stored[1] == torch.int8 else 0
+    code = (T.cast(word, "int32") >> (place * spec.bits)) & ((1 << spec.bits) - 1)
+    return (code ^ sign) - (sign + spec.offset)
 
 
 @T.macro
@@ -252,11 +287,11 @@ def prepare(args: ScaledGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec,
     views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=machine.is_gpu)
     kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k)
     kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k)
-    vector = vector_of((a, b), (k,)) if machine.is_gpu else 1
+    vector = vector_of((a, b), (k, b.shape[-1])) if machine.is_gpu else 1
     product = gemm_spec.Spec(a.dtype, args.dtype, False, (True,), specs, args.epilogue, vector)
-    operands = operand_of(a.dtype, machine), operand_of(b.dtype, machine)
-    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b))
-    return spec, Problem(operands[0], m, n, k, vector > 1), [a, b, scale_a, scale_b, *views]
+    operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
+    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset)
+    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits), [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
@@ -273,13 +308,16 @@ def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: dtype of the operands in tiles, sizes, and whether rows in memory are runs of whole 16 bytes."""
+    """One product: dtype of the operands in tiles, sizes, whether rows in memory are runs of whole 16 bytes, and the
+    bits of b's numbers.
+    """
 
     operand: torch.dtype
     m: int
     n: int
     k: int
     aligned: bool
+    bits: int = 8
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
@@ -307,7 +345,11 @@ def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> fl
     return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))
 
 
-def footprint(config: Config, operands: tuple[torch.dtype, torch.dtype], bulk: bool) -> Footprint:
-    """Compute the shared memory of both operands' tiles."""
-    sizes = zip((config.block_m, config.block_n), operands, strict=True)
-    return Footprint(tuple(Tile(rows, GROUP, 8 * x.itemsize, config.stages, (Part.LOOP,)) for rows, x in sizes), bulk)
+def footprint(config: Config, operands: tuple[torch.dtype, torch.dtype], bulk: bool, bits: int = 8) -> Footprint:
+    """Compute the shared memory of both operands' tiles, and of the bytes that hold b's numbers of fewer bits."""
+    of_a, of_b = (8 * x.itemsize for x in operands)
+    tiles = [Tile(config.block_m, GROUP, of_a, config.stages, (Part.LOOP,))]
+    if bits < 8:
+        tiles.append(Tile(config.block_n, GROUP, bits, config.stages, (Part.LOOP,)))
+    tiles.append(Tile(config.block_n, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
+    return Footprint(tuple(tiles), bulk)

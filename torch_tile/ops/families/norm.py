@@ -362,10 +362,9 @@ class FusedNormArgs(NamedTuple, Generic[V]):
     dtype: torch.dtype
 
 
-def _check(args: FusedNormArgs[Tensor]) -> None:
-    """Check the arguments of `tile.fused_norm`."""
+def check_fused(op: str, args: FusedNormArgs[Tensor]) -> None:
+    """Check the arguments of `tile.fused_norm`, or of an operator that has them, too."""
     x, aux, kinds, dtype = args.x, args.aux, args.kinds, args.dtype
-    op = "fused_norm"
     checks.check_floating(op, x=x)
     for i, v in enumerate(aux):
         checks.check_auxiliary(op, f"aux[{i}]", v, "x", x)
@@ -384,7 +383,7 @@ def _check(args: FusedNormArgs[Tensor]) -> None:
         checks.check_dims(op, name, v, len(sizes), what)
         for dim, size in enumerate(sizes):
             checks.check_size(op, name, v, dim, size, what)
-    _check_same_runs([v for v, kind in zip(aux, kinds, strict=True) if kind == "g"])
+    _check_same_runs(op, [v for v, kind in zip(aux, kinds, strict=True) if kind == "g"])
     from torch_tile.kernels.epilogue.program import parse
 
     parse(args.prologue, 1, len(aux))
@@ -399,16 +398,16 @@ def _runs(x: Tensor, v: Tensor) -> tuple[checks.Size, ...]:
     return (*x.shape[:outer], *v.shape[outer:-1], x.shape[-1])
 
 
-def _check_same_runs(operands: Sequence[Tensor]) -> None:
+def _check_same_runs(op: str, operands: Sequence[Tensor]) -> None:
     """Check that all operands of kind `g` have one shape."""
     for v in operands[1:]:
         for dim, size in enumerate(operands[0].shape):
-            checks.check_size("fused_norm", "an aux of kind 'g'", v, dim, size, "as the first of that kind")
+            checks.check_size(op, "an aux of kind 'g'", v, dim, size, "as the first of that kind")
 
 
 def _fake(args: FusedNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.fused_norm` and make its empty results."""
-    _check(args)
+    check_fused("fused_norm", args)
     x = args.x
     return x.new_empty(x.shape, dtype=args.dtype), x.new_empty(x.shape if args.keep else (0,))
 
@@ -454,7 +453,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[A
     return op_gradients(FusedNormArgs, x=grad_x, aux=grads)
 
 
-def _sharding(args: FusedNormArgs[Spec]) -> Rule:
+def fused_sharding(args: FusedNormArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.fused_norm` for sharding."""
     dims = (*row_names(args.x), "n")
     by_kind: dict[str, Dims] = {"t": dims, "r": ("n",), "c": (*dims[:-1], "")}
@@ -474,7 +473,7 @@ register(
     reference=in_torch("fused_norm"),
     setup_context=_save,
     backward=_backward,
-    sharding=_sharding,
+    sharding=fused_sharding,
     flops=no_flops,
     full_precision_cuda=True,
 )

@@ -28,15 +28,35 @@ GROUP = 128  # columns of a, or rows and columns of b, that share a scale where 
 
 def _check(args: ScaledGemmArgs[Tensor]) -> None:
     """Check the arguments of `tile.scaled_gemm`."""
-    a, b, scale_a, scale_b, aux, kinds, epilogue, dtype = args
-    check_operands(OP, a, b, ("[M, K]", "[K, N]"), (*FLOAT8, torch.int8))
-    both = torch.int8 not in (a.dtype, b.dtype) or a.dtype == b.dtype
+    a, b, scale_a, scale_b, aux, kinds, epilogue, dtype, bits, offset = args
+    if bits == 8:
+        check_operands(OP, a, b, ("[M, K]", "[K, N]"), (*FLOAT8, torch.int8))
+    else:
+        _check_fields(a, b, bits)
+    most = 0 if bits == 8 else 1 << (bits - 1)
+    require_value(0 <= offset <= most, lambda: f"tile.{OP}: offset is {offset} for {bits} bits; expected 0 to {most}")
+    both = bits < 8 or torch.int8 not in (a.dtype, b.dtype) or a.dtype == b.dtype
     require_type(both, lambda: f"tile.{OP}: a has dtype {a.dtype} and b {b.dtype}; expected both int8, or both float8")
     (m, k), n = a.shape, b.shape[1]
     check_scale(OP, "scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
+
+
+def _check_fields(a: Tensor, b: Tensor, bits: int) -> None:
+    """Check int8 activations and bytes of b that hold several fields."""
+    require_value(bits in (1, 2, 4), lambda: f"tile.{OP}: bits is {bits}; expected 8, or 1, 2 or 4 beside int8 a")
+    require_type(a.dtype == torch.int8, lambda: f"tile.{OP}: a has dtype {a.dtype} for {bits} bits; expected int8")
+    require_type(
+        b.dtype in (torch.int8, torch.uint8),
+        lambda: f"tile.{OP}: b has dtype {b.dtype} for {bits} bits; expected int8 or uint8",
+    )
+    checks.check_dims(OP, "a", a, 2, "[M, K]")
+    checks.check_dims(OP, "b", b, 2, "[K * bits / 8, N]")
+    checks.check_device(OP, "b", b, "a", a)
+    wanted = f"b has shape {shape_of(b)}; expected {bits} bits for each of a's {a.shape[1]} columns"
+    require(b.shape[0] * (8 // bits) == a.shape[1], lambda: f"tile.{OP}: {wanted}")
 
 
 def check_operands(
@@ -102,7 +122,8 @@ def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
     of_a = ("m" if rows == args.a.shape[0] else "block", "group")
     of_b = ("run", "n" if columns == args.b.shape[1] else "strip")
     free = [("m", rows in (1, args.a.shape[0])), ("n", columns in (1, args.b.shape[1]))]
-    inputs = [("m", "k"), ("k", "n"), of_a, of_b, *gemm.aux_dims(args.aux, args.kinds, ())]
+    columns_of_b = "k" if args.bits == 8 else "word"
+    inputs = [("m", "k"), (columns_of_b, "n"), of_a, of_b, *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=tuple(name for name, fits in free if fits))
 
 
@@ -121,6 +142,8 @@ def scaled_gemm(
     aux: Sequence[Tensor] = (),
     kinds: str = "",
     epilogue: str = "",
+    bits: int = 8,
+    offset: int = 0,
 ) -> Tensor:
     """A product of float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
@@ -130,8 +153,8 @@ def scaled_gemm(
 
     Args:
         a: `[M, K]`, float8_e4m3fn, float8_e5m2, or int8.
-        b: `[K, N]`, float8 of either kind beside float8, or int8; best stored as `[N, K]`, so a transposed weight is a
-            view.
+        b: `[K, N]`, float8 of either kind beside float8, int8, or fewer `bits`; best stored as `[N, K]`, so a
+            transposed weight is a view.
         scale_a: of a floating dtype, taken as float32; for the whole matrix `[1, 1]`, for rows `[M, 1]`, for rows and
             runs of 128 columns `[M, K / 128]`, or for blocks of 128 x 128 `[M / 128, K / 128]`; divisions are rounded
             up.
@@ -141,6 +164,10 @@ def scaled_gemm(
         aux: as for `gemm`.
         kinds: as for `gemm`.
         epilogue: as for `gemm`.
+        bits: of a number of b: 8, or 4 (W4A8), 2 (BitNet, arXiv:2402.17764) or 1 beside int8 a. Then b is
+            `[K * bits / 8, N]`, int8 (signed fields) or uint8 (unsigned ones), the first of K in the lowest bits.
+        offset: what is subtracted from each field of fewer than 8 bits: at most half of their range, such as 8 for 4
+            unsigned bits, or 1 for ternary weights stored as 0, 1 and 2.
 
     Returns:
         `[M, N]`, without a gradient.
@@ -153,7 +180,8 @@ def scaled_gemm(
     if bias is not None:
         require_value(not epilogue and not kinds, lambda: f"tile.{OP}: bias and epilogue are given; add it in epilogue")
         aux, kinds, epilogue = [bias], "r", of_layer("none", True, False)
-    out: Tensor = torch.ops.tile.scaled_gemm.default(a, b, scale_a, scale_b, list(aux), kinds, epilogue, out_dtype)
+    given = a, b, scale_a, scale_b, list(aux), kinds, epilogue, out_dtype, bits, offset
+    out: Tensor = torch.ops.tile.scaled_gemm.default(*given)
     return out
 
 

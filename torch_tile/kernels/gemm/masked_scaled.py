@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of float8 matrices with scales, of equally many rows for each group, of which the first few count.
+
+So experts get their tokens in decoding, where a CUDA graph fixes how many rows there may be. Tiles without rows that
+count are not multiplied. Tiles are summed as scaled.py sums its tiles. Assumes that `ops` checked shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import has_kernels, into, machine_of
+from torch_tile.kernels.gemm import grouped_scaled
+from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
+from torch_tile.kernels.gemm.grouped_scaled import tiling_for
+from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, prepare
+from torch_tile.kernels.gemm.tiling import Config
+
+
+def reference(*given: Any, **named: Any) -> torch.Tensor:
+    """Compute `epilogue((a * scale_a)[g] @ (b * scale_b)[g], aux)` for each group g, in float32 (float64 for float64
+    `a`), rounded to `dtype`; rows from `counts[g]` on are 0.
+
+    Takes the arguments of `MaskedScaledGemmArgs`: a `[G, M, K]`, b `[G, K, N]`; scale_a `[G, 1 or M, 1 or K / 128]`,
+    scale_b `[G, 1 or K / 128, 1, N or N / 128]`, divisions rounded up; aux as for `grouped_scaled.reference` of G * M
+    rows. Returns `[G, M, N]`.
+    """
+    args: MaskedScaledGemmArgs[torch.Tensor] = MaskedScaledGemmArgs(*given, **named)
+    (groups, height, _), flat = args.a.shape, flattened(args)
+    ends = torch.arange(1, groups + 1, device=args.a.device, dtype=torch.int32) * height
+    out = grouped_scaled.reference(*GroupedScaledGemmArgs(*flat[:4], ends, *flat[4:8]))
+    hidden = torch.arange(height, device=out.device) >= args.counts[:, None]
+    return out.view(groups, height, out.shape[1]).masked_fill(hidden[:, :, None], 0)
+
+
+@jit
+def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
+    """Build the kernel of `reference`; a is `[G * M, K]`, and b is stored `[G, N, K]`."""
+    bm, bn = config.block_m, config.block_n
+    groups, height = T.dynamic("matrices, height")
+    _, n, k, types = spec.types(groups)
+
+    @T.prim_func
+    def masked_scaled_gemm(
+        a: types[0], *operands: types[1:], counts: T.Tensor((groups,), "int32"),
+        out: T.Tensor((groups, height, n), spec.product.out_dtype),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(height, bm), groups, threads=config.threads) as (bx, by, group):
+            count = T.min(counts[group], height)
+            steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
+            product = multiply(config, spec, a, operands, group * height + by * bm, bx * bn, steps, (group,))
+            for i, j in T.Parallel(bm, bn):
+                row = by * bm + i
+                col = bx * bn + j
+                if row < height:
+                    value = finish(spec, product[i, j], operands, group * height + row, col, (group,))
+                    out[group, row, col] = T.if_then_else(row < count, value, 0.0)
+
+    return masked_scaled_gemm
+
+
+def masked_scaled_gemm(
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
+) -> torch.Tensor:
+    """Compute the product as `reference` does, from the arguments of `MaskedScaledGemmArgs`. `config` overrides the
+    choice of `tiling_for`. `out` may be given, contiguous.
+    """
+    args: MaskedScaledGemmArgs[torch.Tensor] = MaskedScaledGemmArgs(*given, **named)
+    a = args.a
+    if not has_kernels(a) or not a.shape[2]:
+        return into(out, reference(*args))
+    if out is None:
+        out = a.new_empty((*a.shape[:2], args.b.shape[2]), dtype=args.dtype)
+    if not out.numel():
+        return out
+    machine = machine_of(a)
+    spec, problem, tensors = prepare(flattened(args), machine)
+    config = config or replace(tiling_for(problem, a.shape[0], machine), panel=0)
+    machine.kernel(masked_scaled_matmul)(config, spec)(*tensors, args.counts.contiguous(), out)
+    return out
