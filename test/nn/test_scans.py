@@ -38,8 +38,8 @@ def test_a_state_without_heads_has_one(seed):
 
 def test_what_is_not_supported_is_refused():
     x, weight = torch.randn(2, 5, 9), torch.randn(5, 4)
-    with pytest.raises(ValueError, match="causal_conv1d_fn: seq_idx is not supported"):
-        scans.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9))
+    with pytest.raises(ValueError, match="causal_conv1d_fn: return_final_states is not supported"):
+        scans.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9).int(), return_final_states=True)
     with pytest.raises(ValueError, match="causal_conv1d_fn: activation is 'gelu'"):
         scans.causal_conv1d_fn(x, weight, activation="gelu")
     keys = torch.randn(2, 9, 1, 4)

@@ -193,13 +193,11 @@ def on_gpu(monkeypatch):
         "fused_norm",
         "softmax",
         "gated_delta_rule",
-        "gated_delta_rule_backward",
         "gated_delta_rule_step",
         "route",
         "group_tokens",
         "cross_entropy",
         "linear_cross_entropy",
-        "grouped_dequant_gemm",
         "grouped_scaled_gemm",
     ):
         module = kernels(name)

@@ -12,12 +12,11 @@ from torch_tile.kernels.gemm import (
     dequant as dequant_gemm,
     gemm,
     grouped,
-    grouped_dequant,
     grouped_scaled,
     grouped_wgrad,
 )
 from torch_tile.kernels.gemm.tiling import Config
-from torch_tile.kernels.linear_attention import delta, delta_backward, step
+from torch_tile.kernels.linear_attention import delta, step
 from torch_tile.kernels.loss import linear_cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode
 from torch_tile.kernels.moe import group, route
@@ -162,15 +161,6 @@ def of_softmax(shape, dim, dtype=torch.float32):
     return softmax.softmax(x, dim), softmax.reference(x.double(), dim)
 
 
-def of_grouped_dequant_gemm(m, n, k):
-    """4 bits in groups of 32, with zeros."""
-    a, b, offsets = randn(m, k) / 8, torch.randint(0, 256, (3, n, k // 2), dtype=torch.uint8), ends(m)
-    scale, zero = randn(3, n, k // 32).abs() / 8 + 0.1, torch.randint(0, 16, (3, n, k // 32), dtype=torch.int8)
-    stored = [zero], offsets, 4, False, 0, [], "", ""
-    want = grouped_dequant.reference(a.double(), [b], [scale.double()], *stored, torch.float64)
-    return grouped_dequant.grouped_dequant_gemm(a, [b], [scale], *stored, torch.float16), want
-
-
 def of_grouped_scaled_gemm(m, n, k):
     """Float8 with a scale for each row and 128 columns."""
     a, b = (randn(*shape).to(torch.float8_e4m3fn) for shape in ((m, k), (3, n, k)))
@@ -209,18 +199,14 @@ DELTA = delta.Config(16, 32, 16, 16, base=8, channel_tile=16, threads=64, key_th
 
 
 def of_delta_rule(channels):
-    """Three chunks of two heads, in two tiles of keys, with all gradients."""
+    """Three chunks of two heads, in two tiles of keys."""
     q, v = randn(1, 37, 2, 24, dtype=torch.float32) / 4, randn(1, 37, 2, 16, dtype=torch.float32)
     k = randn(1, 37, 2, 24, dtype=torch.float32) / 4
     g = -torch.rand(1, 37, 2, *([24] if channels else []))
     state = randn(1, 2, 24, 16, dtype=torch.float32)
     given = q, k, v, g, torch.rand(1, 37, 2), state, None
-    grads, options = (v.flip(1), state), (None, True)
-    made = delta.gated_delta_rule(*given, *options, config=DELTA)
-    made += delta_backward.gated_delta_rule_backward(*grads, *given, *options, config=DELTA)
-    wide = [x if x is None or not x.is_floating_point() else x.double() for x in (*grads, *given)]
-    want = delta.reference(*wide[2:], *options) + delta_backward.gradient_reference(*wide, *options)
-    return made, want
+    wide = [x if x is None else x.double() for x in given]
+    return delta.gated_delta_rule(*given, None, True, config=DELTA), delta.reference(*wide, None, True)
 
 
 def of_delta_rule_step():
@@ -230,7 +216,6 @@ def of_delta_rule_step():
 
 
 LIBRARY = {
-    "grouped_dequant_gemm": lambda: of_grouped_dequant_gemm(70, 72, 768),
     "grouped_scaled_gemm": lambda: of_grouped_scaled_gemm(200, 136, 640),
     "linear_cross_entropy": lambda: of_linear_cross_entropy(12, 24, 40),
     "route": lambda: of_route(9, 32),
