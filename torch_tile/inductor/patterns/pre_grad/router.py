@@ -201,8 +201,8 @@ def _replace(context: Context, choice: Node, found: Router) -> None:
         given = [logits, *([] if found.bias is None else [found.bias])]
         cast = [source] if source is not logits else []
         outputs = [found.weights, found.indices]
-        old = copied([*cast, found.scores, *found.nodes], given, outputs)
-        outcome = context.select.of_graphs(copied([new, weights, indices], given, [weights, indices]), old)
+        written = copied([*cast, found.scores, *found.nodes], given, outputs)
+        outcome = context.select.of_graphs(copied([new, weights, indices], given, [weights, indices]), written)
     if outcome is not None and not outcome.tile_wins:
         for node in (indices, weights, new):
             context.graph.erase_node(node)
