@@ -91,3 +91,9 @@ def test_scores_of_16_bits_and_other_topks_stay():
     assert row.status == "missed" and "bfloat16" in row.reason
     assert not rows_of(lambda x: torch.topk(x, 2), x)
     assert not rows_of(lambda x: torch.topk(torch.softmax(x.float(), -1).sum(-1), 2), x)
+
+
+def test_routers_that_are_not_timed_are_kept():
+    x = torch.randn(5, 8)
+    (row,) = rows_of(changed, x, {"select": "fastest", "families": ("route",)})
+    assert row.status == "kept" and "not timed" in row.reason

@@ -16,7 +16,6 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.extract import copied
 from torch_tile.inductor.graph.nodes import Miss, ordered, val
 from torch_tile.inductor.report import rows as report
 from torch_tile.ops.families.route import MOST_EXPERTS
@@ -48,7 +47,7 @@ class Router(NamedTuple):
 
 @family("route", "pre_grad", 27)
 def capture_routers(context: Context) -> None:
-    """Replace every choice of experts that `tile.route` makes, too, where it is faster."""
+    """Replace every choice of experts that `tile.route` makes, too, under `select="tile"`: no contest times it."""
     for node in list(context.graph.nodes):
         if called(node) != "topk" or node not in context.graph.nodes or not _chooses_experts(node):
             continue
@@ -177,7 +176,7 @@ def _weights(scores: Node, results: dict[Any, Node]) -> tuple[list[Node], Node, 
 
 
 def _replace(context: Context, choice: Node, found: Router) -> None:
-    """Replace a router if both compute the same and ours is faster; raises Miss."""
+    """Replace a router if both compute the same and the user asked for tile kernels; raises Miss."""
     source = argument(found.scores, 0, "input")
     logits = source.args[0] if called(source) in CASTS and isinstance(source.args[0], Node) else source
     if not isinstance(val(logits), torch.Tensor) or not val(logits).is_floating_point():
@@ -189,6 +188,9 @@ def _replace(context: Context, choice: Node, found: Router) -> None:
         raise Miss("softmax over another dimension than the experts'", FORMS)
     _try(found, source)
     what = f"tile.route({[str(n) for n in val(logits).shape]}, k={found.options[0]})".replace("'", "")
+    if context.select.times:
+        context.note("route", report.KEPT, what, choice, 'not timed: options={"select": "tile"} takes the tile kernel')
+        return
     with context.graph.inserting_before(choice):
         args = logits, found.bias, *found.options
         new = context.graph.call_function(torch.ops.tile.route.default, args)
@@ -196,25 +198,13 @@ def _replace(context: Context, choice: Node, found: Router) -> None:
     new.meta["example_value"] = val(found.weights), val(found.indices)
     for made, old in ((weights, found.weights), (indices, found.indices)):
         made.meta.update(old.meta)
-    outcome = None
-    if context.select.times:
-        given = [logits, *([] if found.bias is None else [found.bias])]
-        cast = [source] if source is not logits else []
-        outputs = [found.weights, found.indices]
-        written = copied([*cast, found.scores, *found.nodes], given, outputs)
-        outcome = context.select.of_graphs(copied([new, weights, indices], given, [weights, indices]), written)
-    if outcome is not None and not outcome.tile_wins:
-        for node in (indices, weights, new):
-            context.graph.erase_node(node)
-        context.note("route", report.KEPT, what, choice, str(outcome), (), outcome)
-        return
     inside = set(found.nodes)
     for made, old in ((weights, found.weights), (indices, found.indices)):
         old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in inside)
     for node in reversed(found.nodes):
         context.graph.erase_node(node)
     context.handled.add(new)
-    context.note("route", report.REPLACED, what, new, str(outcome or ""), [new], outcome)
+    context.note("route", report.REPLACED, what, new, "", [new])
 
 
 def _try(found: Router, source: Node) -> None:
