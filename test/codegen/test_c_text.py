@@ -54,7 +54,8 @@ TEXTS = {
     "(int64_t)p * (int64_t)q < n": p * q < n,
     "i + 1 < (int64_t)A[i]": i + 1 < Load(A, (i,)),
     "A[(int64_t)p * 2]": Load(A, (p * 2,)),
-    "A[(int64_t)A[i] + (int64_t)(uint8_t)(u - 1)]": Load(A, (Load(A, (i,)) + cast(u - 1, "int32"),)),
+    "A[(int64_t)A[i] + ((int64_t)u - 1)]": Load(A, (Load(A, (i,)) + (u - 1),)),
+    "A[(int64_t)A[i] + (int64_t)(uint8_t)(u - 1)]": Load(A, (Load(A, (i,)) + cast(u - const(1, dt.uint8), "int32"),)),
     "(uint8_t)(u - u) < 3": u - u < 3,
     "(int8_t)(s * s)": s * s,
     "A[i] * A[i]": Load(A, (i,)) * Load(A, (i,)),
@@ -142,8 +143,13 @@ def test_literals():
 
 
 def random_expr(rng, leaves, depth):
+    """An expression of one type; numbers have that type, too, as plain ones would widen it to int32, which may wrap."""
+
+    def number(value):
+        return const(value, leaves[0].dtype)
+
     if depth == 0 or rng.random() < 0.2:
-        return rng.choice(leaves) if rng.random() < 0.8 else const(rng.randint(-3, 9), leaves[0].dtype)
+        return rng.choice(leaves) if rng.random() < 0.8 else number(rng.randint(-3, 9))
     a, b = random_expr(rng, leaves, depth - 1), random_expr(rng, leaves, depth - 1)
     op = rng.choice(["+", "-", "*", "&", "|", "^", "neg", "inv", "select", "max", "//", "%", "<<", "cast", "bool"])
     if op == "neg":
@@ -155,13 +161,13 @@ def random_expr(rng, leaves, depth):
     if op == "select":
         return select(binary(rng.choice(["<", "==", ">="]), a, b), b, a)
     if op in ("//", "%"):
-        return binary(op, a, rng.choice([1, 2, 3, 7]))
+        return binary(op, a, number(rng.choice([1, 2, 3, 7])))
     if op == "<<":
-        return binary(rng.choice(["<<", ">>"]), a, rng.choice([0, 1, 2]))
+        return binary(rng.choice(["<<", ">>"]), a, number(rng.choice([0, 1, 2])))
     if op == "cast":
         return cast(cast(a, rng.choice(["int8", "uint8", "int64", "uint16"])), leaves[0].dtype)
     if op == "bool":
-        return cast(binary(rng.choice(["and", "or"]), a < b, a != 3), leaves[0].dtype)
+        return cast(binary(rng.choice(["and", "or"]), a < b, a != number(3)), leaves[0].dtype)
     return binary(op, a, b)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One kernel for each mistake that only the whole kernel shows, or only its run."""
 
+import linecache
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,13 +11,14 @@ import torch
 import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
-from torch_tile.diagnostics.errors import TileError
+from torch_tile.diagnostics.errors import InternalError, TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.expr import Var
 from torch_tile.lowering.sync.insert_barriers import insert_barriers
 from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.simulator.tile.interpreter import evaluate
+from torch_tile.tileop.fill import Fill
 
 
 def non_affine_region():
@@ -301,3 +304,21 @@ def test_all_findings_are_reported_together():
         tilelang.compile(kernel)
     assert [d.code for d in caught.value.diagnostics] == ["dynamic_tile", "copy_shape", "out_of_bounds"]
     assert str(caught.value).count("-->") == 3
+
+
+def test_an_assertion_of_the_compilers_names_the_authors_line(monkeypatch):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_fragment((64,), "float32")
+            T.clear(tile)
+            T.copy(tile, A)
+
+    def lower_cuda(self, ctx):
+        assert self.dst is None
+
+    monkeypatch.setattr(Fill, "lower_cuda", lower_cuda)
+    with pytest.raises(InternalError, match="fails in bind_threads") as caught:
+        tilelang.compile(kernel, target="cuda:sm_80")
+    place = re.search(r"test_kernels.py:(\d+)", str(caught.value))
+    assert linecache.getline(__file__, int(place[1])).strip() == "T.clear(tile)"

@@ -343,3 +343,40 @@ def test_a_conversion_takes_one_value():
         def kernel(A: T.Tensor((8,), "float16")):
             with T.Kernel(1, threads=32):
                 A[0] = T.call_extern("float16", "__float2half_rz", 1.0, 2.0)
+
+
+def test_the_types_name_behind_the_operands(way):
+    """`T.call_extern(name, *operands, dtype=...)`, also for a function that the text declares as void."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32"), C: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.import_source(SCALE_CUDA)
+            T.import_source(SCALE, target="cpu")
+            for i in T.Parallel(128):
+                B[i] = T.call_extern("twice", A[i], dtype="float32", evaluate=lambda x: 2 * x)
+            for i in T.Parallel(32):
+                a, c = T.access_ptr(A[i * 4], "r", 4), T.access_ptr(C[i * 4], "w", 4)
+                T.call_extern("scale", a, c, 4, dtype=T.float32, evaluate=scale)
+
+    a, b, c = torch.randn(128), torch.zeros(128), torch.zeros(128)
+    way(kernel, a, b, c)
+    assert torch.equal(b, 2 * a) and torch.equal(c, 3 * a)
+
+
+def test_whole_kernels_may_take_sizes():
+    """Names of T.dynamic follow the tensors, each once."""
+    m, n = T.dynamic("m, n")
+    text = """
+    extern "C" __global__ void copy_rows(float* a, float* b, int rows, int columns) {
+      int i = blockIdx.x * 64 + threadIdx.x;
+      if (i < rows * columns) b[i] = a[i];
+    }
+    """
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, n), "float32"), B: T.Tensor((m, n), "float32")):
+        T.CUDASourceCodeKernel(T.ceildiv(m * n, 64), threads=64, source_code_or_path=text, entry_name="copy_rows")
+
+    made = tilelang.compile(kernel, target="cuda:sm_80")
+    assert "copy_rows(A, B, m, n);" in made.get_kernel_source() and not made.cubin.warnings

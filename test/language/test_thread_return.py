@@ -35,6 +35,53 @@ def test_threads_past_the_end():
     assert torch.equal(b, a * 2)
 
 
+@pytest.mark.parametrize(("warps", "syncs"), [(1, False), (1, True), (2, True)])
+def test_warps_that_exchange_values_where_others_have_ended(warps, syncs):
+    """One warp a row: all its threads end together. Of several warps, each orders its own threads by T.sync_warp."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 64), "float32"), keep: T.Tensor((8,), "bool"), B: T.Tensor((8, 64), "float32")):
+        with T.Kernel(8 // warps, threads=32 * warps) as bx:
+            thread = T.get_thread_binding()
+            warp, lane = thread // 32, thread % 32
+            row = bx * warps + warp
+            tile = T.alloc_shared((warps, 64), "float32")
+            if not keep[row]:
+                T.thread_return()
+            for k in T.unroll(2):
+                tile[warp, k * 32 + lane] = A[row, k * 32 + lane]
+            if syncs:
+                T.sync_warp()
+            for k in T.unroll(2):
+                B[row, k * 32 + lane] = tile[warp, 63 - k * 32 - lane]
+
+    a, b, keep = torch.randn(8, 64), torch.zeros(8, 64), torch.rand(8) < 0.6
+    simulated(kernel, a, keep, b)
+    assert torch.equal(b, torch.where(keep[:, None], a.flip(1), 0.0))
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_values_that_no_barrier_orders_where_warps_have_ended(across):
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 32), "float32"), keep: T.Tensor((8,), "bool"), B: T.Tensor((8, 32), "float32")):
+        with T.Kernel(4, threads=64) as bx:
+            thread = T.get_thread_binding()
+            warp, lane = thread // 32, thread % 32
+            row = bx * 2 + warp
+            tile = T.alloc_shared((2, 32), "float32")
+            if not keep[row]:
+                T.thread_return()
+            tile[warp, lane] = A[row, lane]
+            if across:
+                T.sync_warp()
+                B[row, lane] = tile[1 - warp, lane]
+            else:
+                B[row, lane] = tile[warp, 31 - lane]
+
+    with pytest.raises(TileError, match="divergent_hazard"):
+        torch_tile.compile(kernel, target="cuda:sm_80")
+
+
 def test_whole_blocks(way):
     """Operations of all threads may follow, where whole blocks end."""
 

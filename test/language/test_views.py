@@ -74,6 +74,25 @@ def test_reductions_of_a_view(way):
     torch.testing.assert_close(b, a.view(8, 8).sum(1))
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_a_role_reduces_a_view_of_its_own_fragment(target):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((2, 8), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_fragment((64,), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            for group in (0, 1):
+                with T.ws(group):
+                    T.copy(A, tile)
+                    T.reduce_sum(T.view(tile, (8, 8)), total, dim=group)
+                    T.copy(total, B[group, :])
+
+    a, b = torch.randn(64), torch.zeros(2, 8)
+    findings = torch_tile.compile(kernel, target=target).interpret(a, b)
+    assert not findings, findings.report()
+    torch.testing.assert_close(b, torch.stack([a.view(8, 8).sum(0), a.view(8, 8).sum(1)]))
+
+
 @pytest.mark.parametrize("scope", ["shared", "local.fragment", "local"])
 @pytest.mark.parametrize(
     "dtypes", [("float32", "int32"), ("float16", "uint16"), ("bfloat16", "int16"), ("int8", "uint8")]

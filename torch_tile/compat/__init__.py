@@ -24,6 +24,8 @@ ELSEWHERE = {
     "tilelang.intrinsics": f"{OURS}.cuda.intrinsics",
     "tilelang.intrinsics.mma_macro_generator": f"{OURS}.cuda.intrinsics.macro.mma_macro_generator",
     "tilelang.intrinsics.wgmma_macro_generator": f"{OURS}.cuda.intrinsics.macro.wgmma_macro_generator",
+    "tilelang.engine.lower": f"{OURS}.engine",
+    "tilelang.language.fp8": f"{OURS}.compat.fp8",
     "tilelang.tvm": TVM,
     "tvm": TVM,
     "tvm.tirx": f"{TVM}.tir",
@@ -40,7 +42,7 @@ PARTS = {
     "tilelang.language": (
         f"{OURS}.language",
         "ast builtin common copy_op customize dtypes eager eager.builder eager.utils "
-        "experimental fill_op fp8 frame gemm_op kernel logical loop math_intrinsics meta "
+        "experimental fill_op frame gemm_op kernel logical loop math_intrinsics meta "
         "proxy reduce_op scan_op symbolics tile_schedule tir tir.entry tir.ir tir.op utils v2 v2.annot v2.builder "
         "v2.dtypes warp_specialize warpgroup",
     ),

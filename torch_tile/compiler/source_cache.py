@@ -17,7 +17,7 @@ from typing import Any
 
 from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build, Placement, Remark, is_watched
-from torch_tile.diagnostics.errors import Span
+from torch_tile.diagnostics.errors import Span, assertions_as_bugs
 from torch_tile.ir import expr
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Var
@@ -54,7 +54,10 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
         from torch_tile.codegen.cuda import emit_cuda
 
         here = Build(build.target, build.options)
-        return packed(emit_cuda(lowered(here), here, program), here, program)  # CUDA C++: codegen/cuda.py
+        ready = lowered(here)
+        with assertions_as_bugs("emit_cuda"):
+            source = emit_cuda(ready, here, program)  # CUDA C++: codegen/cuda.py
+        return packed(source, here, program)
 
     return unpacked(_kept(text, program, build), build, program), lowered
 
@@ -71,7 +74,9 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
     def text() -> str:
         from torch_tile.codegen.cpu import emit_cpu
 
-        source = emit_cpu(lowered(), dimensions(program))  # C++: codegen/cpu.py
+        ready = lowered()
+        with assertions_as_bugs("emit_cpu"):
+            source = emit_cpu(ready, dimensions(program))  # C++: codegen/cpu.py
         return json.dumps([source.text, [_pack(each, {}) for each in source.asserts]])
 
     found, asserts = json.loads(_kept(text, program, build))

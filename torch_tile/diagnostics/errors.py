@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import linecache
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 from torch_tile.diagnostics.catalog import CATALOGUE
 
@@ -118,6 +120,26 @@ class InternalError(RuntimeError):
             f"{message}{place}. This is a bug in torch_tile; please report it with the kernel. "
             "TORCH_TILE_DUMP=<folder> writes every stage of the compilation there."
         )
+
+
+@contextmanager
+def assertions_as_bugs(what: str) -> Iterator[None]:
+    """Raise InternalError, with the author's line, where an assertion of the compiler's own fails in `what`."""
+    try:
+        yield
+    except AssertionError as failed:
+        text = f"an assertion fails in {what}" + (f": {failed}" if str(failed) else "")
+        raise InternalError(text, _compiled_span(failed.__traceback__)) from failed
+
+
+def _compiled_span(trace: TracebackType | None) -> Span | None:
+    """Return the span of the last statement or expression that a function of the trace works on."""
+    found = None
+    while trace is not None:
+        spans = [getattr(value, "span", None) for value in trace.tb_frame.f_locals.values()]
+        found = next((span for span in spans if isinstance(span, Span)), found)
+        trace = trace.tb_next
+    return found
 
 
 FOREIGN = "// The author's own text, as it stands."

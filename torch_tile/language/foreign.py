@@ -21,8 +21,9 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.bits import reinterpret
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Address, Const, Expr, cast, is_number, to_expr
+from torch_tile.ir.expr import Address, Const, Expr, Var, cast, is_number, to_expr
 from torch_tile.ir.layout import row_major
+from torch_tile.ir.node import find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Do, Store
 from torch_tile.language.asynchronous import in_kernel
@@ -150,21 +151,27 @@ def import_source(source: str | None = None, target: str = "cuda") -> None:
 
 
 def call_extern(
-    dtype: Any, func_name: Any = None, *operands: Any, effects: dict[int, str] | None = None,
+    *operands: Any, dtype: Any = None, func_name: Any = None, effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Expr | None:  # fmt: skip
     """Call the function `func_name` of T.import_source's text, once by each thread that comes here.
+
+    `T.call_extern(dtype, func_name, *operands)`, or either of the first two by name and the others in this order.
 
     Conversions of CUDA's headers, such as `__float2half_rz`, need no text.
 
     Arguments are numbers, expressions and pointers. T.access_ptr(A[i], "r", 8) declares the access. Behind T.address_of
     and buffers anything may be read and written. `effects` declares accesses by the argument's number: `{0: "w"}` of
-    any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`, or None if that is "handle".
+    any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`, or None if that is
+    "handle" or the text declares the function as `void`.
 
     `evaluate(*operands)` is the call's meaning for the interpreters, which cannot look inside. It takes numbers, and
     for each pointer a NumPy array of its elements, float32 for types of 16 and 8 bits. It returns the value.
     """
-    return _call("T.call_extern", dtype, func_name, operands, effects, evaluate)
+    given = list(operands)
+    dtype = given.pop(0) if dtype is None and given else dtype
+    func_name = given.pop(0) if func_name is None and given else func_name
+    return _call("T.call_extern", dtype, func_name, given, effects, evaluate)
 
 
 def call_pure_extern(
@@ -220,7 +227,8 @@ def emit_call(
         else:
             operands.append(given)
             accesses.append("")
-    is_void = isinstance(dtype, str) and dtype in VOID
+    declared = rf"\bvoid\s+{re.escape(name.partition('<')[0])}\s*\("
+    is_void = (isinstance(dtype, str) and dtype in VOID) or re.search(declared, cuda or cpu) is not None
     result = dt.int32 if is_void else dtype_of(dtype)
     call = foreign_call(name, operands, result, accesses, cuda, cpu)
     if evaluate is not None:
@@ -282,7 +290,8 @@ def CUDASourceCodeKernel(
 ) -> None:  # fmt: skip
     """Launch the `__global__` function `entry_name` of a CUDA text or file, in place of T.Kernel.
 
-    It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. `blocks`,
+    It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. Behind
+    them it may take the sizes that T.dynamic names in their shapes, each once, as int. `blocks`,
     `threads` and `cluster_dims` are T.Kernel's; `prelude` is text to go before. It declares its shared memory itself,
     with a size. Tensors that it takes as `const` pointers are only read. GPUs only; interpreters cannot run it.
     """
@@ -301,6 +310,9 @@ def CUDASourceCodeKernel(
         raise error("bad_argument", None, op=what, name="entry_name", why=why, fix=fix)
     given = [*at.params, *at.made]
     declared = [part.strip() for part in found[1].split(",") if part.strip()]
+    sizes = list(dict.fromkeys(n for b in given if isinstance(b, Buffer) for e in b.shape for n in find(e, Var)))
+    if len(declared) == len(given) + len(sizes):
+        given += sizes
     if len(declared) != len(given):
         why = f"takes {len(declared)} parameters, and the function around has {len(given)}"
         fix = f"declare {', '.join(p.name for p in given)}, in this order"

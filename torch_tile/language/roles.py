@@ -16,6 +16,7 @@ from functools import reduce
 
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import REGISTERS, WARPGROUP, equal_share
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols
 from torch_tile.ir.stmt import (
@@ -222,7 +223,7 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
     mine: dict[Stmt, list[Stmt]] = {}
     for one in stmts:
         tile = one.buffer if isinstance(one, Alloc) and one.buffer.scope == "fragment" else None
-        users = [] if tile is None else [s for s in stmts if s is not one and tile in symbols(s)]
+        users = [] if tile is None else [s for s in stmts if s is not one and _uses(s, tile)]
         roles = [s for s in users if isinstance(s, Role)]
         if tile is None or not roles or not all(r.by_hand for r in roles):
             found.append(one)
@@ -235,6 +236,11 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
         for r in roles:
             mine.setdefault(r, []).append(one)
     return [_with_own(s, mine[s]) if s in mine else s for s in found]
+
+
+def _uses(stmt: Stmt, tile: Buffer) -> bool:
+    """Return whether a statement names a tile or a view of it."""
+    return any(isinstance(x, Buffer) and (x is tile or x.base is tile) for x in symbols(stmt))
 
 
 def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:

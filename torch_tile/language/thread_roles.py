@@ -78,7 +78,10 @@ class Fresh(Rewriter):
         return self.new.get(var, var)  # type: ignore[return-value]
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        """Return the new tile."""
+        """Return the new tile; a view of a new tile is new, too."""
+        base = None if buffer.base is None else self.new.get(buffer.base)
+        if buffer not in self.new and isinstance(base, Buffer):
+            self.new[buffer] = replace(buffer, base=base)
         return self.new.get(buffer, buffer)  # type: ignore[return-value]
 
     def visit_Stmt(self, node: Stmt) -> Stmt:

@@ -138,7 +138,7 @@ def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
 
 
 def sync_warp() -> None:
-    """Wait for the threads of a warp."""
+    """Wait for the threads of a warp, where all of them pass. Each then sees what the others wrote before."""
     tracer("T.sync_warp").emit(memory.warp_barrier())
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch_tile.compiler.context import Build, is_watched
+from torch_tile.diagnostics.errors import assertions_as_bugs
 from torch_tile.ir.stmt import Program
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.check import check_kernel, check_limits
@@ -94,7 +95,8 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
     folder, checked = os.environ.get("TORCH_TILE_DUMP"), is_watched()
     for number, (step, stage) in enumerate(passes):
         start = time.perf_counter()
-        new = step(program)
+        with assertions_as_bugs(getattr(step, "__name__", "a pass")):
+            new = step(program)
         seconds = time.perf_counter() - start
         if checked and (new is not program or number == 0):  # the first pass finds the author's mistakes
             verify(new, stage)

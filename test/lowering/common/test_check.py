@@ -48,7 +48,7 @@ def test_every_finding_is_reported():
             T.copy(tile, other)  # shapes
             T.gemm(x, tile, other)  # global operand
             tile[4, 0] = dynamic[0, 0]  # store
-            tile[0, 0] = tile[0, b - 4]  # load
+            tile[0, 0] = tile[0, b + 4]  # load
             T.fill(tile[2:6, :], 0)  # region
             for i in T.serial(4):
                 T.copy(x[i * i, 0], tile[0, :])  # affine

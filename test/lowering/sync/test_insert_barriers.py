@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
@@ -645,3 +646,45 @@ def test_all_numbers_taken():
 
     with pytest.raises(TileError, match="leaves no number"):
         lowered(exchange(prepare))
+
+
+def suffix_sums(met, behind):
+    """Suffix sums by half of the threads, which meet at barriers of their own; then all threads read them."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding(0)
+            sums, value = T.alloc_shared((64,), "int32"), T.alloc_var("int32")
+            T.copy(A, sums)
+            if tx < 64:
+                for k in T.serial(6):
+                    T.sync_threads(3, 64)
+                    if tx < 64 - (1 << k):
+                        value = sums[tx] + sums[tx + (1 << k)]
+                    if met:
+                        T.sync_threads(3, 64)
+                    if tx < 64 - (1 << k):
+                        sums[tx] = value
+                T.sync_threads(3, 64)
+                B[tx] = sums[63 - tx]
+            if behind:
+                T.sync_threads()
+            B[tx] = sums[tx % 64] if tx >= 64 else B[tx]
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+@pytest.mark.parametrize("behind", [True, False], ids=["barrier_behind", "no_barrier_behind"])
+def test_threads_of_a_branch_meet_at_barriers_of_their_own(target, behind):
+    kernel = torch_tile.compile(suffix_sums(True, behind), target=target)
+    a, b = torch.randint(-9, 9, (64,), dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+    assert not kernel.interpret(a, b)
+    sums = a.flip(0).cumsum(0).int().flip(0)
+    assert torch.equal(b, torch.cat([sums.flip(0), sums]))
+
+
+def test_a_branch_that_does_not_meet_is_refused():
+    with pytest.raises(TileError, match="divergent_hazard"):
+        torch_tile.compile(suffix_sums(False, True), target="cuda:sm_80")

@@ -32,7 +32,8 @@ class Config:
     number of parts in which the sum of a row is kept; 8 leaves each thread of an accumulator with its own. `staged`
     sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
     are packed. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks that run on
-    an SM at once.
+    an SM at once. `through_queries` sends the result through the shared memory of the queries, which are read by then.
+    `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile.
     """
 
     block_q: int = 64
@@ -50,14 +51,32 @@ class Config:
     tiled: bool = False
     ping_pong: bool = False
     blocks: int = 1
+    through_queries: bool = False
+    persistent: int = 0
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
+        if self.persistent:
+            return self.persistent, 1, 1
         if self.split:
             return blocks * splits, kv_heads, batch
         if self.side > 1:
             return self.side, blocks, T.ceildiv(kv_heads * batch, self.side)
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
+
+    def turns(self, block: Any, tiles: Any) -> Any:
+        """Count the tiles of a persistent block, of `tiles` in all."""
+        whole = tiles // self.persistent
+        return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
+
+    def tile(self, turn: Any, block: Any, blocks: Any, heads: Any) -> tuple[Any, Any]:
+        """Return the block of rows and the head that a persistent block takes in its turn; the longest come first."""
+        tile = turn * self.persistent + self._rank(turn, block)
+        return blocks - 1 - tile // heads, tile % heads
+
+    def _rank(self, turn: Any, block: Any) -> Any:
+        """Return the place of a block in a turn: every other one runs backwards, so that the shares are even."""
+        return T.if_then_else(turn % 2 == 1, self.persistent - 1 - block, block)
 
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
         """Return the block of rows, the key head, the sequence and the split of a block of the launch."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 from torch_tile.hardware import RESERVED
+from torch_tile.kernels.attention.sequences import DENSE
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile
@@ -105,6 +106,7 @@ SHARING = {
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 SIDE_BY_SIDE = 8, 4, 2
+FEWEST_TURNS = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
 
@@ -172,7 +174,8 @@ def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
     itself.
     """
     held = config.block_q * (config.block_kv * 3 // 2 + spec.tile_dv) // config.threads
-    tried = replace(config, staged=True), replace(config, staged=True, stages=1, tiled=True)
+    config = replace(config, staged=True, through_queries=_through_queries(spec))
+    tried = config, replace(config, stages=1, tiled=True)
     fits = all(footprint(c, spec, bulk=True).fits(machine.target) for c in tried)
     # Three warpgroups leave each no registers for what changes scores.
     registers = 0 if spec.score and config.threads == 384 else HOPPER_REGISTERS[config.threads]
@@ -189,7 +192,8 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     stages = 1 if spec.scaled else config.stages
     tiles += [Tile(keys, columns, bits, stages, (Part.LOOP,)) for columns in columns_of]
     tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
-    tiles += [Tile(rows, spec.tile_dv, bits, parts=(Part.LEAVING,))] if config.staged else []
+    if config.staged and not config.through_queries:
+        tiles.append(Tile(rows, spec.tile_dv, bits, parts=(Part.LEAVING,)))
     return Footprint((*tiles, *spec.operand_tiles(config)), bulk)
 
 
@@ -199,20 +203,43 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
     tilings = [c for c in tilings if divides(spec, c) and (c.block_q == 16 or problem.rows > 16)]
     tilings = [c for c in tilings if spec.layout.fits(c.block_kv)] or tilings  # else keys are gathered one by one
-    config = _hopper_config(spec, problem, machine) or next(
-        (c for c in tilings if _fits(c, spec, problem, machine)), None
-    )
+    hopper = _hopper_config(spec, problem, machine)
+    config = hopper or next((c for c in tilings if _fits(c, spec, problem, machine)), None)
     if config is None:
         return None
     packed = _packed(config, spec, problem)
     staged = not packed and spec.dtype.itemsize == 2
     tiled = not packed and any(x.tiled for x in spec.operands)
-    config = replace(config, packed=packed, heavy_first=spec.causal, staged=staged, tiled=tiled)
+    through = staged and hopper is not None and _through_queries(spec)
+    config = replace(
+        config, packed=packed, heavy_first=spec.causal, staged=staged, tiled=tiled, through_queries=through
+    )
     if spec.causal:
         config = replace(config, side=_side(config, spec, problem))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
+    if hopper is not None and _is_persistent(config, spec, problem, machine):
+        return replace(config, persistent=machine.num_sms, through_queries=False)
     return config
+
+
+def _through_queries(spec: Spec) -> bool:
+    """Return whether a result fits into the shared memory of its queries, which nothing reads by then."""
+    return spec.tile_dv <= spec.tile_d and not spec.layout.ragged
+
+
+def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
+
+    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, and the keys and
+    values of all heads stay in the cache.
+    """
+    plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
+    if not plain or spec.layout != DENSE or config.packed or not config.staged or config.blocks > 1:
+        return False
+    tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
+    cached = problem.heads * _bytes_of_head(spec, problem) <= CACHED
+    return config.block_q == 128 and cached and tiles >= FEWEST_TURNS * machine.num_sms
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
@@ -240,11 +267,16 @@ def _side(config: Config, spec: Spec, problem: Problem) -> int:
     1 stands for all: blocks then run by falling work, whatever their head, of which those that share an SM have more.
     """
     apart = problem.heads if config.packed else problem.heads * problem.groups
-    each = problem.keys * (spec.tile_d + spec.tile_dv) * spec.dtype.itemsize
+    each = _bytes_of_head(spec, problem)
     if config.blocks > 1 and problem.heads * each <= CACHED:
         return 1
     most = max(CACHED // each, 8)
     return next((n for n in (16, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
+
+
+def _bytes_of_head(spec: Spec, problem: Problem) -> int:
+    """Count the bytes of a head's keys and values."""
+    return problem.keys * (spec.tile_d + spec.tile_dv) * spec.dtype.itemsize
 
 
 def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:

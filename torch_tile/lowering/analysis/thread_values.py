@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from torch_tile.ir.node import Node, children, contains, find, symbols
+from torch_tile.ir.simplify import Simplifier
 from torch_tile.ir.stmt import Block, Break, Continue, For, If, Kernel, Let, Stmt, Store, While
 from torch_tile.ir.widths import SIGNED
 
@@ -90,7 +93,12 @@ class Divergence:
 
     def __init__(self, kernel: Kernel, arrays: bool = False):
         self.scopes = ("var", "local") if arrays else ("var",)
-        self.mixed: set[Var | Buffer] = {n for n in find(kernel, Var) if n.role == "thread"}
+        threads = {n for n in find(kernel, Var) if n.role == "thread"}
+        self.mixed: set[Var | Buffer] = {*threads}
+        facts = Ranges()
+        for thread in threads:
+            facts = facts.loop(thread, 0, math.prod(kernel.threads))
+        self.simplify: Simplifier = Simplifier(facts)
         size = -1
         while size != len(self.mixed):
             size = len(self.mixed)
@@ -112,11 +120,11 @@ class Divergence:
                 self._spread(child, divergent)
 
     def is_divergent(self, e: Expr) -> bool:
-        """Return whether threads of the block may see different values.
+        """Return whether threads of the block may see different values: `thread // 32` is 0 in all of 32 threads.
 
         Values read from registers count as equal unless their buffer is in `mixed`.
         """
-        return not self.mixed.isdisjoint(symbols(e))
+        return not self.mixed.isdisjoint(symbols(e)) and not self.mixed.isdisjoint(symbols(self.simplify(e)))
 
     def parts(self, loop: For | While) -> bool:
         """Return whether threads may be in different iterations of a loop, or leave it at different times."""

@@ -32,7 +32,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Rewriter, find
+from torch_tile.ir.node import Rewriter, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -67,7 +67,7 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 
 FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
-REGISTERS_UNDER_CONDITIONS = 40  # registers of a thread that copies in nested loops under conditions
+REGISTERS_OF_NESTS = 40  # registers of a thread that copies in nested loops, under conditions or to bounds of each turn
 MOST_COPIERS = 4  # warps
 NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
@@ -165,7 +165,8 @@ class _Roles:
         self.survey, self.thread, self.build = survey, thread, build
         self.count = math.prod(kernel.threads)
         self.warps = min(len(self.groups), MOST_COPIERS)
-        few = REGISTERS_UNDER_CONDITIONS if self._asks() and kernel.min_blocks == 1 else FEWEST_REGISTERS
+        nested = self._asks() or any(_has_own_bounds(g.body) for g in self.groups)
+        few = REGISTERS_OF_NESTS if nested and kernel.min_blocks == 1 else FEWEST_REGISTERS
         self.producers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
         self.tiles = IdMap((t, versions_of(t, g.stages)) for g in self.groups for t in g.tiles)
         self.group_of = IdMap((t, g) for g in self.groups for t in g.tiles)
@@ -358,6 +359,22 @@ class _Roles:
                 f"{names}: bulk copies by a warp of its own, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
             )
             self.build.remark(span, "T.Pipelined", became)
+
+
+def _has_own_bounds(body: Body) -> bool:
+    """Return whether each turn of the loop around a loop gives that one another number of iterations."""
+    outer = body.outer
+    if body.loop is None or outer is None or outer.loop is None:
+        return False
+    named = {let.var: let.value for let in find(outer.loop.body, Let)}
+    waiting: list[Expr] = [body.loop.stops[0]]
+    changing = set(outer.loop.vars)
+    while waiting:
+        names = symbols(waiting.pop())
+        if not changing.isdisjoint(names):
+            return True
+        waiting += [named.pop(name) for name in names if name in named]
+    return False
 
 
 class _Copier:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.traits import Engine
 from torch_tile.ir.arith_util import Substitute, terms_of
@@ -36,7 +37,8 @@ class Access:
 
     It happens where all `conditions` hold. A `count` of -1 stands for any elements of the buffer. A warp makes a
     `collective` access together, so that it belongs to no single thread. `origin` is the node that makes the access.
-    `age` says how many iterations ago that was, in a loop around.
+    `age` says how many iterations ago that was, in a loop around. `in_warp` says that a barrier of the warp followed,
+    so that the access is ordered with those of the same warp.
     """
 
     buffer: Buffer
@@ -50,6 +52,7 @@ class Access:
     loops: tuple[For, ...] = ()
     conditions: tuple[Expr, ...] = ()
     age: int = 0
+    in_warp: bool = False
 
     @property
     def writes(self) -> bool:
@@ -64,7 +67,7 @@ class Access:
     @cached_property
     def key(self) -> Hashable:
         """A key that accesses of one node to the same places share."""
-        return self.origin, self.buffer, self.kind, structure(self.indices), self.loops
+        return self.origin, self.buffer, self.kind, structure(self.indices), self.loops, self.in_warp
 
     @cached_property
     def symbols(self) -> frozenset[Var | Buffer]:
@@ -192,6 +195,8 @@ class Hazards:
                 return False
             else:
                 shifts.append(None)
+        if a.in_warp:
+            x, y = x.of_warps, y.of_warps
         return x.conflicts(y, shifts, a.collective or b.collective)
 
     def _table(self, access: Access) -> _Table | None:
@@ -265,6 +270,11 @@ class _Table:
     sides: tuple[_Side | None, ...]
     thread: Any
     count: int
+
+    @property
+    def of_warps(self) -> _Table:
+        """The same places, with the warp at each."""
+        return replace(self, thread=self.thread // WARP)
 
     def conflicts(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
         """Return whether different threads (any threads, if `collective`) touch an element of both accesses."""

@@ -11,8 +11,8 @@ only some threads pass. Afterwards every hazard is ordered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Expr, unary
+from torch_tile.ir.expr import Binary, Call, Const, Expr, Var, unary
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
@@ -57,6 +57,31 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     if not places and not walker.fences and not walker.shown and not walker.own:
         return kernel
     return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The first `count` threads, alone in a branch. `before` are the accesses in front of it.
+
+    Barriers for so many threads order them, where `splits` branches and loops around part the threads.
+    """
+
+    count: int
+    splits: int
+    before: dict[Hashable, Access]
+
+    def meets(self, call: Call, splits: int) -> bool:
+        """Return whether a call is a barrier for the group."""
+        found = lookup(call.name)
+        named = found.is_barrier and found.scope is Scope.GROUP
+        return named and splits == self.splits and option(call, 1) == self.count
+
+
+def first_threads(condition: Expr, thread: Var | None) -> int:
+    """Return how many threads a condition lets in, if it is `thread < count`; else 0."""
+    if isinstance(condition, Binary) and condition.op == "<" and condition.a is thread:
+        return int(condition.b.value) if isinstance(condition.b, Const) else 0
+    return 0
 
 
 class Walk:
@@ -92,6 +117,8 @@ class Walk:
         self.depth = 0  # number of loops around
         self.branches = 0
         self.divergent: bool = False
+        self.splits = 0  # number of branches and loops around that only some threads enter
+        self.group: Group | None = None  # the threads of a branch around, which meet at barriers of their own
         self.showing = False  # whether a fence of all threads stands before a branch around
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
         self.exits: list[list[State]] = []  # states of the loops around, at their breaks
@@ -143,10 +170,14 @@ class Walk:
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """Update the state by one statement, with a barrier before it if it needs one."""
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
+        if syncs(call, Sync.BARRIER, Scope.WARP):
+            state.in_warps(lambda access: not by_engine(access.origin))
         if isinstance(one, Role):
             self._role(one, place, state, places)
         elif call is not None and _is_for_all(call, self.threads):
             self._clear(place, state)
+        elif call is not None and self.group is not None and self.group.meets(call, self.splits):
+            state.since = dict(self.group.before)
         elif syncs(call, Sync.WAIT, Scope.CLUSTER) and self.arriving and not state.is_hidden:
             self._clear(place, state)  # the barrier of the cluster
         elif call is not None and self.publishes and lookup(call.name).publishes:
@@ -258,20 +289,31 @@ class Walk:
         self._meet(self._accesses(one), one, place, state, places)
         for access in self.facts.collector.of(one.condition):
             state.add(access)
-        outer = self.divergent, self.conditions, self.showing
-        self.divergent = self.divergent or self.facts.is_divergent(one.condition)
+        outer = self.divergent, self.conditions, self.showing, self.group
+        splits = self.facts.is_divergent(one.condition)
+        condition = self.facts.collector.expand(one.condition)
+        count = first_threads(condition, self.kernel.thread) if splits and not self.divergent else 0
+        if count:
+            self.group = Group(count, self.splits + 1, dict(state.since))
+        self.splits += splits
+        self.divergent = self.divergent or splits
         if self.divergent and self.publishes and any(lookup(n.name).publishes for n in find(one, Call)):
             self._show(place, state)  # a fence of all threads, although only some arrive
             self.showing = True
-        condition = self.facts.collector.expand(one.condition)
         other = state.copy()
         self.branches += 1
         for way, branch, known in ((state, one.then, condition), (other, one.otherwise, unary("not", condition))):
             self.conditions = (*outer[1], known)
+            if splits and branch is one.otherwise:
+                self.group = outer[3]
             places |= self.block(branch, way)
         self.branches -= 1
-        self.divergent, self.conditions, self.showing = outer
+        self.divergent, self.conditions, self.showing, self.group = outer
+        self.splits -= splits
         state.become(state.join(other))
+        if count:  # the other threads have met no barrier of the group
+            for access in self._accesses(one):
+                state.since[access.key] = replace(access, count=-1)
 
     # Loops.
 
@@ -286,11 +328,13 @@ class Walk:
         for access in head:
             state.add(access)
         outer, self.divergent = self.divergent, self.divergent or parted
+        self.splits += parted
         if isinstance(loop, For) and trips(loop) == 1:
             found, ends, exits = self._body(loop, state)
             places |= found
             state.become(self._left(loop, ends, exits))
             self.divergent = outer
+            self.splits -= parted
             return
         runs = isinstance(loop, For) and is_literal(simplify(loop.starts[0] < loop.stops[0]), True)
         fronts = [False]
@@ -313,6 +357,7 @@ class Walk:
                     best = cost, found | here, after
         assert best is not None
         self.divergent = outer
+        self.splits -= parted
         places |= best[1]
         state.become(best[2])
 

@@ -104,6 +104,11 @@ class State:
         if not access.asynchronous or not access.writes:
             self.since[access.key] = _later(access.landed, self.since.get(access.key, access.landed))
 
+    def in_warps(self, by_threads: Callable[[Access], bool]) -> None:
+        """Order the accesses that threads make with those that follow in the same warp."""
+        found = [replace(a, in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
+        self.since = {access.key: access for access in found}
+
     def commit(self, copies: bool = True) -> None:
         """Close the current group of copies, or of products."""
         self.flying = {

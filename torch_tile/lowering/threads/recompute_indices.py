@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics.memory import here
 from torch_tile.intrinsics.wgmma import walks_of
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Call, Const, Expr, Var, const
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Var, const
 from torch_tile.ir.node import Node, Rewriter, children, find, symbols
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
 
@@ -68,8 +69,20 @@ class _Hide(Rewriter):
         if loop.kind is not LoopKind.SERIAL or not (_multiplies(loop.body) or _repeats_products(loop.body)):
             return new
         own = Var(self.thread.name, self.thread.type, "let")
-        body = Substitute({self.thread: own})(new.body)
+        body = _InLoop({self.thread: own})(new.body)
         return new if body is new.body else replace(new, body=Block((Let(own, here(self.thread)), *body.stmts)))
+
+
+class _InLoop(Substitute):
+    """Replace the thread's index, but not in the number of its warpgroup, which is the same for a whole warp.
+
+    A uniform register holds that number through the kernel. Each operand of a product by wgmma is computed from it.
+    """
+
+    def visit_Binary(self, node: Binary) -> Expr:
+        """Keep the number of the warpgroup."""
+        groups = node.op == "//" and node.a in self.known and isinstance(node.b, Const) and node.b.value == WARPGROUP
+        return node if groups else self.children(node)
 
 
 def _multiplies(node: Node) -> bool:
