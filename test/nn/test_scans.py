@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_tile.nn import scans
+from torch_tile.nn import linear_attention, scans
 
 
 def test_a_convolution_in_parts(seed):
@@ -38,8 +40,8 @@ def test_a_state_without_heads_has_one(seed):
 
 def test_what_is_not_supported_is_refused():
     x, weight = torch.randn(2, 5, 9), torch.randn(5, 4)
-    with pytest.raises(ValueError, match="causal_conv1d_fn: seq_idx is not supported"):
-        scans.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9))
+    with pytest.raises(ValueError, match="causal_conv1d_fn: return_final_states is not supported"):
+        scans.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9).int(), return_final_states=True)
     with pytest.raises(ValueError, match="causal_conv1d_fn: activation is 'gelu'"):
         scans.causal_conv1d_fn(x, weight, activation="gelu")
     keys = torch.randn(2, 9, 1, 4)
@@ -65,3 +67,41 @@ def test_delta_rules_of_fla(seed):
     plain, _ = scans.fused_recurrent_gated_delta_rule(q, k, v, scale=0.5, **options)
     alike, _ = scans.chunk_gated_delta_rule(q, k, v, 0 * g, beta.new_ones(1, 5, 2), 0.5, **options)
     torch.testing.assert_close(plain, alike, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_attention_of_fla(seed):
+    """Whole, token by token, and packed; RetNet's and lightning attention's decays are those of their papers."""
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(1, 5, 2, 4), torch.randn(1, 5, 2, 4), torch.randn(1, 5, 2, 3)
+    g = -torch.rand(1, 5, 2, 4)
+    want, state = linear_attention.chunk_gla(q, k, v, g, output_final_state=True)
+    got, last = linear_attention.fused_recurrent_gla(q, k, v, g, output_final_state=True)
+    torch.testing.assert_close((got, last), (want, state), rtol=1e-4, atol=1e-5)
+    packed, none = linear_attention.fused_recurrent_gla(q, k, v, g, cu_seqlens=torch.tensor([0, 2, 5]))
+    rest, _ = linear_attention.chunk_gla(*(t[:, 2:] for t in (q, k, v, g)))
+    assert none is None
+    torch.testing.assert_close(packed[:, 2:], rest, rtol=1e-4, atol=1e-5)
+    times = torch.arange(5.0)
+    between = (times[:, None] - times).tril()
+    for found, gammas in (
+        (linear_attention.chunk_retention(q, k, v), [1 - 2.0**-5, 1 - 2.0**-6]),
+        (linear_attention.chunk_lightning_attn(q, k, v, 1, 4), [1.0, math.exp(-4 * 0.75)]),
+        (linear_attention.chunk_linear_attn(q, k, v, normalize=False), [1.0, 1.0]),
+    ):
+        for head, gamma in enumerate(gammas):
+            pairs = (q[0, :, head] @ k[0, :, head].T / 2 * gamma**between).tril()
+            torch.testing.assert_close(found[0][0, :, head], pairs @ v[0, :, head], rtol=1e-4, atol=1e-5)
+    q, k = q.abs(), k.abs()
+    normal, _ = linear_attention.chunk_linear_attn(q, k, torch.ones_like(v))
+    torch.testing.assert_close(normal, torch.ones_like(v), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="fused_recurrent_gla: gv is not supported"):
+        linear_attention.fused_recurrent_gla(q, k, v, gv=v)
+
+
+def test_kimi_delta_attention_token_by_token(seed):
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(1, 5, 2, 4), torch.randn(1, 5, 2, 4), torch.randn(1, 5, 2, 3)
+    given = q, k, v, -torch.rand(1, 5, 2, 4), torch.rand(1, 5, 2)
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    want = linear_attention.chunk_kda(*given, **options)
+    torch.testing.assert_close(linear_attention.fused_recurrent_kda(*given, **options), want, rtol=1e-4, atol=1e-5)

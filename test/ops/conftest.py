@@ -452,6 +452,7 @@ def causal_conv1d_samples(t: Maker) -> list[tuple]:
         (t(2, 5, 7), t(7, 4)),
         (t.strided(2, 3, 7), t(7, 3), t(7), t(2, 2, 7), "silu"),
         (t(1, 6, 7), t(7, 2), t(7), None, "silu"),
+        (t(1, 6, 7), t(7, 3), t(7), None, "silu", torch.tensor([[0, 0, 1, 1, 1, 4]])),
     ]
 
 

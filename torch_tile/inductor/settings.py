@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FAMILIES = ("attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "softmax", "loss", "scan")
+FAMILIES = ("attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "softmax", "loss", "scan", "route")
 SELECT = ("fastest", "tile")
 OPTIONS = ("select", "families")
 

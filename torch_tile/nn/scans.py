@@ -2,7 +2,7 @@
 """Scans and short convolutions under the names and arguments of mamba-ssm, causal-conv1d and fla, over
 `torch.ops.tile`.
 
-Sequences packed into one (`seq_idx`, `cu_seqlens`) and tables of states are refused with a ValueError.
+What packs sequences and is not documented here, and tables of states, are refused with a ValueError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def causal_conv1d_fn(
         x: `[B, D, L]`; fastest where its channels are dense in memory.
         weight: `[D, W]`.
         bias: `[D]`.
-        seq_idx: refused.
+        seq_idx: int32 or int64 `[B, L]`, the sequence of each time; without states.
         initial_states: `[B, D, W - 1]`.
         return_final_states: whether to return the last W - 1 times, too.
         final_states_out: refused.
@@ -49,9 +49,12 @@ def causal_conv1d_fn(
     Returns:
         `[B, D, L]`, and with return_final_states `[B, D, W - 1]`.
     """
-    refuse("causal_conv1d_fn", seq_idx=seq_idx, final_states_out=final_states_out)
+    refuse("causal_conv1d_fn", final_states_out=final_states_out)
+    if seq_idx is not None:
+        refuse("causal_conv1d_fn", initial_states=initial_states, return_final_states=return_final_states or None)
     before = None if initial_states is None else initial_states.transpose(1, 2)
-    out = run("causal_conv1d", x.transpose(1, 2), weight, bias, before, activation_of("causal_conv1d_fn", activation))
+    name = activation_of("causal_conv1d_fn", activation)
+    out = run("causal_conv1d", x.transpose(1, 2), weight, bias, before, name, seq_idx)
     if not return_final_states:
         return out.transpose(1, 2)
     taps = weight.shape[1] - 1

@@ -45,10 +45,10 @@ def test_random_problems(dtype, rounds, engine, problems, check):
         state = problems.pick(None, problems.tensor(b, width - 1, d, dtype=dtype)) if width > 1 else None
         config = problems.pick(None, Config(4, 32)) if few else None
         given, what = (x, weight, bias, state), f"{b} {length} {d} {width} {activation} {x.stride()}"
-        check(causal_conv1d(*given, activation, config), reference(*wide(*given), activation), what)
+        check(causal_conv1d(*given, activation, config=config), reference(*wide(*given), activation), what)
         grad = problems.tensor(b, length, d, dtype=dtype)
         config = problems.pick(Config(4, 32, steps=2), Config(8, 16)) if few else None
-        found = causal_conv1d_backward(grad, *given, activation, config)
+        found = causal_conv1d_backward(grad, *given, activation, config=config)
         for n, want in enumerate(gradient_reference(*wide(grad, *given), activation)):
             check(found[n], want, f"{what} {n}", dtype)
         state = problems.tensor(b, d, problems.pick(max(1, width - 1), 4), dtype=dtype)
@@ -56,6 +56,30 @@ def test_random_problems(dtype, rounds, engine, problems, check):
         found = causal_conv1d_update(*token, activation)
         for n, want in enumerate(update_reference(*wide(*token), activation)):
             check(found[n], want, f"{what} update {n}")
+
+
+def test_packed_sequences(engine, rounds, problems, check):
+    """Each is as if it were alone, also in its gradients."""
+    for _ in rounds(2):
+        b, length, d, width = problems.size(2), problems.size(20), problems.size(20), problems.pick(2, 3, 4)
+        x, weight, bias = problems.tensor(b, length, d), problems.tensor(d, width), problems.tensor(d)
+        grad, ids = problems.tensor(b, length, d), torch.randint(0, 2, (b, length)).cumsum(1).to(torch.int32)
+        found = causal_conv1d(x, weight, bias, None, "silu", ids)
+        leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+        parts = []
+        for n in range(b):
+            cuts = ids[n].unique_consecutive(return_counts=True)[1].tolist()
+            parts.append(
+                torch.cat([reference(p[None], *leaves[1:], None, "silu")[0] for p in leaves[0][n].split(cuts)])
+            )
+        want = torch.stack(parts)
+        check(found, want.detach(), f"{ids}")
+        for got, one in zip(
+            causal_conv1d_backward(grad, x, weight, bias, None, "silu", ids),
+            torch.autograd.grad(want, leaves, grad.double()),
+            strict=False,
+        ):
+            check(got, one, f"{ids} {width}")
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (2, 0, 5), (2, 4, 0)])

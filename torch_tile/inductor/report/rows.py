@@ -57,7 +57,7 @@ class Row:
     """One subgraph.
 
     Attributes:
-        family: attention, mla, norm, dequant, scaled, grouped, gemm, softmax, loss or scan.
+        family: attention, mla, norm, dequant, scaled, grouped, gemm, softmax, loss, scan or route.
         status: replaced; kept (Inductor's code was faster); missed (it did not match).
         what: the tile operator with its arguments, or the operation that was looked at.
         where: module and line, as text.

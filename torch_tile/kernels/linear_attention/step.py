@@ -99,7 +99,8 @@ def step(config: Config, spec: Spec) -> Any:
             error = T.alloc_fragment((columns,), compute)
             keys = T.alloc_fragment((rows,), compute)
             queries = T.alloc_fragment((rows,), compute)
-            keeps = T.alloc_fragment((rows,), compute)
+            if spec.channels:
+                keeps = T.alloc_fragment((rows,), compute)
             squares = T.alloc_fragment((rows,), compute)
             of_keys = T.alloc_fragment((1,), compute)
             of_queries = T.alloc_fragment((1,), compute)
@@ -107,10 +108,12 @@ def step(config: Config, spec: Spec) -> Any:
                 given = state[sequence, head, T.min(i, n - 1), T.min(at + j, p - 1)]
                 now[i, j] = T.if_then_else(i < n, T.cast(given, compute), 0.0)
             for t in T.serial(length):
+                if not spec.channels:
+                    keep = T.exp(T.cast(g[sequence, t, head], compute))
                 for i in T.Parallel(rows):
                     row = T.min(i, n - 1)
-                    log = g[sequence, t, head, row] if spec.channels else g[sequence, t, head]
-                    keeps[i] = T.exp(T.cast(log, compute))
+                    if spec.channels:
+                        keeps[i] = T.exp(T.cast(g[sequence, t, head, row], compute))
                     keys[i] = T.if_then_else(i < n, T.cast(k[sequence, t, group, row], compute), 0.0)
                     queries[i] = T.if_then_else(i < n, T.cast(q[sequence, t, group, row], compute) * scale, 0.0)
                 if spec.normalize:
@@ -125,7 +128,7 @@ def step(config: Config, spec: Spec) -> Any:
                         keys[i] = keys[i] / T.sqrt(of_keys[0] + NORM_EPS)
                         queries[i] = queries[i] / T.sqrt(of_queries[0] + NORM_EPS)
                 for i, j in T.Parallel(rows, columns):
-                    now[i, j] *= keeps[i]
+                    now[i, j] *= keeps[i] if spec.channels else keep
                     terms[i, j] = now[i, j] * keys[i]
                 if spec.beta is not None:
                     T.reduce_sum(terms, error, dim=0)
@@ -174,6 +177,7 @@ def gated_delta_rule_step(
     spec = Spec(
         v.dtype, g.dtype, beta.dtype if beta is not None else None, state.dtype, bool(use_qk_l2norm), g.dim() == 4
     )
-    config = config or Config(max(16, power_of_two(q.shape[3])))
+    keys = max(16, power_of_two(q.shape[3]))
+    config = config or Config(keys, 4 if keys > 128 and spec.channels else 8)  # registers are short
     machine_of(v).kernel(step)(config, spec)(state, q, k, v, g, *rates, out, new_state, factor)
     return out, new_state

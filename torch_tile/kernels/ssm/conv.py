@@ -33,7 +33,7 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 class Spec:
     """Compile-time facts of a convolution kernel, besides its `Config`.
 
-    `weight`, `bias` and `state` are dtypes, None for absent operands. `length` is that of an update's
+    `weight`, `bias`, `state` and `index` are dtypes, None for absent operands. `length` is that of an update's
     state. With `silu` it is applied to the sum. `vector` elements divide the channels and the strides of rows.
     """
 
@@ -45,6 +45,7 @@ class Spec:
     silu: bool
     vector: int = 1
     length: int = 0
+    index: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -82,21 +83,38 @@ def reference(
     bias: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     activation: str = "none",
+    seq_idx: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `tile.causal_conv1d` in plain torch."""
-    return activated(sums(x, weight, bias, initial_state), activation).to(x.dtype).contiguous()
+    return activated(sums(x, weight, bias, initial_state, seq_idx), activation).to(x.dtype).contiguous()
 
 
 def sums(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, initial_state: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    seq_idx: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the convolution in plain torch before its activation, `[B, L, D]` in the dtype of sums."""
     compute, width = compute_dtype(x.dtype), weight.shape[1]
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if initial_state is None else initial_state
     padded = torch.cat([before.to(compute), x.to(compute)], 1)
-    terms = (padded[:, k : k + x.shape[1]] * weight[:, k].to(compute) for k in range(width))
+    terms = (
+        padded[:, k : k + x.shape[1]] * weight[:, k].to(compute) * in_sequence(seq_idx, width - 1 - k)
+        for k in range(width)
+    )
     total = sum(terms, torch.zeros((), dtype=compute, device=x.device))
     return total if bias is None else total + bias.to(compute)
+
+
+def in_sequence(seq_idx: torch.Tensor | None, back: int) -> Any:
+    """Return whether the time `back` before each is of the same sequence, `[B, L, 1]`; 1 if there is but one."""
+    if seq_idx is None:
+        return 1
+    earlier = torch.nn.functional.pad(seq_idx, (back, 0), value=-1)[:, : seq_idx.shape[1]]
+    inside = torch.arange(seq_idx.shape[1], device=seq_idx.device) >= back
+    return ((earlier == seq_idx) & inside)[..., None]
 
 
 def activated(total: torch.Tensor, activation: str) -> torch.Tensor:
@@ -111,22 +129,22 @@ def gradient_reference(
     bias: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     activation: str = "none",
+    seq_idx: torch.Tensor | None = None,
 ) -> Gradients:
     """Compute `tile.causal_conv1d_backward` in plain torch."""
     compute, width, length = compute_dtype(x.dtype), weight.shape[1], x.shape[1]
     slope = grad.to(compute)
     if activation == "silu":
-        total = sums(x, weight, bias, initial_state)
+        total = sums(x, weight, bias, initial_state, seq_idx)
         gate = torch.sigmoid(total)
         slope = slope * gate * (1.0 + total * (1.0 - gate))
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if initial_state is None else initial_state
     padded = torch.cat([before.to(compute), x.to(compute)], 1)
-    after = torch.nn.functional.pad(slope, (0, 0, width - 1, width - 1))
-    whole = sum(
-        (after[:, width - 1 - k : 2 * width - 2 - k + length] * weight[:, k].to(compute) for k in range(width)),
-        torch.zeros((), dtype=compute, device=x.device),
-    )
-    dweight = torch.stack([(slope * padded[:, k : k + length]).sum((0, 1)) for k in range(width)], 1)
+    whole = torch.zeros_like(padded)
+    slopes = [slope * in_sequence(seq_idx, width - 1 - k) for k in range(width)]
+    for k in range(width):
+        whole = whole + torch.nn.functional.pad(slopes[k] * weight[:, k].to(compute), (0, 0, k, width - 1 - k))
+    dweight = torch.stack([(slopes[k] * padded[:, k : k + length]).sum((0, 1)) for k in range(width)], 1)
     dbias = slope.sum((0, 1)) if bias is not None else slope.new_empty(0)
     dstate = whole[:, : width - 1] if initial_state is not None else slope.new_empty(0)
     return (
@@ -150,18 +168,23 @@ def update_reference(
 
 
 def tensor_types(spec: Spec, b: Any, length: Any, d: Any) -> tuple[Any, Any, list[Any]]:
-    """Return the tensor types of x, of the weights, and of a given bias and state."""
+    """Return the tensor types of x, of the weights, and of a given bias, and a given state or numbers of sequences."""
     bias = [] if spec.bias is None else [strided("bias", (d,), spec.bias, unit=False)]
     state = [] if spec.state is None else [strided("state", (b, spec.width - 1, d), spec.state, unit=False)]
     x = strided("x", (b, length, d), spec.dtype, multiple=spec.vector)
-    return x, strided("weight", (d, spec.width), spec.weight, unit=False), [*bias, *state]
+    index = [] if spec.index is None else [strided("seq_idx", (b, length), spec.index, unit=False)]
+    return x, strided("weight", (d, spec.width), spec.weight, unit=False), [*bias, *state, *index]
 
 
 @T.macro
-def input_at(spec: Spec, x: Any, others: Any, sequence: Any, time: Any, channel: Any) -> Any:
-    """Return the input at a time. Before the beginning it is the state's, or 0."""
-    compute = compute_dtype(spec.dtype)
+def input_at(spec: Spec, x: Any, others: Any, sequence: Any, time: Any, channel: Any, output: Any) -> Any:
+    """Return the input at a time for an output. Before the beginning it is the state's, or 0, as in other sequences."""
+    compute, last = compute_dtype(spec.dtype), x.shape[1] - 1
     here = T.cast(x[sequence, T.max(time, 0), channel], compute)
+    if spec.index is not None:
+        ids = others[-1]
+        same = ids[sequence, T.min(T.max(time, 0), last)] == ids[sequence, T.min(output, last)]
+        return T.if_then_else(T.logical_and(time >= 0, same), here, 0.0)
     if spec.state is None:
         return T.if_then_else(time >= 0, here, 0.0)
     before = T.cast(others[-1][sequence, T.min(T.max(time + spec.width - 1, 0), spec.width - 2), channel], compute)
@@ -196,7 +219,8 @@ def convolve(config: Config, spec: Spec) -> Any:
             for i, j in T.Parallel(rows, columns):
                 total = taps[spec.width, j]
                 for k in numbers:
-                    value = input_at(spec, x, others, bz, by * rows + i + (k - spec.width + 1), bx * columns + j)
+                    time = by * rows + i
+                    value = input_at(spec, x, others, bz, time + (k - spec.width + 1), bx * columns + j, time)
                     total = total + taps[k, j] * value
                 if spec.silu:
                     total = total / (1.0 + T.exp(-total))
@@ -242,7 +266,7 @@ def convolve_back(config: Config, spec: Spec) -> Any:
                     if spec.silu:
                         value = taps[width, j]
                         for k in numbers:
-                            value = value + taps[k, j] * input_at(spec, x, given, bz, time + (k - halo), channel)
+                            value = value + taps[k, j] * input_at(spec, x, given, bz, time + (k - halo), channel, time)
                         gate = 1.0 / (1.0 + T.exp(-value))
                         slope = slope * gate * (1.0 + value * (1.0 - gate))
                     inside = T.logical_and(time < length, channel < d)
@@ -250,13 +274,18 @@ def convolve_back(config: Config, spec: Spec) -> Any:
                 for i, j in T.Parallel(rows, columns):
                     found = 0.0 * taps[0, j]
                     for k in numbers:
-                        found = found + taps[k, j] * slopes[i + (halo - k), j]
+                        part = taps[k, j] * slopes[i + (halo - k), j]
+                        if spec.index is not None:
+                            ids, last = given[-1], length - 1
+                            later = T.min(first + i + (halo - k), last)
+                            part = T.if_then_else(ids[bz, T.min(first + i, last)] == ids[bz, later], part, 0.0)
+                        found = found + part
                     dx[bz, first + i, bx * columns + j] = T.cast(found, spec.dtype)
                 for k in (*numbers, width):
                     for i, j in T.Parallel(rows, columns):
                         channel = bx * columns + j
                         time = T.min(first + i, length - 1)
-                        factor = 1.0 if k == width else input_at(spec, x, given, bz, time + (k - halo), channel)
+                        factor = 1.0 if k == width else input_at(spec, x, given, bz, time + (k - halo), channel, time)
                         terms[k][i, j] += slopes[i, j] * factor
                 if spec.state is not None:  # noqa: SIM102 - one is decided here, the other on the device
                     if first == 0:
@@ -351,19 +380,20 @@ def causal_conv1d(
     bias: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     activation: str = "none",
+    seq_idx: torch.Tensor | None = None,
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the convolution as `reference` does. `out`, contiguous, may be given. `config` overrides the tiling."""
     if not has_kernels(x):
-        return into(out, reference(x, weight, bias, initial_state, activation))
+        return into(out, reference(x, weight, bias, initial_state, activation, seq_idx))
     out = x.new_empty(x.shape) if out is None else out
     if not out.numel():
         return out
     x, machine = dense_last(x), machine_of(x)
-    spec = _spec(x, weight, bias, initial_state, activation, machine, out)
+    spec = _spec(x, weight, bias, initial_state, seq_idx, activation, machine, out)
     config = config or config_for(machine)
-    given = [each for each in (bias, initial_state) if each is not None]
+    given = [each for each in (bias, initial_state, seq_idx) if each is not None]
     machine.kernel(convolve)(config, spec)(x, weight, *given, out)
     return out
 
@@ -375,6 +405,7 @@ def causal_conv1d_backward(
     bias: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     activation: str = "none",
+    seq_idx: torch.Tensor | None = None,
     config: Config | None = None,
     results: Gradients | None = None,
 ) -> Gradients:
@@ -384,16 +415,16 @@ def causal_conv1d_backward(
     """
     results = results or empty_gradients(x, weight, bias, initial_state)
     if not has_kernels(x) or not x.numel():
-        all_into(results, gradient_reference(grad, x, weight, bias, initial_state, activation))
+        all_into(results, gradient_reference(grad, x, weight, bias, initial_state, activation, seq_idx))
         return results
     x, grad, machine = dense_last(x), dense_last(grad), machine_of(x)
     batch, length, channels = x.shape
     dx, dweight, dbias, dstate = results
-    spec = _spec(x, weight, bias, initial_state, activation, machine, dx, grad)
+    spec = _spec(x, weight, bias, initial_state, seq_idx, activation, machine, dx, grad)
     config = config or gradient_config_for(length, channels, batch, x.dtype, machine)
     parts = -(-length // (config.rows * config.steps))
     sums_of_parts = x.new_empty((batch, parts, spec.width + 1, channels), dtype=compute_dtype(x.dtype))
-    given = [each for each in (bias, initial_state) if each is not None]
+    given = [each for each in (bias, initial_state, seq_idx) if each is not None]
     states = [] if initial_state is None else [dstate]
     machine.kernel(convolve_back)(config, spec)(grad, x, weight, *given, *states, dx, sums_of_parts)
     adding = Config(8, 64) if machine.is_gpu else config
@@ -441,6 +472,7 @@ def _spec(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     initial_state: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
     activation: str,
     machine: Machine,
     *dense: torch.Tensor,
@@ -448,4 +480,5 @@ def _spec(
     """Collect the compile-time facts of a call, with the widest vector that its strides allow."""
     bias_dtype, state_dtype = (None if each is None else each.dtype for each in (bias, initial_state))
     vector = vector_of((x, *dense), x.shape[2:]) if machine.is_gpu else 1
-    return Spec(x.dtype, weight.dtype, bias_dtype, state_dtype, weight.shape[1], activation == "silu", vector)
+    index, dtypes = None if seq_idx is None else seq_idx.dtype, (x.dtype, weight.dtype, bias_dtype, state_dtype)
+    return Spec(*dtypes, weight.shape[1], activation == "silu", vector, index=index)

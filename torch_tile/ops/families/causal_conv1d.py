@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torch_tile.kernels import kernels
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.recomputed import by_autograd, gradients_of
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
@@ -28,6 +28,7 @@ class CausalConv1dArgs(NamedTuple, Generic[V]):
     bias: V | None = None
     initial_state: V | None = None
     activation: str = "none"
+    seq_idx: V | None = None
 
 
 class CausalConv1dBackwardArgs(NamedTuple, Generic[V]):
@@ -39,6 +40,7 @@ class CausalConv1dBackwardArgs(NamedTuple, Generic[V]):
     bias: V | None = None
     initial_state: V | None = None
     activation: str = "none"
+    seq_idx: V | None = None
 
     @property
     def forward(self) -> CausalConv1dArgs[V]:
@@ -70,7 +72,7 @@ def _check_taps(op: str, weight: Tensor, bias: Tensor | None, channels: Any, act
 
 def _check(op: str, args: CausalConv1dArgs[Tensor]) -> None:
     """Check the arguments of `tile.causal_conv1d`."""
-    x, weight, bias, state, activation = args
+    x, weight, bias, state, activation, seq_idx = args
     checks.check_floating(op, x=x, weight=weight, bias=bias, initial_state=state)
     checks.check_dims(op, "x", x, 3, "[B, L, D]")
     _check_taps(op, weight, bias, x.shape[2], activation)
@@ -78,6 +80,16 @@ def _check(op: str, args: CausalConv1dArgs[Tensor]) -> None:
         checks.check_dims(op, "initial_state", state, 3, "[B, W - 1, D]")
         for dim, size, wanted in ((0, x.shape[0], "as x"), (1, weight.shape[1] - 1, "W - 1"), (2, x.shape[2], "as x")):
             checks.check_size(op, "initial_state", state, dim, size, wanted)
+    if seq_idx is not None:
+        require_type(
+            seq_idx.dtype in (torch.int32, torch.int64),
+            lambda: f"tile.{op}: seq_idx has dtype {seq_idx.dtype}; expected int32 or int64",
+        )
+        checks.check_device(op, "seq_idx", seq_idx, "x", x)
+        checks.check_dims(op, "seq_idx", seq_idx, 2, "[B, L]")
+        for dim in range(2):
+            checks.check_size(op, "seq_idx", seq_idx, dim, x.shape[dim], "as x")
+        require(state is None, lambda: f"tile.{op}: initial_state is given beside seq_idx; expected one of them")
 
 
 def _fake(args: CausalConv1dArgs[Tensor]) -> Tensor:
@@ -119,31 +131,50 @@ def _fake_update(args: CausalConv1dUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
 def _save(ctx: Any, args: CausalConv1dArgs[Tensor], output: Tensor) -> None:
     """Save for the gradient of `tile.causal_conv1d` what it needs."""
     ctx.activation = args.activation
-    ctx.save_for_backward(args.x, args.weight, args.bias, args.initial_state)
+    ctx.save_for_backward(args.x, args.weight, args.bias, args.initial_state, args.seq_idx)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.causal_conv1d`."""
-    x, weight, bias, state = ctx.saved_tensors
-    made = torch.ops.tile.causal_conv1d_backward(grad.to(x.dtype), x, weight, bias, state, ctx.activation)
+    x, weight, bias, state, seq_idx = ctx.saved_tensors
+    made = torch.ops.tile.causal_conv1d_backward(grad.to(x.dtype), x, weight, bias, state, ctx.activation, seq_idx)
     found = dict(zip(CausalConv1dArgs._fields, made, strict=False))
     given = {"bias": bias, "initial_state": state}
     return op_gradients(CausalConv1dArgs, **{k: v for k, v in found.items() if k not in given or given[k] is not None})
 
 
+def _save_of_backward(ctx: Any, args: CausalConv1dBackwardArgs[Tensor], output: Any) -> None:
+    """Save for the gradient of the gradient what it needs."""
+    ctx.activation = args.activation
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:TENSORS], args.seq_idx)
+
+
+def _backward_of_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    """Compute the gradient of the gradient by autograd of plain torch."""
+    *tensors, seq_idx = ctx.saved_tensors
+
+    def computed(*given: Tensor | None) -> Any:
+        return kernels("causal_conv1d").gradient_reference(*given, ctx.activation, seq_idx)
+
+    return (*gradients_of(computed, tensors, ctx.needs_input_grad, grads), None, None)
+
+
 X = ("batch", "time", "channel")
+TENSORS = 5  # arguments of the gradient that have gradients
 
 
 def _sharding(args: CausalConv1dArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.causal_conv1d` for sharding."""
     bias, state = if_given(args.bias, ("channel",)), if_given(args.initial_state, ("batch", "before", "channel"))
-    return Rule(outputs=[X], inputs=[X, ("channel", "tap"), bias, state], free=("batch", "channel"))
+    index = if_given(args.seq_idx, X[:2])
+    return Rule(outputs=[X], inputs=[X, ("channel", "tap"), bias, state, index], free=("batch", "channel"))
 
 
 def _sharding_of_backward(args: CausalConv1dBackwardArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.causal_conv1d_backward` for sharding."""
     forward = _sharding(args.forward)
-    outputs = [("none",) if dims is None else dims for dims in forward.inputs]
+    outputs = [("none",) if dims is None else dims for dims in forward.inputs[:-1]]
     return Rule(outputs=outputs, inputs=[X, *forward.inputs], free=("channel",), saved=[X, *forward.inputs])
 
 
@@ -175,6 +206,8 @@ Args:
     bias: `[D]`.
     initial_state: `[B, W - 1, D]`, the times before the first.
     activation: "none" or "silu".
+    seq_idx: int32 or int64 `[B, L]`, the sequence of each time: a time counts for outputs of its own one only. Times
+        of a sequence lie one behind the other. Not beside initial_state.
 
 Returns:
     `[B, L, D]` in x's dtype. The state behind it is the last W - 1 times of initial_state and x.
@@ -193,6 +226,7 @@ Args:
     bias: `[D]`.
     initial_state: `[B, W - 1, D]`.
     activation: "none" or "silu".
+    seq_idx: `[B, L]`.
 
 Returns:
     the gradients by x, weight, bias and initial_state, in their dtypes; `[0]` for what is not given.
@@ -238,7 +272,8 @@ register(
     fake=_fake_backward,
     run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
     reference=in_torch("causal_conv1d", "gradient_reference"),
-    **by_autograd("causal_conv1d", "gradient_reference", 5),
+    setup_context=_save_of_backward,
+    backward=_backward_of_backward,
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args.forward),
 )
