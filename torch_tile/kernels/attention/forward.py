@@ -207,9 +207,9 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             # Outside of the loop, so that a tile leaves while the block works on its next one.
             staged = T.alloc_shared((rows, spec.tile_dv), spec.dtype) if config.persistent else None
             tiles = T.min(heads * batch * blocks, MOST_TILES)
-            for turn in T.serial(config.turns(bx, tiles)) if config.persistent else (0,):
+            for wave in T.serial(config.waves(bx, tiles)) if config.persistent else (0,):
                 if config.persistent:
-                    block, number = config.tile(turn, bx, blocks, heads * batch)
+                    block, number = config.tile(wave, bx, blocks, heads * batch)
                     any_head, sequence, split = number % heads, number // heads, 0
                 else:
                     block, any_head, sequence, split = config.place(bx, by, bz, blocks, heads, splits)

@@ -64,19 +64,19 @@ class Config:
             return self.side, blocks, T.ceildiv(kv_heads * batch, self.side)
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
 
-    def turns(self, block: Any, tiles: Any) -> Any:
+    def waves(self, block: Any, tiles: Any) -> Any:
         """Count the tiles of a persistent block, of `tiles` in all."""
         whole = tiles // self.persistent
         return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
 
-    def tile(self, turn: Any, block: Any, blocks: Any, heads: Any) -> tuple[Any, Any]:
-        """Return the block of rows and the head that a persistent block takes in its turn; the longest come first."""
-        tile = turn * self.persistent + self._rank(turn, block)
+    def tile(self, wave: Any, block: Any, blocks: Any, heads: Any) -> tuple[Any, Any]:
+        """Return the block of rows and the head that a persistent block takes in its wave; the longest come first."""
+        tile = wave * self.persistent + self._rank(wave, block)
         return blocks - 1 - tile // heads, tile % heads
 
-    def _rank(self, turn: Any, block: Any) -> Any:
-        """Return the place of a block in a turn: every other one runs backwards, so that the shares are even."""
-        return T.if_then_else(turn % 2 == 1, self.persistent - 1 - block, block)
+    def _rank(self, wave: Any, block: Any) -> Any:
+        """Return the place of a block in a wave: every other one runs backwards, so that the shares are even."""
+        return T.if_then_else(wave % 2 == 1, self.persistent - 1 - block, block)
 
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
         """Return the block of rows, the key head, the sequence and the split of a block of the launch."""

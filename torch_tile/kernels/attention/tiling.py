@@ -106,7 +106,7 @@ SHARING = {
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 SIDE_BY_SIDE = 8, 4, 2
-FEWEST_TURNS = 8  # tiles of a persistent block
+FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
 
@@ -240,7 +240,7 @@ def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machin
         return False
     tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
     cached = problem.heads * _bytes_of_head(spec, problem) <= CACHED
-    return config.block_q == 128 and cached and tiles >= FEWEST_TURNS * machine.num_sms
+    return config.block_q == 128 and cached and tiles >= FEWEST_WAVES * machine.num_sms
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
