@@ -198,7 +198,12 @@ def flash_attention_4(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     """Its tensors are `[batch, length, heads, d]`."""
     module: Any = importlib.import_module("rivals.fa4")
     operands = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    return lambda: module.forward(*operands, causal=s.causal)[0].transpose(1, 2)
+
+    def call() -> torch.Tensor:
+        out: torch.Tensor = module.forward(*operands, causal=s.causal)[0]
+        return out.transpose(1, 2)
+
+    return call
 
 
 def flex(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:

@@ -339,7 +339,8 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
     ("Guide", [
         ("Writing kernels", "docs/writing-kernels.md"), ("NVIDIA GPUs", "docs/gpus.md"),
         ("PyTorch", "docs/torch-integration.md"), ("Backend options", "docs/backend-options.md"),
-        ("Reading explain", "docs/explain.md"), ("Targets", "docs/targets.md"), ("FAQ", "docs/faq.md"),
+        ("Reading explain", "docs/explain.md"), ("Serving", "docs/serving.md"), ("Targets", "docs/targets.md"),
+        ("FAQ", "docs/faq.md"),
     ]),
     ("Reference", [
         ("Language", "docs/reference/language/index.md"), ("Operators", "docs/reference/operators.md"),

@@ -54,6 +54,7 @@ NOT_MIRRORED = {
     "cubins": "compiles every kernel of the library for every chip",
     "examples": "runs examples/",
     "docs": "tests docs/build_pages.py",
+    "release": "tests .ci/release.py",
     "inductor/test_metamorphic.py": "compares compiled models with each other, through all stages",
     "fuzz": "random programs through the interpreter and the CPU target",
     "device": "runs on a GPU, through all layers",
@@ -233,13 +234,8 @@ def import_circles(root: Path) -> Iterator[str]:
 
 LIGHT = (
     "ops",
-    "diagnostics",
-    "hardware",
     "kernels.attention.args",
     "kernels.attention.arguments",
-    "kernels.epilogue.autodiff",
-    "kernels.epilogue.functions",
-    "kernels.epilogue.program",
     "kernels.gemm.args",
     "kernels.linear_attention.args",
     "kernels.ssm.args",

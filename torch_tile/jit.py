@@ -78,7 +78,7 @@ def compile_program(
     try:
         return step(program, out_idx, build)
     except TileError as problem:
-        if any(each.code != "unwritten" for each in problem.diagnostics):
+        if any(each.code not in ("unwritten", "unwritten_element") for each in problem.diagnostics):
             raise
         return _refusing(problem, partial(step, out_idx=out_idx, build=build), program)
 

@@ -83,12 +83,22 @@ def _found(kernel):
     return found
 
 
+def test_calls_of_a_kernel_that_reads_garbage_raise():
+    with pytest.warns(UserWarning, match="its calls raise this error"):
+        compiled = torch_tile.compile(_reads("part of a copy"), target="cpu")
+    assert "s[" in compiled.get_kernel_source()
+    with pytest.raises(TileError, match="an element of `s` is read here"):
+        compiled(torch.ones(64, 64), torch.zeros(64, 64))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("scope", ["fragment", "shared"])
 @pytest.mark.parametrize("case", ["part of a copy", "part of a nest", "a path", "guarded stores"])
 def test_tiles(case, scope):
     assert all(_found(_reads(case, scope)))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", ["array", "variable"])
 def test_memory_of_each_thread(case):
     assert all(_found(_of_each_thread(case)))

@@ -7,6 +7,7 @@ import torch
 pytest.importorskip("transformers")
 import transformers
 
+import torch_tile.integrations.transformers  # noqa: F401  # registers "tile"
 from torch_tile.integrations import continuous_batching
 
 pytest.importorskip("transformers.generation.continuous_batching")

@@ -100,7 +100,7 @@ def engine(request, monkeypatch):
 
         monkeypatch.setattr(JITFunction, "compile", interpret)
     if request.param in ("threads", "text"):
-        for family in FAMILIES:
+        for family in FAMILIES:  # some have no launches of their own
             monkeypatch.setattr(kernels(family), "machine_of", lambda x: GPU, raising=False)
         compile = JITFunction.compile
 

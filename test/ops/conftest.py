@@ -9,7 +9,7 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels import FAMILIES, common, kernels
-from torch_tile.ops import eager
+from torch_tile.ops import eager, pack_latents
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
 
@@ -303,6 +303,37 @@ def mla_decode_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def mla_decode_fp8_samples(t: Maker) -> list[tuple]:
+    def cache(*shape: int) -> torch.Tensor:
+        return pack_latents(t(*shape, 128).detach(), t(*shape, 4).detach())
+
+    q, q_pe = t(2, 2, 3, 128).detach(), t(2, 2, 3, 4).detach()
+    table, lengths = int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
+    listed = int32([[[0, 6, 2, -1], [3, -1, 1, 0]], [[11, 4, 7, 0], [-1, -1, -1, -1]]])
+    return [
+        (q, q_pe, cache(2, 9), None, int32([9, 2]), None, 0.2, 2),
+        (q, q_pe, cache(6, 4), table, lengths),
+        (q, q_pe, cache(6, 4), table, lengths, listed),
+    ]
+
+
+def mla_sparse_samples(t: Maker) -> list[tuple]:
+    table, lengths = int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
+    listed = int32([[[0, 6, 2, -1], [3, -1, 1, 0]], [[11, 4, 7, 0], [-1, -1, -1, -1]]])
+    heads_first = t(3, 2, 2, 8).permute(1, 2, 0, 3)
+    return [
+        (heads_first, t(2, 2, 3, 4), t(2, 12, 8), t(2, 12, 4), listed),
+        (t(2, 2, 3, 8), t(2, 2, 3, 4), t.strided(6, 4, 8), t(6, 4, 4), listed, table, lengths, 0.2, 2),
+    ]
+
+
+def lightning_index_samples(t: Maker) -> list[tuple]:
+    # Small integers, whose scores are exact in any dtype, and no two of a query alike: keys of growing size.
+    q, weights = torch.ones(2, 3, 4, 8, dtype=t.dtype), torch.ones(2, 3, 4, dtype=torch.float32)
+    k = (torch.randperm(9, generator=t.generator) - 2).to(t.dtype)[None, :, None].expand(2, 9, 8)
+    return [(q, k, weights, 4), (q, k.contiguous(), weights, 12, int32([9, 2]))]
+
+
 def mla_schedule_samples(t: Maker) -> list[tuple]:
     return [(int32([700, 0, 90]), 3), (int32([5000, 64]), 128, 7), (int32([]), 1, 2)]
 
@@ -549,6 +580,7 @@ SAMPLES = {
     "cross_entropy_backward": cross_entropy_backward_samples,
     "group_tokens": group_tokens_samples,
     "route": route_samples,
+    "lightning_index": lightning_index_samples,
     "linear_cross_entropy": linear_cross_entropy_samples,
     "linear_cross_entropy_gradients": linear_cross_entropy_gradients_samples,
     "gemm": gemm_samples,
@@ -576,7 +608,9 @@ SAMPLES = {
     "attention_varlen_lse": attention_varlen_samples,
     "mla_decode": mla_decode_samples,
     "mla_decode_lse": mla_decode_samples,
+    "mla_decode_fp8": mla_decode_fp8_samples,
     "mla_schedule": mla_schedule_samples,
+    "mla_sparse": mla_sparse_samples,
     "rms_norm": rms_norm_samples,
     "add_rms_norm": add_rms_norm_samples,
     "layer_norm": layer_norm_samples,

@@ -216,6 +216,26 @@ CALLS = {
         lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
                  half(2, 640, 64), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
     ),
+    "mla_decode_fp8": (
+        "ttttttt",
+        lambda q, q_pe, cache, table, lengths, out, lse: launchers.mla_decode_fp8(
+            q, q_pe, cache, table, lengths, out=(out, lse)
+        ),
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), torch.zeros(40, 64, 656, dtype=torch.uint8),
+                 torch.zeros(2, 10, dtype=torch.int32), torch.full((2,), 600, dtype=torch.int32),
+                 half(2, 1, 16, 512), torch.empty(2, 1, 16)),
+    ),
+    "mla_sparse": (
+        "ttttttt",
+        lambda q, q_pe, kv, k_pe, listed, out, lse: launchers.mla_sparse(q, q_pe, kv, k_pe, listed, out=(out, lse)),
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512), half(2, 640, 64),
+                 torch.zeros(2, 1, 128, dtype=torch.int32), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
+    ),
+    "lightning_index": (
+        "tttt", lambda q, k, weights, out: launchers.lightning_index(q, k, weights, 64, out=out),
+        lambda: (half(2, 3, 64, 128), half(2, 640, 128), torch.randn(2, 3, 64),
+                 torch.empty(2, 3, 64, dtype=torch.int32)),
+    ),
     "mla_schedule": ("tt", lambda lengths, out: launchers.mla_schedule(lengths, 16, 5, out=out),
                      lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
     "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
@@ -244,6 +264,12 @@ CALLS = {
         "ttttttt", sparse_call,
         lambda: (half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64), *block_lists(), half(2, 4, 200, 64),
                  torch.empty(2, 4, 200)),
+    ),
+    "attention_block_sparse_backward": (
+        "ttttttttttt", sparse_backward_call,
+        lambda: (half(2, 4, 200, 64), half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64),
+                 half(2, 4, 200, 64), torch.empty(2, 4, 200), *block_lists(), half(2, 4, 200, 64),
+                 half(2, 2, 250, 64), half(2, 2, 250, 64)),
     ),
     "attention_paged": (
         "tttttt", paged_call,
@@ -385,7 +411,12 @@ def asked(fake, call, args):
     ]
 
 
-@pytest.mark.parametrize(("kinds", "function", "make"), CALLS.values(), ids=CALLS)
+# Calls of torch beside the launches, which no site repeats: the choice of the largest scores, and lists by keys.
+WITH_TORCH = "lightning_index", "attention_block_sparse_backward"
+LAUNCHES_ALONE = {name: call for name, call in CALLS.items() if name not in WITH_TORCH}
+
+
+@pytest.mark.parametrize(("kinds", "function", "make"), LAUNCHES_ALONE.values(), ids=LAUNCHES_ALONE)
 def test_sites_replay(kinds, function, make, gpu):
     calls = []
 
@@ -409,7 +440,7 @@ def test_sites_replay(kinds, function, make, gpu):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize(("kinds", "function", "make"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("kinds", "function", "make"), LAUNCHES_ALONE.values(), ids=LAUNCHES_ALONE)
 def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
     args = list(make())
     number = args[-1:] if isinstance(args[-1], int) else []
@@ -439,7 +470,7 @@ SIZES = {
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "quantize_int8": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,
-    "decode": 900, "mla": 2,
+    "decode": 900, "mla": 2, "mla_decode_fp8": 2, "mla_sparse": 640,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "fused_norm_quantize": 3, "softmax": 3, "cross_entropy": 5,
     "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,

@@ -18,7 +18,7 @@ from torch_tile.ops.registration import SCHEMAS
 OPS = sorted(SCHEMAS)
 PRODUCTS = [
     *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "linear", "swiglu"),
-    *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
+    *("attention", "attention_lse", "mla_decode", "mla_decode_fp8", "mla_decode_lse", "mla_sparse"),
     *("attention_block_sparse", "attention_block_sparse_lse"),
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
@@ -43,8 +43,9 @@ REFUSING = [
     "quantize_fp8",
     "quantize_int8",
     "fused_norm_quantize",
+    "mla_decode_fp8",
 ]  # gradients
-INTEGERS = ["mla_schedule", "group_tokens"]  # arguments and results
+INTEGERS = ["mla_schedule", "group_tokens", "lightning_index"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
 
@@ -72,7 +73,8 @@ def test_opcheck(name, dtype, samples, seed):
     for i, args in random.Random(seed).sample(cases, min(most, len(cases))):
         print("sample", i)
         # torch's check of the schema multiplies by numbers, which float8 does not have.
-        checks = [c for c in OPCHECKS if not ("scaled_gemm" in name and c == "test_schema")]
+        float8 = any(isinstance(x, torch.Tensor) and x.dtype == torch.float8_e4m3fn for x in args)
+        checks = [c for c in OPCHECKS if not (("scaled_gemm" in name or float8) and c == "test_schema")]
         torch.library.opcheck(overload(name), args, test_utils=checks)
 
 
@@ -251,6 +253,15 @@ DYNAMIC = {
         starts(*[7] * n),
     ),
     "mla_decode": lambda t, n: (t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
+    "mla_decode_fp8": lambda t, n: (
+        *(t(n, 2, 3, 128).detach(), t(n, 2, 3, 4).detach()),
+        torch.randint(0, 60, (n, n + 4, 140), dtype=torch.uint8),
+    ),
+    "mla_sparse": lambda t, n: (
+        *(t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
+        torch.arange(2 * n * 5, dtype=torch.int32).view(n, 2, 5) % 4,
+    ),
+    "lightning_index": lambda t, n: (t(n, 2, 3, 8).detach(), t(n, n + 4, 8).detach(), t(n, 2, 3).detach(), 3),
     "mla_schedule": lambda t, n: (torch.arange(n, dtype=torch.int32), 3, 5),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
     "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import torch_tile  # noqa: F401
-from torch_tile.ops import launchers, sharding
+from torch_tile.ops import launchers, pack_latents, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS
 
@@ -29,6 +29,15 @@ def sparse_calls(t, integers):
     blocks = t(2, 4, 20, 8), t(2, 2, 30, 8), t(2, 2, 30, 8)
     yield "attention_block_sparse", (*blocks, *each, None, None, 16, 16, True)
     yield "attention_block_sparse_lse", (*blocks, *own, None, None, 16, 16)
+
+
+def listed_calls(t, integers):
+    """Calls of latent attention over lists, and of what makes them."""
+    listed = integers([3, 0, -1, 6, 2, 1, 0, 5, -1, -1, 4, 2]).view(2, 2, 3)
+    yield "lightning_index", (t(4, 2, 3, 8).detach(), t(4, 7, 8).detach(), t(4, 2, 3).detach(), 5)
+    yield "mla_sparse", (t(2, 2, 4, 8), t(2, 2, 4, 6), t(2, 7, 8), t(2, 7, 6), listed)
+    packed = pack_latents(t(2, 7, 128), t(2, 7, 6))
+    yield "mla_decode_fp8", (t(2, 2, 4, 128).detach(), t(2, 2, 4, 6).detach(), packed, None, None, listed)
 
 
 def calls():
@@ -83,6 +92,7 @@ def calls():
     schedule = torch.ops.tile.mla_schedule(integers([7, 3]), 4, 2)
     yield "mla_decode", (*latent, t(2, 7, 8), t(2, 7, 6), None, integers([7, 3]), None, 0, schedule)
     yield "mla_schedule", (integers([70, 3]), 4, 2)
+    yield from listed_calls(t, integers)
     yield "rms_norm", (t(4, 3, 8), t(8), 1e-5, "silu", 1.0, False)
     yield "rms_norm", (t(4, 8),)
     yield "add_rms_norm", (t(4, 3, 8), t(4, 3, 8), t(8))

@@ -217,6 +217,10 @@ class Text(Visitor):
         name = self.names.of(buffer)
         return f"{name}[{self.index(indices[0])}]" if indices else name
 
+    def assigned(self, expr: Expr, to: DType) -> str:
+        """C++ text of a value for a variable of type `to`."""
+        return self.value(expr)
+
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
         if is_small(to):

@@ -7,6 +7,7 @@ each thread allocates once per launch.
 
 from __future__ import annotations
 
+from torch_tile.codegen.c_stmt import Statements
 from torch_tile.codegen.c_text import (
     PREFIX,
     Names,
@@ -17,20 +18,17 @@ from torch_tile.codegen.c_text import (
     reads_memory,
     storage,
 )
-from torch_tile.codegen.lines import Lines
 from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Expr, Load, Unary, Var
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Node, Visitor, children, contains, find, symbols, walk
+from torch_tile.ir.node import Node, children, contains, find, symbols, walk
 from torch_tile.ir.stmt import (
     Alloc,
     Assert,
     Block,
-    Break,
-    Continue,
     Do,
     For,
     If,
@@ -60,8 +58,10 @@ def emit_cpu(program: Program, sizes: list[Var] | None = None) -> CpuSource:
     return _Cpu(program, dimensions(program) if sizes is None else sizes).run()
 
 
-class _Cpu(Visitor, Lines):
+class _Cpu(Statements):
     """Write the C++ of a program for the CPU."""
+
+    language = "C++"
 
     def __init__(self, program: Program, sizes: list[Var]):
         super().__init__()
@@ -171,19 +171,6 @@ class _Cpu(Visitor, Lines):
         self.close()
 
     # -- statements ----------------------------------------------------------------------------------------------------
-    def body(self, block: Block) -> None:
-        """Write the statements of a block."""
-        for stmt in block.stmts:
-            method = self.method_of(stmt)
-            if method is None:
-                raise InternalError(f"no C++ for {type(stmt).__name__}", stmt.span)
-            method(stmt)
-
-    def visit_Block(self, block: Block) -> None:
-        self.open()
-        self.body(block)
-        self.close()
-
     def visit_For(self, loop: For) -> None:
         stop = self.text.index(loop.stops[0], above=8)
         if reads_memory(loop.stops[0]):
@@ -203,19 +190,6 @@ class _Cpu(Visitor, Lines):
         self.close()
         self.names.release(loop.vars[0])
 
-    def visit_While(self, loop: While) -> None:
-        self.open(f"while ({self.text.value(loop.condition)})", loop.span)
-        self.body(loop.body)
-        self.close()
-
-    def visit_If(self, node: If) -> None:
-        self.open(f"if ({self.text.value(node.condition)})", node.span)
-        self.body(node.then)
-        if node.otherwise.stmts:
-            self.otherwise()
-            self.body(node.otherwise)
-        self.close()
-
     def visit_Let(self, let: Let) -> None:
         kind = held(let.var.dtype)
         if let.var.dtype.is_integer and self.text.is_index(let.value):
@@ -227,23 +201,10 @@ class _Cpu(Visitor, Lines):
         buffer = node.buffer
         if buffer in self.arena:
             return
-        name = self.names.of(buffer)
         if buffer.scope == "var":
-            init = f" = {self.text.value(node.init)}" if node.init is not None else ""
-            self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
+            self.variable(node)
         else:
-            size = buffer.static_shape
-            if size is None:
-                raise InternalError(f"`{buffer.name}` has no static size", node.span)
-            self.line(f"alignas({ALIGN}) {storage(buffer.dtype)} {name}[{max(1, size[0])}];", node.span)
-
-    def visit_Store(self, store: Store) -> None:
-        place = self.text.element(store.buffer, store.indices)
-        if store.buffer.scope == "var":
-            value = self.text.value(store.value)
-        else:
-            value = self.text.converted(store.value, store.buffer.dtype)
-        self.line(f"{place} = {value};", store.span)
+            self.local_array(node, ALIGN)
 
     def visit_Do(self, node: Do) -> None:
         call = node.call
@@ -261,12 +222,6 @@ class _Cpu(Visitor, Lines):
         template = ", ".join([*map(storage, types), *flags])
         args = ", ".join(self.text.value(a) if isinstance(a, Address) else self.text.index(a) for a in call.args)
         return f"tile::gemm<{template}>({args});"
-
-    def visit_Break(self, node: Break) -> None:
-        self.line("break;", node.span)
-
-    def visit_Continue(self, node: Continue) -> None:
-        self.line("continue;", node.span)
 
     def visit_Assert(self, node: Assert) -> None:
         self.asserts.append((node.message, node.span))

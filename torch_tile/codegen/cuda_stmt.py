@@ -8,24 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, reads_memory, storage, string
+from torch_tile.codegen.c_stmt import Statements
+from torch_tile.codegen.c_text import PREFIX, Names, is_small, reads_memory, storage, string
 from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is_entry
 from torch_tile.codegen.cuda_wgmma import Product, joined
-from torch_tile.codegen.lines import Lines, place, pragma
+from torch_tile.codegen.lines import place, pragma
 from torch_tile.diagnostics.errors import InternalError, Span
-from torch_tile.hardware import WARPGROUP, equal_share
+from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Interval, range_of
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
-from torch_tile.ir.node import Visitor, contains, find
+from torch_tile.ir.node import contains, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
     Assert,
     Block,
-    Break,
-    Continue,
     Do,
     For,
     If,
@@ -33,15 +32,15 @@ from torch_tile.ir.stmt import (
     Let,
     Print,
     Role,
-    Stmt,
     Store,
-    While,
 )  # fmt: skip
 
 
-class CudaStatements(Visitor, Lines):
+class CudaStatements(Statements):
     """Collect the lines of one function; `shared` is the name of the block's shared memory."""
 
+    language = "CUDA"
+    text: CudaText
     names: Names
     shared: str
     thread: Var | None
@@ -52,7 +51,7 @@ class CudaStatements(Visitor, Lines):
         super().__init__()
         self.names, self.shared = names, shared
         self.thread, self.threads, self.min_blocks = kernel.thread, math.prod(kernel.threads), kernel.min_blocks
-        self.text: CudaText = CudaText(names)
+        self.text = CudaText(names)
         self.products: list[Product] = []  # of warpgroups
 
     def body(self, block: Block) -> None:
@@ -63,13 +62,6 @@ class CudaStatements(Visitor, Lines):
                 continue
             for stmt in stmts:
                 self.statement(stmt)
-
-    def statement(self, stmt: Stmt) -> None:
-        """Print one statement that is no role."""
-        method = self.method_of(stmt)
-        if method is None:
-            raise InternalError(f"no CUDA for {type(stmt).__name__}", stmt.span)
-        method(stmt)
 
     def roles(self, roles: Sequence[Role]) -> None:
         """Print consecutive roles, which run concurrently, as branches on the thread's index, uniform in each warp."""
@@ -94,12 +86,6 @@ class CudaStatements(Visitor, Lines):
         """Record that `var` lies in `interval` from here on, whatever was known of `var`."""
         self.text.bind(var, interval)
         self.text.intervals.clear()
-
-    def visit_Block(self, block: Block) -> None:
-        """Write statements in order."""
-        self.open()
-        self.body(block)
-        self.close()
 
     def product(self, product: Product, span: Span | None) -> None:
         """Print one product of a warpgroup."""
@@ -154,12 +140,6 @@ class CudaStatements(Visitor, Lines):
         first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
         self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
 
-    def visit_While(self, loop: While) -> None:
-        """Write a loop with a condition."""
-        self.open(f"while ({self.text.value(loop.condition)})", loop.span)
-        self.body(loop.body)
-        self.close()
-
     def visit_If(self, node: If) -> None:
         """Write a branch."""
         read = guarded_read(node)
@@ -169,12 +149,7 @@ class CudaStatements(Visitor, Lines):
             inside = self.text.value(node.condition)
             self.line(f"tile::vector_read<{read.options[0]}>({dst}, {src}, {inside});", node.span)
             return
-        self.open(f"if ({self.text.value(node.condition)})", node.span)
-        self.body(node.then)
-        if node.otherwise.stmts:
-            self.otherwise()
-            self.body(node.otherwise)
-        self.close()
+        super().visit_If(node)
 
     def visit_Let(self, let: Let) -> None:
         """Write a name."""
@@ -190,29 +165,16 @@ class CudaStatements(Visitor, Lines):
 
     def visit_Alloc(self, node: Alloc) -> None:
         """Declare a local array or variable."""
-        buffer, name, kind = node.buffer, self.names.of(node.buffer), storage(node.buffer.dtype)
+        buffer = node.buffer
         if buffer.scope == "var":
-            init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
-            self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
-            return
-        if buffer.scope in ("shared", "barrier"):
+            self.variable(node)
+        elif buffer.scope in ("shared", "barrier"):
+            name, kind = self.names.of(buffer), storage(buffer.dtype)
             if buffer.offset is None:
                 raise InternalError(f"`{buffer.name}` has no place in shared memory", node.span)
             self.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({self.shared} + {buffer.offset});", node.span)
-            return
-        size = buffer.static_shape
-        if size is None:
-            raise InternalError(f"`{buffer.name}` has no static size", node.span)
-        self.line(f"alignas(16) {kind} {name}[{max(1, size[0])}];", node.span)
-
-    def visit_Store(self, store: Store) -> None:
-        """Write a store."""
-        place = self.text.element(store.buffer, store.indices)
-        if store.buffer.scope == "var":
-            value = self.text.assigned(store.value, store.buffer.dtype)
         else:
-            value = self.text.converted(store.value, store.buffer.dtype)
-        self.line(f"{place} = {value};", store.span)
+            self.local_array(node, VECTOR_BYTES)
 
     def visit_Do(self, node: Do) -> None:
         """Write a call for its effect."""
@@ -222,14 +184,6 @@ class CudaStatements(Visitor, Lines):
             self.product(Product(node.call), node.span)
             return
         self.line(f"{self.text.call(node.call)};", node.span)
-
-    def visit_Break(self, node: Break) -> None:
-        """Write the end of a loop."""
-        self.line("break;", node.span)
-
-    def visit_Continue(self, node: Continue) -> None:
-        """Write the end of an iteration."""
-        self.line("continue;", node.span)
 
     def visit_Assert(self, node: Assert) -> None:
         """Write an assertion."""

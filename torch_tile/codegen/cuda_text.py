@@ -187,7 +187,7 @@ class CudaText(Text):
         """C++ text of a value for a variable of type `to`."""
         if to == dt.int32 and self.is_long(expr, False):
             return f"(int){self.value(expr, above=PREFIX)}"
-        return self.value(expr)
+        return super().assigned(expr, to)
 
     def call(self, call: Call) -> str:
         """C++ text of a call, memory operands as pointers."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torch_tile.integrations.serving import block_table_of_indices
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.nn.functional import attend_varlen, with_sinks
 
@@ -115,11 +116,8 @@ def _tables(allocator: Any, kwargs: dict[str, Any]) -> Tensor | None:
         return None
     found: Tensor | None = _made.get(reads)
     if found is None:
-        starts, page = kwargs["cu_seq_lens_k"][allocator.layer_type].long(), allocator.tokens_per_page
+        page = allocator.tokens_per_page
         columns = -(-kwargs["max_length_k"][allocator.layer_type] // page)
-        # Positions of a sequence are read in order, so its page n begins at its index n * page.
-        first = starts[:-1, None] + torch.arange(columns, device=reads.device) * page
-        inside = first < starts[1:, None]
-        found = torch.where(inside, reads[first.clamp(max=reads.numel() - 1)] // page, -1).int()
+        found = block_table_of_indices(kwargs["cu_seq_lens_k"][allocator.layer_type], reads, page, columns)
         _made[reads] = found
     return found

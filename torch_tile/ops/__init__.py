@@ -35,6 +35,7 @@ from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
 from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+from torch_tile.ops.families.lightning_index import lightning_index
 from torch_tile.ops.families.linear_attention import (
     gated_linear_attention,
     gated_linear_attention_backward,
@@ -43,6 +44,7 @@ from torch_tile.ops.families.linear_attention import (
 from torch_tile.ops.families.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_gradients
 from torch_tile.ops.families.masked_scaled_gemm import masked_scaled_gemm
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
+from torch_tile.ops.families.mla_packed import append_latents, mla_decode_fp8, mla_sparse, pack_latents
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
@@ -51,6 +53,7 @@ from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, 
 
 __all__ = [
     "add_rms_norm",
+    "append_latents",
     "append_to_pages",
     "attention",
     "attention_backward",
@@ -83,13 +86,17 @@ __all__ = [
     "grouped_scaled_gemm",
     "k_grouped_gemm",
     "layer_norm",
+    "lightning_index",
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_gradients",
     "masked_scaled_gemm",
     "mla_decode",
+    "mla_decode_fp8",
     "mla_decode_lse",
     "mla_schedule",
+    "mla_sparse",
+    "pack_latents",
     "quantize_fp8",
     "quantize_int8",
     "rms_norm",

@@ -33,7 +33,12 @@ from torch_tile.kernels.gemm import (
 )
 from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
-from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
+from torch_tile.kernels.mla import (
+    decode as mla_decode,
+    indexer,
+    packed as mla_packed,
+    scheduler as mla_schedule,
+)
 from torch_tile.kernels.moe import group as group_tokens, route
 from torch_tile.kernels.norm import fused as fused_norm, fused_quantize, norm, quantize, softmax
 from torch_tile.kernels.ssm import conv, ssd, update
@@ -504,9 +509,9 @@ def _paged_float8(dtype: torch.dtype, page: int, queries: int, ragged: bool = Fa
         shape = (8 * queries,) if ragged else (8, queries)
         q, k, v = make((*shape, 32, 128), dtype), *(make((512, page, 8, 128), E4M3) for _ in range(2))
         table, lengths = make((8, 64), torch.int32), make((8,), torch.int32)
-        rest = {"cu_seqlens_q": make((9,), torch.int32), "max_seqlen_q": queries} if ragged else {}
-        scales = {"k_scale": make((512, page, 8), torch.float32), "v_scale": make((1, 1, 8), torch.float32)}
-        return paged.attention_paged(q, k, v, table, lengths, **rest, **scales)
+        rest = (make((9,), torch.int32), queries) if ragged else (None, 0)
+        scales = make((512, page, 8), torch.float32), make((1, 1, 8), torch.float32)
+        return paged.attention_paged(q, k, v, table, lengths, *rest, True, None, 0, 0, None, "", *scales)
 
     return call
 
@@ -525,8 +530,46 @@ def _decodings() -> Iterator[Case]:
         yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
         yield Case(f"mla {name} small pages", _decoding(dtype, 16, 4, 16))
         yield Case(f"mla {name} split", _decoding(dtype, 16, 1, 0))
+        yield Case(f"lightning_index {name}", _indexing(dtype))
+        for heads in (16, 128):
+            yield Case(f"mla {name} float8 {heads}", _packed_decoding(dtype, heads, False))
+            yield Case(f"mla {name} float8 listed {heads}", _packed_decoding(dtype, heads, True))
+            yield Case(f"mla {name} listed {heads}", _sparse_decoding(dtype, heads))
         for heads in (128, 16):
             yield Case(f"mla {name} scheduled {heads}", _decoding(dtype, heads, 64, 64, scheduled=True))
+
+
+def _packed_decoding(dtype: torch.dtype, heads: int, listed: bool) -> Callable[[Make], object]:
+    """Return a call of `mla_decode_fp8` over pages, dense or over lists of positions."""
+
+    def call(make: Make) -> object:
+        q, q_pe = make((64, 2, heads, 512), dtype), make((64, 2, heads, 64), dtype)
+        cache, table = make((640, 64, 656), torch.uint8), make((64, 10), torch.int32)
+        lists = make((64, 2, 256), torch.int32) if listed else None
+        return mla_packed.mla_decode_fp8(q, q_pe, cache, table, make((64,), torch.int32), lists)
+
+    return call
+
+
+def _indexing(dtype: torch.dtype) -> Callable[[Make], object]:
+    """Return a call of `lightning_index` with the sizes of DeepSeek-V3.2."""
+
+    def call(make: Make) -> object:
+        q, k, weights = make((4, 2, 64, 128), dtype), make((4, 4096, 128), dtype), make((4, 2, 64), torch.float32)
+        return indexer.lightning_index(q, k, weights, 2048, make((4,), torch.int32))
+
+    return call
+
+
+def _sparse_decoding(dtype: torch.dtype, heads: int) -> Callable[[Make], object]:
+    """Return a call of `mla_sparse` over a contiguous cache."""
+
+    def call(make: Make) -> object:
+        q, q_pe = make((2, 80, heads, 512), dtype), make((2, 80, heads, 64), dtype)
+        kv, k_pe = make((2, 4096, 512), dtype), make((2, 4096, 64), dtype)
+        return mla_packed.mla_sparse(q, q_pe, kv, k_pe, make((2, 80, 512), torch.int32))
+
+    return call
 
 
 def _decoding(

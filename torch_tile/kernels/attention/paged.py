@@ -67,7 +67,8 @@ def _wide_pages(args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
     """Return the pages; those of float8 in q's dtype."""
     if args.k_scale is None or args.v_scale is None:
         return args.k_pages, args.v_pages
-    return tuple(widened(*x, args.q.dtype) for x in ((args.k_pages, args.k_scale), (args.v_pages, args.v_scale)))
+    dtype = args.q.dtype
+    return widened(args.k_pages, args.k_scale, dtype), widened(args.v_pages, args.v_scale, dtype)
 
 
 def gradients(grad: torch.Tensor, args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

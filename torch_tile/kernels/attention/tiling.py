@@ -235,6 +235,7 @@ def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machin
     values of all heads stay in the cache.
     """
     plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
+    plain = plain and spec.lists is None
     if not plain or spec.layout != DENSE or config.packed or not config.staged or config.blocks > 1:
         return False
     tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)

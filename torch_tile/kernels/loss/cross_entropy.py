@@ -7,7 +7,7 @@ Assumes that `ops` checked shapes and dtypes; takes logits of any strides. A tar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -482,10 +482,8 @@ def cross_entropy(
     compute = compute_dtype(logits.dtype)
     loss = torch.empty(target.shape, dtype=compute, device=logits.device) if loss is None else loss
     lse = torch.empty(target.shape, dtype=compute, device=logits.device) if lse is None else lse
-    x, machine = as_rows(logits), machine_of(logits)
-    config = config or config_for(x.shape[-1], vector_of((x,), x.shape[-1:]), machine)
-    kernel = machine.kernel(loss_rows)(config, _spec(logits, target, weight, label_smoothing))
-    weights = [] if weight is None else [weight.contiguous()]
+    x = as_rows(logits)
+    kernel, weights = _kernel(loss_rows, (x,), target, weight, label_smoothing, config)
     numbers = int(ignore_index), float(label_smoothing), float(z_loss)
     kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *numbers)
     return loss, lse
@@ -510,11 +508,9 @@ def cross_entropy_backward(
         given = weight, ignore_index, label_smoothing, z_loss
         return into(out, gradient_reference(grad, logits, target, lse, *given))
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if out is None else out
-    x, machine = as_rows(logits), machine_of(logits)
+    x = as_rows(logits)
     result = out.view(x.shape)
-    config = config or config_for(x.shape[-1], vector_of((x, result), x.shape[-1:]), machine)
-    kernel = machine.kernel(gradient_rows)(config, _spec(logits, target, weight, label_smoothing))
-    weights = [] if weight is None else [weight.contiguous()]
+    kernel, weights = _kernel(gradient_rows, (x, result), target, weight, label_smoothing, config)
     numbers = int(ignore_index), float(label_smoothing), float(z_loss)
     kernel(grad.reshape(-1), x, target.reshape(-1), lse.reshape(-1), *weights, result, *numbers)
     return out
@@ -536,14 +532,27 @@ def loss_and_gradient(
 
     softcap: logits are `softcap * tanh(x / softcap)`; then the gradient is that by x. The rows of logits are dense.
     """
-    machine = machine_of(logits)
-    config = config or config_for(logits.shape[1], vector_of((logits,), logits.shape[1:]), machine)
-    spec = replace(_spec(logits, target, weight, label_smoothing), capped=softcap is not None)
-    weights = [] if weight is None else [weight.contiguous()]
+    capped = softcap is not None
+    kernel, weights = _kernel(loss_and_gradient_rows, (logits,), target, weight, label_smoothing, config, capped)
     numbers = int(ignore_index), float(label_smoothing), float(z_loss), float(softcap or 1.0)
-    machine.kernel(loss_and_gradient_rows)(config, spec)(grad, logits, target, *weights, loss, *numbers)
+    kernel(grad, logits, target, *weights, loss, *numbers)
 
 
-def _spec(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float) -> Spec:
-    """Collect the compile-time facts of a call."""
-    return Spec(logits.dtype, target.dtype, None if weight is None else weight.dtype, label_smoothing != 0.0)
+def _kernel(
+    entry: Any,
+    rows: tuple[torch.Tensor, ...],
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    label_smoothing: float,
+    config: Config | None,
+    capped: bool = False,
+) -> tuple[Any, list[torch.Tensor]]:
+    """Compile kernel `entry` for a call; return it and the classes' weights as it takes them.
+
+    rows: logits `[M, N]`, and the gradient if the kernel writes one beside them. config replaces that of `config_for`.
+    """
+    machine, n = machine_of(rows[0]), rows[0].shape[1]
+    config = config or config_for(n, vector_of(rows, (n,)), machine)
+    dtype = None if weight is None else weight.dtype
+    spec = Spec(rows[0].dtype, target.dtype, dtype, label_smoothing != 0.0, capped)
+    return machine.kernel(entry)(config, spec), [] if weight is None else [weight.contiguous()]

@@ -19,6 +19,7 @@ from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.common import (
     LOG2_E,
+    Machine,
     all_into,
     compute_dtype,
     dense_last,
@@ -31,7 +32,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for, splits_for
-from torch_tile.kernels.mla.tiles import SLACK, hide, load_cache, store_through
+from torch_tile.kernels.mla.tiles import GROUP, SLACK, Positions, hide, load_cache, store_through
 from torch_tile.kernels.split_k import combine_parts
 
 
@@ -123,8 +124,15 @@ def flash_mla(config: Config, spec: Spec) -> Any:
     latent, width = spec.latent, spec.latent + spec.rotary
     accum = compute_dtype(spec.dtype)
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
-    (d0, d1), table_types, covered = spec.cache_shapes(batch)
-    length_types = [] if spec.whole else [T.Tensor((batch,), "int32")]
+    owners = T.dynamic("owners") if spec.listed else batch
+    (d0, d1), table_types, covered = spec.cache_shapes(owners)
+    length_types = [] if spec.whole else [T.Tensor((owners,), "int32")]
+    list_types = [T.Tensor((batch, T.dynamic("listed")), "int32")] if spec.listed else []
+    stored_dtype = torch.float8_e4m3fn if spec.packed else spec.dtype
+    rotary_dtype = torch.bfloat16 if spec.packed else spec.dtype
+    stored_multiple = 2 * spec.vector if spec.packed and spec.vector > 1 else spec.vector
+    scale_shape = (d0, d1, spec.latent // GROUP)
+    scale_types = [strided("scales", scale_shape, torch.float32, unit=False, align=4)] if spec.packed else []
     work_item_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else spec.dtype
@@ -134,14 +142,17 @@ def flash_mla(config: Config, spec: Spec) -> Any:
     def mla_decode(
         q: strided("q", (batch, lines, latent), spec.dtype, multiple=spec.vector),
         q_pe: strided("q_pe", (batch, lines, spec.rotary), spec.dtype, multiple=spec.vector),
-        kv: strided("kv", (d0, d1, latent), spec.dtype, multiple=spec.vector),
-        k_pe: strided("k_pe", (d0, d1, spec.rotary), spec.dtype, multiple=spec.vector),
-        *others: [*table_types, *length_types, *work_item_types],
+        kv: strided("kv", (d0, d1, latent), stored_dtype, multiple=stored_multiple),
+        k_pe: strided("k_pe", (d0, d1, spec.rotary), rotary_dtype, multiple=spec.vector),
+        *others: [*list_types, *scale_types, *table_types, *length_types, *work_item_types],
         out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, spec.dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
-        table, lengths = others[: len(table_types)], others[len(table_types) :][: len(length_types)]
+        caches = (kv, k_pe, *others[len(list_types) :][: len(scale_types)])
+        indices: Any = others[0] if spec.listed else None
+        own_types = others[len(list_types) + len(scale_types) :]
+        table, lengths = own_types[: len(table_types)], own_types[len(table_types) :][: len(length_types)]
         work_items: Any = WorkItems(*others[-3:], batch=batch) if config.scheduled else None
         grid = (
             T.ceildiv(lines, rows),
@@ -153,6 +164,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
             held, rest = config.held, width - config.held
             q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), spec.dtype)
             tile = T.alloc_shared((keys, width), spec.dtype)
+            stored = T.alloc_shared((keys, latent), stored_dtype) if spec.packed and not spec.one_by_one else tile
             scores = T.alloc_fragment((rows, keys), accum)
             probs = T.alloc_shared((rows, keys), spec.dtype)
             lse_made = T.alloc_fragment((rows, latent), accum)
@@ -169,7 +181,10 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                 T.clear(partial_sums)
                 begin_rows(row_max, base)
 
-                length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
+                owner = sequence // (batch // owners) if spec.listed else sequence
+                present = T.clamp(lengths[0][owner], 0, covered) if lengths else covered
+                positions = Positions(spec, indices, table, sequence, owner, present)
+                length = indices.shape[1] if spec.listed else present
                 first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
                 first, end = (
                     work_items.blocks(split, piece, keys, length)
@@ -178,16 +193,17 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                 )
                 scale_log2 = scale * LOG2_E if spec.folded else LOG2_E
                 for step in T.Pipelined(first, end, num_stages=config.stages):
-                    load_cache(spec, (kv, k_pe), table, tile, sequence, step, length)
+                    load_cache(spec, caches, positions, tile, stored, step)
                     if held:
                         T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
                     T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
                     if spec.needs_mask(step * keys, keys, length, first_own):
-                        hide(spec, scores, step * keys, length, length - q_len, heads, bx * rows, scale)
+                        hide(spec, scores, step * keys, length, length - q_len, heads, bx * rows, scale, positions)
                     exponentiate(
                         scores, row_max, base, partial_sums, rescale, scale_log2, config.parts, SLACK, not spec.fuses
                     )
-                    if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
+                    # After the barrier of the maxima: by then all have read the tile.
+                    if not spec.listed and step * keys + keys > length:
                         for j, c in T.Parallel(keys, latent):
                             if step * keys + j >= length:
                                 tile[j, c] = 0  # memory past it may hold NaN, which weights of 0 would not cancel
@@ -242,7 +258,9 @@ def mla_decode(
         lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
     if lse.numel():
         scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
-        run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, schedule, out, lse, config)
+        given = q, q_pe, kv, k_pe, block_table, seq_lens, scale
+        if not run(*given, num_splits, schedule, out, lse, machine_of(q), config):
+            all_into((out, lse), reference(*given))
     return out, lse
 
 
@@ -258,40 +276,35 @@ def run(
     schedule: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
+    machine: Machine,
     config: Config | None = None,
-) -> None:
-    """Launch `mla_decode` into `out`, dense with the last dimension innermost, and contiguous `lse`.
-    Neither is empty.
+    scales: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+) -> bool:
+    """Launch `mla_decode` on a machine into `out`, dense with the last dimension innermost, and contiguous `lse`.
+    Neither is empty. Return whether there is a tiling, else nothing is launched.
+
+    With `scales` `[.., C / 128]`, kv is float8. With `indices` int32 `[B, n]` a query, the only one of its sequence,
+    sees the listed positions; neighbouring sequences share a cache.
     """
     if not kv.numel():  # tensor maps cannot describe tensors without elements
         out.zero_()
         lse.fill_(float("-inf"))
-        return
+        return True
     batch, q_len, heads, latent = q.shape
     positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
+    positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
-    machine = machine_of(q)
     problem = Problem(batch, q_len * heads, positions)
-    vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
-    paged, page = block_table is not None, kv.shape[1]
-    whole = seq_lens is None
-    spec = Spec(
-        q.dtype,
-        latent,
-        q_pe.shape[3],
-        paged,
-        paged and page % 64 != 0,
-        scale > 0,
-        vector,
-        whole,
-        machine.is_gpu and q.dtype != torch.float64,
-    )
+    spec = _spec_of(q, q_pe, kv, k_pe, out, machine, block_table is not None, seq_lens is None, scale)
+    spec = replace(spec, packed=scales is not None, listed=indices is not None)
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
     if config is None:
-        all_into((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale))
-        return
-    spec = replace(spec, gathered=paged and page % config.block_kv != 0)
-    others = [] if block_table is None else [dense_last(block_table)]
+        return False
+    spec = replace(spec, gathered=spec.paged and kv.shape[1] % config.block_kv != 0)
+    others = [] if indices is None else [indices.contiguous()]
+    others += [] if scales is None else [scales]
+    others += [] if block_table is None else [dense_last(block_table)]
     others += [] if seq_lens is None else [seq_lens.contiguous()]
     operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *others)
     made = flash_mla_hopper if config.ping_pong else flash_mla
@@ -300,7 +313,7 @@ def run(
         parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
         machine.kernel(made)(config, spec)(*operands, *parts, float(scale))
         combine_parts(*parts, out, lse, machine)
-        return
+        return True
     is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
     target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     if schedule is None:
@@ -317,3 +330,18 @@ def run(
         combine_scheduled(*left, target, lse, machine)
     if target is not out:
         out.copy_(target)
+    return True
+
+
+def _spec_of(
+    q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor, out: torch.Tensor, machine: Machine,
+    paged: bool, whole: bool, scale: float,
+) -> Spec:  # fmt: skip
+    """Return the facts that a kernel for these tensors is compiled for."""
+    latent, rotary = q.shape[3], q_pe.shape[3]
+    vector = vector_of((q, q_pe, k_pe, out), (latent, rotary)) if machine.is_gpu else 1
+    if machine.is_gpu and vector_of((kv,), (latent,)) == 1:
+        vector = 1
+    gathered = paged and kv.shape[1] % 64 != 0
+    fuses = machine.is_gpu and q.dtype != torch.float64
+    return Spec(q.dtype, latent, rotary, paged, gathered, scale > 0, vector, whole, fuses)

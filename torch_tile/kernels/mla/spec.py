@@ -47,7 +47,8 @@ class Spec:
     The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
     pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
     result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache. `fuses`: sums
-    in float32, on a machine that makes a product and a sum in one instruction.
+    in float32, on a machine that makes a product and a sum in one instruction. `packed`: positions are bytes of
+    float8, scales and bfloat16 (packed.py). `listed`: each query sees the positions that a list names.
     """
 
     dtype: torch.dtype
@@ -59,11 +60,18 @@ class Spec:
     vector: int = 1
     whole: bool = False
     fuses: bool = True
+    packed: bool = False
+    listed: bool = False
+
+    @property
+    def one_by_one(self) -> bool:
+        """Return whether a tile's positions are read one by one, as they lie apart."""
+        return self.gathered or self.listed
 
     def on_hopper(self, machine: Machine) -> bool:
         """Return whether wgmma multiplies tiles that bulk copies load."""
         wide = self.latent % 128 == 0 and self.rotary % 64 == 0 and self.vector > 1 and self.dtype.itemsize == 2
-        return machine.target.has_wgmma and wide and not self.gathered
+        return machine.target.has_wgmma and wide and not (self.one_by_one or self.packed)
 
     def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
         """Return the first two sizes of the cache, the table's type if paged, and the number of positions."""
@@ -83,7 +91,7 @@ class Spec:
 
     def needs_mask(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
         """Return whether some query of a block may not see some of the `keys` positions from `first` on."""
-        if not self.folded:
+        if not self.folded or self.listed:
             return True
         return T.logical_or(first + keys > length, first + keys - 1 > first_own)
 
@@ -176,6 +184,8 @@ def footprint(config: Config, spec: Spec) -> Footprint:
     """
     width, bits, rows, keys = spec.latent + spec.rotary, 8 * spec.dtype.itemsize, config.block_h, config.block_kv
     tiles = [Tile(keys, width, bits, config.stages), Tile(rows, keys, bits)]
+    if spec.packed:  # latents as they came, widened into a tile beside them
+        tiles += [] if spec.one_by_one else [Tile(keys, spec.latent, 8, config.stages)]
     if config.ping_pong:  # queries turned lie in registers; halves show each other weights and greatest scores
         tiles += [Tile(rows, spec.latent, bits), Tile(rows, keys, bits), *[Tile(1, rows, 32)] * 4]
     else:

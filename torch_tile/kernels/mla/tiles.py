@@ -10,43 +10,98 @@ from typing import Any
 import torch_tile.language as T
 from torch_tile.kernels.mla.spec import Spec
 
+GROUP = 128  # columns of a packed latent that share a scale
+
 SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: far from the end of float16
 
 
-@T.macro
-def load_cache(
-    spec: Spec, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, number: Any, length: Any
-) -> None:
-    """Load the positions of tile `number` of a sequence into a tile, latent and rotary part side by side.
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Which position of the cache each column of a tile of scores is, and where that position lies.
 
-    Memory past the sequence's end may hold NaN. It is made 0 here only if pages are smaller than tiles.
+    Of listed positions, `indices` has a list for each of the sequences of a launch. They share the cache of `owner`,
+    which has `length` positions.
     """
-    keys = tile.shape[0]
-    page_size = caches[0].shape[1]
-    if spec.gathered:
-        start = 0
-        for cache, width in zip(caches, (spec.latent, spec.rotary), strict=True):
-            for j, c in T.Parallel(keys, width):
-                position = number * keys + j
-                page = T.clamp(table[0][bz, position // page_size], 0, cache.shape[0] - 1)
-                value = cache[page, position % page_size, c]
-                tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, spec.dtype))
-            start = spec.latent
-    else:
-        place = spec.place(caches[0], table, bz, number, keys)
-        T.copy(caches[0][(*place, 0)], tile[:, : spec.latent])
-        T.copy(caches[1][(*place, 0)], tile[:, spec.latent :])
+
+    spec: Spec
+    indices: Any
+    table: Sequence[Any]
+    sequence: Any
+    owner: Any
+    length: Any
+
+    def number(self, column: Any) -> Any:
+        """Return the position that a column stands for, some negative number for none."""
+        if not self.spec.listed:
+            return column
+        inside = T.min(column, self.indices.shape[1] - 1)
+        return T.if_then_else(column < self.indices.shape[1], self.indices[self.sequence, inside], -1)
+
+    def exists(self, position: Any) -> Any:
+        """Return whether a position is one of the sequence."""
+        return T.logical_and(position >= 0, position < self.length)
+
+    def place(self, cache: Any, position: Any) -> tuple[Any, Any]:
+        """Return the cache's indices of a position, some that exist for one that does not."""
+        if not self.spec.paged:
+            return self.owner, T.clamp(position, 0, cache.shape[1] - 1)
+        table, page_size = self.table[0], cache.shape[1]
+        column = T.clamp(position // page_size, 0, table.shape[1] - 1)
+        return T.clamp(table[self.owner, column], 0, cache.shape[0] - 1), T.max(position, 0) % page_size
 
 
 @T.macro
-def hide(spec: Spec, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any) -> None:
-    """Set scores to -inf for hidden positions from `first` on. Row r sees the positions up to `reach + r // heads`.
+def load_cache(spec: Spec, caches: Sequence[Any], positions: Positions, tile: Any, stored: Any, number: Any) -> None:
+    """Load tile `number` of a sequence's positions into a tile, latent and rotary part side by side.
+
+    Memory past the sequence's end may hold NaN. It is made 0 here only where positions are read one by one. Packed
+    latents (`caches` are then values, rotary parts and scales) pass through the tile `stored`.
+    """
+    keys, latent = tile.shape[0], spec.latent
+    if spec.one_by_one:
+        for j, c in T.Parallel(keys, spec.rotary):
+            position = positions.number(number * keys + j)
+            value = caches[1][(*positions.place(caches[1], position), c)]
+            value = T.cast(value, spec.dtype)
+            tile[j, latent + c] = T.if_then_else(positions.exists(position), value, T.cast(0, spec.dtype))
+        for j, c in T.Parallel(keys, latent):
+            position = positions.number(number * keys + j)
+            place = positions.place(caches[0], position)
+            value = caches[0][(*place, c)]
+            if spec.packed:
+                value = widened(value, caches[2][(*place, c // GROUP)], spec.dtype)
+            tile[j, c] = T.if_then_else(positions.exists(position), value, T.cast(0, spec.dtype))
+    else:
+        place = spec.place(caches[0], positions.table, positions.owner, number, keys)
+        T.copy(caches[0][(*place, 0)], stored if spec.packed else tile[:, :latent])
+        T.copy(caches[1][(*place, 0)], tile[:, latent:])
+        if spec.packed:
+            for j, c in T.Parallel(keys, latent):
+                where = positions.place(caches[0], number * keys + j)
+                tile[j, c] = widened(stored[j, c], caches[2][(*where, c // GROUP)], spec.dtype)
+
+
+def widened(value: Any, scale: Any, dtype: Any) -> Any:
+    """Return a float8 number times its scale, in float32 and rounded once."""
+    return T.cast(T.cast(value, T.float32) * scale, dtype)
+
+
+@T.macro
+def hide(
+    spec: Spec, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any,
+    positions: Any = None,
+) -> None:  # fmt: skip
+    """Set scores to -inf for hidden positions from `first` on. Row r sees the positions up to `reach + r // heads`, or
+    the listed `positions`.
 
     The scale is applied where it is not folded.
     """
     for i, j in T.Parallel(*scores.shape):
-        seen = first + j <= reach + (row + i) // heads
-        seen = T.logical_and(seen, first + j < length)
+        if spec.listed:
+            seen = positions.exists(positions.number(first + j))
+        else:
+            seen = first + j <= reach + (row + i) // heads
+            seen = T.logical_and(seen, first + j < length)
         score = scores[i, j] if spec.folded else scores[i, j] * scale
         scores[i, j] = T.if_then_else(seen, score, -T.infinity(scores.dtype))
 

@@ -81,7 +81,7 @@ class _Paths(Rewriter):
         for one in block.stmts:
             self(one)
             if isinstance(one, Let):
-                self.outer.enter(lambda known, let=one: known.define(let.var, let.value))
+                self.outer.name(one)
         self.outer.leave(depth)
         return block
 
@@ -90,8 +90,7 @@ class _Paths(Rewriter):
         for value in (*loop.starts, *loop.stops):
             self(value)
         before, depth = self._copy(), len(self.outer)
-        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
-            self.outer.enter(lambda known, a=(var, start, stop, loop.step): known.loop(*a))
+        self.outer.enter_loop(loop)
         self(loop.body)
         self.outer.leave(depth)
         known = self.outer.ranges

@@ -154,7 +154,7 @@ class _Order(Rewriter):
         for one in block.stmts:
             self(one)
             if isinstance(one, Let):
-                self.outer.enter(lambda known, let=one: known.define(let.var, let.value))
+                self.outer.name(one)
         self.outer.leave(depth)
         return block
 
@@ -168,8 +168,7 @@ class _Order(Rewriter):
         for value in (*loop.starts, *loop.stops):
             self(value)
         depth = len(self.outer)
-        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
-            self.outer.enter(lambda known, a=(var, start, stop, loop.step): known.loop(*a))
+        self.outer.enter_loop(loop)
         self.outer.loops.append(loop)
         early = contains(loop.body, Break, Continue)
         self.partly += early
@@ -254,6 +253,7 @@ class _Order(Rewriter):
         """Report a certain read of elements that have no write before it."""
         if self._lost(buffer, starts, extents, node):
             del self.waiting[buffer]
+            self.tiles.add(buffer)
             self.found.append(diagnose("unwritten_element", node.span, buffer=buffer.name))
 
     def _lost(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> list[Box]:

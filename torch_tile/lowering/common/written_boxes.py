@@ -7,13 +7,14 @@ the box is exact: its indices are numbers, or variables of the loops around.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Binary, Const, Expr, Var, const
-from torch_tile.ir.stmt import For, LoopKind
+from torch_tile.ir.stmt import For, Let, LoopKind
 
 Box = tuple[tuple[int, int], ...]  # of each dimension the first index, and the first one behind
 MOST = 16  # boxes of one tile; a tile of more counts as written
@@ -34,6 +35,15 @@ class Scopes:
     def enter(self, step: Callable[[Ranges], Ranges]) -> None:
         """Enter a scope, in which `step` adds facts to the ranges."""
         self._steps.append(step)
+
+    def enter_loop(self, loop: For) -> None:
+        """Enter the body of a loop."""
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            self.enter(functools.partial(Ranges.loop, var=var, start=start, stop=stop, step=loop.step))
+
+    def name(self, let: Let) -> None:
+        """Enter the statements behind a name."""
+        self.enter(functools.partial(Ranges.define, var=let.var, value=let.value))
 
     def leave(self, depth: int) -> None:
         """Leave scopes until `depth` of them are left."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import BlockSparseArgs, BlockSparseBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
-from torch_tile.kernels.epilogue.program import parse
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import SCORES, check_heads, check_ints, counted, kv_head, none_of
@@ -70,6 +69,8 @@ def _check(args: BlockSparseArgs[Tensor]) -> None:
     require_value(
         not args.aux or bool(args.score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty"
     )
+    from torch_tile.kernels.epilogue.program import parse
+
     parse(args.score, 1, len(args.aux or ()), len(SCORES))
 
 
@@ -291,7 +292,8 @@ Args:
 Returns:
     `[B, H, Sq, Dv]` in q's dtype, in q's memory order. A query that sees no key gives 0.
 
-Values of lists are checked on the CPU only. Gradients are the same from run to run.
+Values of lists are checked on the CPU only. Gradients are the same from run to run. Over blocks that no tiling of a GPU
+divides, such as those of 16 or 48 rows, they are computed in plain torch under a mask of all pairs.
 """,
 )
 attention_block_sparse_lse: Final = form(

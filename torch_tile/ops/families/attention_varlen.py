@@ -134,7 +134,7 @@ def none_of(op: str, needed: Any) -> Any:
         not any(needed or ()),
         lambda: f"tile.{op}: aux has no gradient; detach it, or call tile.attention for each sequence",
     )
-    return None if needed is None else [None] * len(needed)
+    return [None] * len(needed) if isinstance(needed, Sequence) else None  # torch says False of a list that is None
 
 
 def _save(ctx: Any, args: VarlenArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:

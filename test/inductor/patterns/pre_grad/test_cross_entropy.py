@@ -47,6 +47,22 @@ def test_values_and_gradients(name, dtype, light, generator):
     torch.testing.assert_close(ours, eager, rtol=4 * tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_autocast_keeps_the_loss_wide(smoothing, light, generator):
+    """Products under autocast are narrow, and the loss of their results is not."""
+    x, w = (torch.randn(n, 9, generator=generator) for n in (6, 9))
+
+    def f(x):
+        return F.cross_entropy(F.linear(x, w), TARGET, label_smoothing=smoothing)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        got, report = light(f, x)
+        want = f(x)
+    assert [r.status for r in report.select("loss")] == ["replaced"], report
+    assert got.dtype == want.dtype == torch.float32
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_widened_logits_are_read_narrow(light, generator, monkeypatch):
     module, read = kernels("cross_entropy"), {}
     plain = dict(vars(module))

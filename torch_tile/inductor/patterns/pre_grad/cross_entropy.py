@@ -20,6 +20,7 @@ from torch_tile.inductor import compat
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, aten, val
 from torch_tile.inductor.report import rows as report
+from torch_tile.kernels import compute_dtype
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.losses import REDUCTIONS, reduced
 
@@ -97,8 +98,8 @@ def _capture_one(context: Context, node: Node) -> None:
         loss: Any = Proxy(rows, tracer)
         weights = None if weight is None else Proxy(weight, tracer)
         result = reduced(loss[0], Proxy(target, tracer), weights, options[0], options[1])
-        if x.dtype in HALF:
-            result = result.to(x.dtype)
+        if val(node).dtype != compute_dtype(x.dtype):  # autocast keeps the loss of narrow logits wide
+            result = result.to(val(node).dtype)
     new = result.node
     new.meta.update(node.meta)
     node.replace_all_uses_with(new)

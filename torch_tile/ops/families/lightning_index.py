@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.lightning_index`: the positions that sparse latent attention reads for each query."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, NamedTuple, Never
+
+import torch
+from torch import Tensor
+
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.families.attention_varlen import check_ints
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, form, in_torch
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given
+
+OP = "lightning_index"
+
+
+class LightningIndexArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.lightning_index`."""
+
+    q: V
+    k: V
+    weights: V
+    top: int
+    seq_lens: V | None = None
+
+
+def _fake(args: LightningIndexArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.lightning_index` and make its empty result."""
+    q, k, weights, top, seq_lens = args
+    checks.check_floating(OP, q=q, k=k, weights=weights)
+    checks.check_same_dtype(OP, q=q, k=k)
+    checks.check_dims(OP, "q", q, 4, "[B, Sq, H, D]")
+    checks.check_dims(OP, "k", k, 3, "[B, S, D]")
+    checks.check_dims(OP, "weights", weights, 3, "[B, Sq, H]")
+    checks.check_size(OP, "k", k, 0, q.shape[0], "q's batch")
+    checks.check_size(OP, "k", k, 2, q.shape[3], "q's last dimension")
+    for dim in range(3):
+        checks.check_size(OP, "weights", weights, dim, q.shape[dim], "as q")
+    if seq_lens is not None:
+        check_ints(OP, "seq_lens", seq_lens, 1, "[B]", q)
+        checks.check_size(OP, "seq_lens", seq_lens, 0, q.shape[0], "q's batch")
+    require_value(top >= 0, lambda: f"tile.{OP}: top is {top}; expected 0 or more")
+    return q.new_empty((q.shape[0], q.shape[1], top), dtype=torch.int32)
+
+
+def _check_values(args: LightningIndexArgs[Tensor]) -> None:
+    """Check that lengths fit the keys. Only on the CPU, since a GPU would have to wait."""
+    lengths, capacity = args.seq_lens, args.k.shape[1]
+    if lengths is None or lengths.device.type != "cpu" or not lengths.numel():
+        return
+    low, high = (int(n) for n in lengths.aminmax())
+    require(
+        low >= 0 and high <= capacity,
+        lambda: f"tile.{OP}: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
+    )
+
+
+def _setup(ctx: Any, args: LightningIndexArgs[Tensor], output: Tensor) -> None:
+    """Save nothing: positions have no gradient."""
+    ctx.mark_non_differentiable(output)
+
+
+def _refuse(ctx: Any, grad: Tensor) -> Never:
+    """Refuse a gradient, which no integer has."""
+    raise NotImplementedError(f"tile.{OP} has no gradient, as positions are integers")
+
+
+def _sharding(args: LightningIndexArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.lightning_index` for sharding."""
+    return Rule(
+        outputs=[("batch", "query", "top")],
+        inputs=[
+            ("batch", "query", "head", "d"),
+            ("batch", "key", "d"),
+            ("batch", "query", "head"),
+            if_given(args.seq_lens, ("batch",)),
+        ],
+        free=("batch",),
+    )
+
+
+def _flops(args: LightningIndexArgs[Shape]) -> int:
+    """Count the operations of the products."""
+    batch, q_len, heads, width = args.q
+    return 2 * batch * q_len * heads * args.k[1] * width
+
+
+lightning_index: Final = form(
+    OP,
+    LightningIndexArgs[Tensor],
+    Tensor,
+    """List the positions of the largest index scores of each query (the lightning indexer of DeepSeek-V3.2, DSA).
+
+The score of a query and a position is the sum over heads of `weights[h] * relu(q[h] . k)`, in float32 (float64 for
+float64). Positive factors of all scores, such as `D ** -0.5`, change no list.
+
+Args:
+    q: `[B, Sq, H, D]`, the indexer's queries.
+    k: `[B, S, D]`, its keys, which all heads share.
+    weights: `[B, Sq, H]`, of any floating dtype.
+    top: how many positions a query gets (2048 in DeepSeek-V3.2).
+    seq_lens: int32 `[B]`: positions in use, the new ones included; default S. The queries are the last Sq of them, and
+        see those up to their own.
+
+Returns:
+    int32 `[B, Sq, top]`, largest score first, -1 where fewer positions are visible: `indices` of `mla_sparse` and of
+    `mla_decode_fp8`. Which of equal scores come first is not said. Memory for all scores, `[B, Sq, S]`, is needed.
+    No gradient.
+""",
+)
+
+register(
+    name=OP,
+    args=LightningIndexArgs,
+    form=lightning_index,
+    fake=_fake,
+    check_values=_check_values,
+    run=entry(OP, OP, "out"),
+    reference=in_torch(OP),
+    setup_context=_setup,
+    backward=_refuse,
+    sharding=_sharding,
+    flops=_flops,
+)
