@@ -40,7 +40,7 @@ demo_kernel(int32_t* x, const int32_t k) {
   const int t = threadIdx.x;
   int32_t v = 3;
   while (v < k) {
-    v = v + 1;
+    v = tile::wrapping_add<int>(v, 1);
     if (x[t % 64] == 0) {
       continue;
     } else {
@@ -251,7 +251,7 @@ def test_neighbouring_fields_are_widened_together():
         memory.vector_copy(at(words, 0), at(x, t, 0), 16),
         put(factor, 0, cast(0.5, "float16")), put(factor, 1, cast(3.0, "float16")),
         *(loop(2, lambda i, value=value: put(out, i, narrowed(value(i)))) for value in rounded),
-        memory.vector_copy(at(y, t, 0), at(out, 0), 16),
+        memory.vector_copy(at(y, t, 0), at(out, 0), 16), shared_bytes=2 * 256 * 64,
     ))  # fmt: skip
     lines = [line.split(", ", 1)[1].split(";")[0] for line in body(source).splitlines() if "_pair" in line]
     assert_expected_inline(

@@ -67,7 +67,7 @@ TEXTS = {
     "b % ((n + 127) / 128 * 2)": b % ((n + 127) // 128 * 2),
     "t / tile::divisor<int>(n % 1)": Binary("//", t, Binary("%", n, const(1, dt.int32))),
     "(uint8_t)(u / tile::divisor<uint8_t>(u))": u // u,
-    "tile::floordiv<int64_t>(w, w + 1)": w // (w + 1),
+    "tile::floordiv<int64_t>(w, tile::wrapping_add<int64_t>(w, 1))": w // (w + 1),
     # a remainder of less than twice the divisor, such as the version of a tile two iterations ahead
     "tile::wrapped<6>(i + 2)": (i + 2) % 6,
     "tile::wrapped<3>(t % 3 + 2)": (t % 3 + 2) % 3,
@@ -83,10 +83,10 @@ TEXTS = {
     "tile::max<int64_t>((int64_t)n * m, 1)": maximum(n * m, 1),
     "-(n + 1)": unary("-", n + 1),
     # values from memory are int32 as written, but comparisons see the number
-    "q * q": q * q,
+    "tile::wrapping_mul<int>(q, q)": q * q,
     "(int64_t)q + 1 < n": q + 1 < n,
     "(int64_t)q * 128 + i": q * 128 + i,
-    "w + 1": w + 1,
+    "tile::wrapping_add<int64_t>(w, 1)": w + 1,
     "(int64_t)t": cast(t, "int64"),
     "(int)w": cast(w, "int32"),
     "(int64_t)n * m + w": cast(n * m, "int64") + w,
