@@ -12,15 +12,18 @@ from torch_tile.ops.registration import SCHEMAS
 
 pytestmark = pytest.mark.cuda
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
-BYTES_OUT = {"quantize_fp8", "quantize_int8"}  # whose results have dtypes of their own
+BYTES_OUT = {"quantize_fp8", "quantize_int8", "fused_norm_quantize"}  # whose results have dtypes of their own
 # A plan of mla_schedule has a row for each unit of the machine.
 
 
 def to_double(args):
     """Return the arguments on the CPU, with every floating tensor and dtype in float64."""
     wide = lambda t: t.detach().double() if t.is_floating_point() and t.itemsize > 1 else t.detach()  # noqa: E731
-    args = tree_map_only(torch.Tensor, lambda t: wide(t).cpu(), args)
-    return tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, args)
+    found = tree_map_only(torch.Tensor, lambda t: wide(t).cpu(), args)
+    found = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, found)
+    scales = args[13:15]  # of attention_paged: float32 beside pages of float8
+    kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
+    return (*found[:13], *(t.detach().cpu() for t in scales), *found[15:]) if kept else found
 
 
 def to_gpu(args):

@@ -53,12 +53,18 @@ def overload(name):
     return getattr(torch.ops.tile, name).default
 
 
+SCALES_OF_PAGES = slice(13, 15)  # of attention_paged: float32 beside pages of float8, whatever q's dtype
+
+
 def to_double(args):
     """The same arguments with every floating tensor and dtype in float64."""
-    args = tree_map_only(
+    wide = tree_map_only(
         torch.Tensor, lambda t: t.detach().double() if t.is_floating_point() and t.itemsize > 1 else t, args
     )
-    return tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, args)
+    wide = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, wide)
+    scales = args[SCALES_OF_PAGES]  # no other op has tensors there beside float8
+    kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
+    return (*wide[:13], *scales, *wide[15:]) if kept else wide
 
 
 def outputs(result):

@@ -15,6 +15,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
+from torch_tile.kernels.footprint import Footprint, Tile
 
 HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
@@ -89,7 +90,16 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
         return Config(16 if wide else 32, rows, narrow, 16 if wide else 32, channel_tile=narrow, stages=1)
     values, stages = (16, 1) if wide else (32, 2)
     size = 32 if wide and channels else 64
+    stages = stages if _scan_of_states(size, rows, values, stages, channels).fits(machine.target) else 1
     return Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
+
+
+def _scan_of_states(chunk: int, keys: int, values: int, stages: int, channels: bool) -> Footprint:
+    """Return the shared memory of the kernel with the largest tiles, of 16 bits: the scan of states."""
+    loaded = [(chunk, keys)] * (2 if channels else 1) + [(chunk, values), (chunk, chunk)]
+    kept = [(keys, values), (chunk, values), (chunk, values), (2, 2 * chunk), (2, keys if channels else 0)]
+    tiles = [Tile(*shape, 16, stages) for shape in loaded] + [Tile(*shape, 16) for shape in kept]
+    return Footprint(tuple(tiles))
 
 
 class Sizes:
