@@ -13,6 +13,7 @@ from torch_tile.diagnostics.catalog import CATALOGUE
 from torch_tile.diagnostics.errors import diagnose, fields_of
 
 PACKAGE = Path(torch_tile.__file__).parent
+WARNINGS = {"perhaps_unwritten"}  # of strict mode, which no kernel fails with
 
 
 def load(path):
@@ -25,7 +26,7 @@ def load(path):
 def test_every_entry_has_a_kernel_that_fails_with_it():
     """The modules beside this one run each function of their CASES, which must fail with the code that stands there."""
     modules = [load(path) for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__)]
-    assert set(CATALOGUE) == {code for module in modules for code, _ in module.CASES.values()}
+    assert set(CATALOGUE) - WARNINGS == {code for module in modules for code, _ in module.CASES.values()}
 
 
 @pytest.mark.parametrize("code", CATALOGUE)

@@ -119,5 +119,7 @@ def test_types_of_numpy_are_told_apart():
         dt.to_dtype(numpy.zeros(2, "float16"))
 
 
-def test_a_type_of_nothing_is_itself():
-    assert dt.int32() is dt.int32
+def test_a_type_of_nothing_is_a_new_name():
+    """TileLang's `T.let(T.int32(), value)` binds it."""
+    name = dt.int32()
+    assert isinstance(name, Var) and name.dtype is dt.int32 and name is not dt.int32()

@@ -96,7 +96,9 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
 
 def test_persistent_blocks_measured_on_an_h100():
     """Heads that share keys, all of which stay in the cache: 0.94 of the time of a block for each tile."""
-    spec = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)
+    form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)
+    assert not config_for(form, Problem(16, 8 * 4096, 4096, 8), H200).persistent
+    spec = replace(form, lse=False)
     assert config_for(spec, Problem(16, 8 * 4096, 4096, 8), H200).persistent == H200.num_sms
     assert not config_for(spec, Problem(16, 8 * 8192, 8192, 8), H200).persistent
     assert not config_for(replace(spec, causal=False), Problem(16, 8 * 4096, 4096, 8), H200).persistent

@@ -231,11 +231,11 @@ def _through_queries(spec: Spec) -> bool:
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
 
-    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, and the keys and
-    values of all heads stay in the cache.
+    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, the keys and values
+    of all heads stay in the cache, and no log-sum-exp is stored.
     """
     plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
-    plain = plain and spec.lists is None
+    plain = plain and spec.lists is None and not spec.lse
     if not plain or spec.layout != DENSE or config.packed or not config.staged or config.blocks > 1:
         return False
     tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
