@@ -61,13 +61,21 @@ def test_tensors_on_another_device_are_refused(op, samples, seed):
                 results(op, bad)
 
 
+DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes, which other strides would take apart
+
+
 @pytest.mark.parametrize("op", SCHEMAS)
 def test_strides_of_any_tensor_change_no_result(op, samples, seed):
     for args in samples(op, seed, torch.float32)[-SAMPLES_OF_EACH:]:
         want = results(op, args)
         for place in places(args):
             for other in strided(tensor_at(args, place)):
-                for a, b in zip(results(op, changed(args, place, other)), want, strict=True):
+                try:
+                    got = results(op, changed(args, place, other))
+                except RuntimeError as problem:
+                    assert op in DENSE and f"tile.{op}" in str(problem) and "strides" in str(problem)
+                    continue
+                for a, b in zip(got, want, strict=True):
                     if a.is_floating_point() and a.itemsize == 1:
                         a, b = a.float(), b.float()
                     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)

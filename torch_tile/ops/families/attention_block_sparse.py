@@ -310,7 +310,24 @@ Returns:
 
 
 def attention_block_sparse_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any, **named: Any
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_num_blocks: Tensor,
+    kv_indices: Tensor,
+    full_kv_num_blocks: Tensor | None = None,
+    full_kv_indices: Tensor | None = None,
+    block_q: int = 128,
+    block_kv: int = 128,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int | torch.SymInt = 0,
+    aux: Sequence[Tensor] | None = None,
+    score: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attention_block_sparse` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
 
@@ -321,13 +338,24 @@ def attention_block_sparse_backward(
         v: `[B, Hkv, Skv, Dv]`.
         out: what `attention_block_sparse_lse` returned first.
         lse: what it returned second.
-        options: kv_num_blocks and all that follows it in `attention_block_sparse`.
-        named: the same, by name.
+        kv_num_blocks: this and what follows as for `attention_block_sparse`.
+        kv_indices: the same.
+        full_kv_num_blocks: the same.
+        full_kv_indices: the same.
+        block_q: the same.
+        block_kv: the same.
+        causal: the same.
+        scale: the same.
+        window: the same.
+        q_offset: the same.
+        aux: the same.
+        score: the same.
 
     Returns:
         dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
     """
-    given = BlockSparseArgs(q, k, v, *options, **named).backward(grad, out, lse)
+    lists = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, block_q, block_kv
+    given = BlockSparseArgs(q, k, v, *lists, causal, scale, window, q_offset, aux, score).backward(grad, out, lse)
     dq, dk, dv = torch.ops.tile.attention_block_sparse_backward.default(*map(as_listed, given))
     return dq, dk, dv
 

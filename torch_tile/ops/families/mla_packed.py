@@ -73,6 +73,23 @@ def _check_queries(op: str, args: MlaDecodeFp8Args[Tensor] | MlaSparseArgs[Tenso
     )
 
 
+def _check_places(cache: Tensor) -> None:
+    """Check where the positions of a cache lie; views of equal strides may begin elsewhere."""
+    require(
+        cache.stride(2) == 1 and all(n % 4 == 0 for n in (*cache.stride()[:2], cache.storage_offset())),
+        lambda: (
+            f"tile.{FP8}: cache has strides {list(cache.stride())} and begins at byte {cache.storage_offset()} of its "
+            "storage; expected dense positions at multiples of 4 bytes"
+        ),
+    )
+
+
+def _check_fp8_values(args: MlaDecodeFp8Args[Tensor]) -> None:
+    """Check what differs between calls of one form."""
+    _check_places(args.cache)
+    _check_values(FP8, args.cache, args)
+
+
 def _fake_fp8(args: MlaDecodeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.mla_decode_fp8` and make its empty results."""
     _check_queries(FP8, args)
@@ -84,12 +101,7 @@ def _fake_fp8(args: MlaDecodeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     require(latent % GROUP == 0, lambda: f"tile.{FP8}: q has {latent} columns; expected a multiple of {GROUP}")
     wanted = kernels(FAMILY).bytes_of(latent, args.q_pe.shape[3])
     checks.check_size(FP8, "cache", cache, 2, wanted, "the bytes of C float8, C / 128 float32 and R bfloat16")
-    require(
-        cache.stride(2) == 1 and all(n % 4 == 0 for n in (*cache.stride()[:2], cache.storage_offset())),
-        lambda: (
-            f"tile.{FP8}: cache has strides {list(cache.stride())}; expected dense positions at multiples of 4 bytes"
-        ),
-    )
+    _check_places(cache)
     if args.block_table is None:
         checks.check_size(FP8, "cache", cache, 0, q.shape[0], "q's batch")
     return _results(q)
@@ -290,7 +302,7 @@ register(
     returns=("out", "lse"),
     form=mla_decode_fp8,
     fake=_fake_fp8,
-    check_values=lambda args: _check_values(FP8, args.cache, args),
+    check_values=_check_fp8_values,
     run=entry(FAMILY, FP8, "out", "lse"),
     reference=in_torch(FAMILY, "fp8_reference"),
     setup_context=_setup,
