@@ -272,7 +272,12 @@ def _computes_numbers(program: Program) -> bool:
     Values of stores count, and conditions, arguments of calls and names that enter them. Numbers that are compared are
     computed in 64 bits, where they do not wrap.
     """
-    named = {let.var: let.value for let in find(program, Let)}
+    named: dict[Var, Expr] = {}
+    elements: set[Var] = set()  # names of what is computed from elements
+    for let in find(program, Let):
+        named[let.var] = let.value
+        if _reads(let.value, elements):
+            elements.add(let.var)
     waiting: list[Node] = []
     for node in walk(program):
         if isinstance(node, Store | Print):
@@ -285,7 +290,7 @@ def _computes_numbers(program: Program) -> bool:
             waiting.append(node.init)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Binary | Unary) and node.dtype in SIGNED and node.op in WRAPPING and _reads(node, named):
+        if isinstance(node, Binary | Unary) and node.dtype in SIGNED and node.op in WRAPPING and _reads(node, elements):
             return True
         if isinstance(node, Var):
             waiting += [named.pop(node)] if node in named else []
@@ -294,6 +299,6 @@ def _computes_numbers(program: Program) -> bool:
     return False
 
 
-def _reads(node: Node, named: dict[Var, Expr]) -> bool:
-    """Return whether a value is computed from elements."""
-    return contains(node, Load) or any(contains(value, Load) for var, value in named.items() if var in symbols(node))
+def _reads(node: Node, elements: set[Var]) -> bool:
+    """Return whether a value is computed from elements, or from names of such values."""
+    return contains(node, Load) or not elements.isdisjoint(symbols(node))
