@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute gradients by autograd of a function in plain torch, for operators whose derivative is no kernel."""
+"""Make gradients of operators whose derivative is no kernel: by autograd of plain torch, or an error that says why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -55,5 +55,21 @@ def by_autograd(family: str, function: str, count: int) -> dict[str, Callable[..
 
         made = gradients_of(computed, ctx.saved_tensors, ctx.needs_input_grad, grads)
         return (*made, *[None] * len(ctx.options))
+
+    return {"setup_context": setup_context, "backward": backward}
+
+
+def no_gradient(op: str, advice: str, *constants: int) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of an operator without a gradient: an error with `advice`.
+
+    `constants` are the numbers of results that take part in no gradient at all.
+    """
+
+    def setup_context(ctx: Any, args: Any, output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*(results[n] for n in constants))
+
+    def backward(ctx: Any, *grads: Any) -> Never:
+        raise NotImplementedError(f"tile.{op} has no gradient. {advice}")
 
     return {"setup_context": setup_context, "backward": backward}

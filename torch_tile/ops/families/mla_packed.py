@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple, Never
+from typing import Any, Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
@@ -152,16 +153,6 @@ def _check_values(op: str, cache: Tensor, args: Any) -> None:
                 first >= 0 and last < pages,
                 lambda: f"tile.{op}: block_table has pages from {first} to {last}; expected 0 to {pages - 1}",
             )
-
-
-def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
-    """Save nothing, as there is no gradient."""
-    ctx.mark_non_differentiable(output[1])
-
-
-def _refuse(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> Never:
-    """Refuse the gradients of `tile.mla_decode_fp8`."""
-    raise NotImplementedError(f"tile.{FP8} has no gradient. Call it under torch.no_grad(), or tile.mla_sparse")
 
 
 def _save(ctx: Any, args: MlaSparseArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -305,8 +296,7 @@ register(
     check_values=_check_fp8_values,
     run=entry(FAMILY, FP8, "out", "lse"),
     reference=in_torch(FAMILY, "fp8_reference"),
-    setup_context=_setup,
-    backward=_refuse,
+    **no_gradient(FP8, "Call it under torch.no_grad(), or tile.mla_sparse", 1),
     sharding=_sharding_of_fp8,
     flops=_flops_of_fp8,
     lower_precision=("q", "q_pe"),
