@@ -239,6 +239,7 @@ LIGHT = (
     "kernels.gemm.args",
     "kernels.linear_attention.args",
     "kernels.loss.args",
+    "kernels.mla.args",
     "kernels.ssm.args",
     "runtime.cache",
     "runtime.launch_plan",
