@@ -35,7 +35,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
-from torch_tile.kernel import JITKernel
+from torch_tile.kernel import JITKernel, RefusingKernel
 from torch_tile.language.kernel_calls import Outside, bind, check_function, given_tensors
 from torch_tile.language.program import (
     EagerCall,
@@ -84,18 +84,13 @@ def compile_program(
 
 
 def _refusing(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
-    """Return a kernel whose text can be looked at, and whose calls raise `problem`."""
+    """Compile a kernel that is wrong, and warn of it."""
     from torch_tile.lowering.common.unwritten import cleared
 
     try:
-        kernel = step(cleared(program))
+        kernel = RefusingKernel(step(cleared(program)), problem)
     except (TileError, InternalError):
         raise problem from None
-
-    def refuse(*args: Any, **named: Any) -> Any:
-        raise problem
-
-    kernel.run = kernel.launcher.begin = kernel.interpret = refuse  # type: ignore[method-assign]
     warnings.warn(f"{problem}\nThe kernel {program.name} compiles, but its calls raise this error.", stacklevel=2)
     return kernel
 

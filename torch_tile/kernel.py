@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.context import Build, Schedule
-from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.diagnostics.errors import LaunchError, TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
@@ -176,3 +176,19 @@ class JITKernel:
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
         """Return a profiler, which times and compares on made-up inputs; all sizes must be known."""
         return Profiler(self, tensor_supply_type)
+
+
+class RefusingKernel(JITKernel):
+    """A kernel whose text can be looked at, and whose calls raise an error."""
+
+    def __init__(self, kernel: JITKernel, problem: TileError):
+        self.problem = problem
+        super().__init__(kernel.program, kernel._lowered, kernel.source, kernel.launcher, kernel.build, kernel.cubin)
+
+    def _first_call(self, *args: Any, **named: Any) -> Any:
+        """Raise the error, in each call."""
+        raise self.problem
+
+    def interpret(self, *args: Any, blocks: Any = None) -> Findings:
+        """Raise the error."""
+        raise self.problem

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torch_tile.hardware import Target
 from torch_tile.kernels import FAMILIES, common, kernels
@@ -629,6 +630,24 @@ def samples():
         return SAMPLES[op](Maker(seed, dtype, requires_grad))
 
     return make
+
+
+SCALES_OF_PAGES = slice(13, 15)  # of attention_paged: float32 beside pages of float8, whatever q's dtype
+
+
+@pytest.fixture
+def to_double():
+    """`to_double(args)`: the arguments on the CPU, with every floating tensor and dtype in float64."""
+
+    def convert(args: tuple) -> tuple:
+        of_tensor = lambda t: (t.double() if t.is_floating_point() and t.itemsize > 1 else t).detach().cpu()  # noqa: E731
+        wide = tree_map_only(torch.Tensor, of_tensor, args)
+        wide = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, wide)
+        scales = args[SCALES_OF_PAGES]  # no other op has tensors there beside float8
+        kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
+        return (*wide[:13], *(t.detach().cpu() for t in scales), *wide[15:]) if kept else wide
+
+    return convert
 
 
 @pytest.fixture

@@ -53,20 +53,6 @@ def overload(name):
     return getattr(torch.ops.tile, name).default
 
 
-SCALES_OF_PAGES = slice(13, 15)  # of attention_paged: float32 beside pages of float8, whatever q's dtype
-
-
-def to_double(args):
-    """The same arguments with every floating tensor and dtype in float64."""
-    wide = tree_map_only(
-        torch.Tensor, lambda t: t.detach().double() if t.is_floating_point() and t.itemsize > 1 else t, args
-    )
-    wide = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, wide)
-    scales = args[SCALES_OF_PAGES]  # no other op has tensors there beside float8
-    kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
-    return (*wide[:13], *scales, *wide[15:]) if kept else wide
-
-
 def outputs(result):
     return result if isinstance(result, tuple) else (result,)
 
@@ -100,7 +86,7 @@ def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
 @pytest.mark.parametrize(
     "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8", "fused_norm_quantize"})
 )  # whose results have dtypes of their own
-def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
+def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples, to_double):
     tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
     for seed in range(3):
         for i, args in enumerate(samples(name, seed, dtype)):
@@ -142,7 +128,7 @@ def test_gradcheck(name, samples):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_autocast_follows_its_dtype(name, dtype, samples):
+def test_autocast_follows_its_dtype(name, dtype, samples, to_double):
     for args in samples(name, 3, torch.float32):
         with torch.autocast("cpu", dtype=dtype):
             got = outputs(overload(name)(*args))[0]

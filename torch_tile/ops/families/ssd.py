@@ -3,35 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.ssm.args import GRADIENTS, SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
+from torch_tile.kernels.ssm.args import (
+    GRADIENTS,
+    SelectiveStateUpdateArgs,
+    SsdChunkScanArgs,
+    SsdChunkScanBackwardArgs,
+    empty_gradients,
+)
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-
-class SelectiveStateUpdateArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.selective_state_update`."""
-
-    state: V
-    x: V
-    dt: V
-    A: V
-    B: V
-    C: V
-    D: V | None = None
-    z: V | None = None
-    dt_bias: V | None = None
-    dt_softplus: bool = False
 
 
 def _check_shape(op: str, name: str, tensor: Tensor | None, meaning: str, sizes: dict[str, tuple[Any, str]]) -> None:
