@@ -28,6 +28,7 @@ class SsdChunkScanArgs(NamedTuple, Generic[V]):
     z: V | None = None
     dt_bias: V | None = None
     initial_states: V | None = None
+    seq_idx: V | None = None
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
@@ -46,6 +47,7 @@ class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
     D: V | None = None
     dt_bias: V | None = None
     initial_states: V | None = None
+    seq_idx: V | None = None
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None

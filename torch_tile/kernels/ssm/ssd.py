@@ -57,6 +57,7 @@ class Spec:
     """Compile-time facts of the scan's kernels: dtypes (None for absent operands), vector width, and flags.
 
     `vector` divides P, N and the strides of rows. With `reverse` a kernel is the gradient's: it scans from the end.
+    `packed` kernels have the marks of sequences (`mark_sequences`).
     """
 
     dtype: torch.dtype
@@ -70,6 +71,8 @@ class Spec:
     vector: int = 1
     reverse: bool = False
     dots: bool = False
+    seq_idx: torch.dtype | None = None
+    packed: bool = False
 
     @property
     def compute(self) -> torch.dtype:
@@ -155,6 +158,33 @@ def sum_decays(config: Config, spec: Spec) -> Any:
     return ssd_sum_decays
 
 
+@jit
+def mark_sequences(config: Config, spec: Spec) -> Any:
+    """Build the kernel for marks: how many sequences begin in a chunk up to each time, `[B, chunks * chunk]`.
+
+    Times with equal marks belong to one sequence, and those with mark 0 to that of the state before the chunk.
+    """
+    size = config.chunk
+    b, length = T.dynamic("b, length")
+    padded = dynamic("padded", size)
+
+    @T.prim_func
+    def ssd_mark_sequences(
+        seq_idx: strided("seq_idx", (b, length), spec.seq_idx, unit=False), marks: T.Tensor((b, padded), "int32")
+    ):
+        with T.Kernel(padded // size, b, threads=config.threads) as (chunk, sequence):
+            tile = T.alloc_shared((1, size), "float32")
+            for i, j in T.Parallel(1, size):
+                time = T.min(chunk * size + j, length - 1)
+                begins = seq_idx[sequence, time] != seq_idx[sequence, T.max(time - 1, 0)]
+                tile[i, j] = T.if_then_else(T.logical_and(begins, chunk * size + j < length), 1.0, 0.0)
+            T.cumsum(tile, dim=1)
+            for i, j in T.Parallel(1, size):
+                marks[sequence, chunk * size + j] = T.cast(tile[i, j], "int32")
+
+    return ssd_mark_sequences
+
+
 class Sizes:
     """The run-time sizes of a scan."""
 
@@ -183,6 +213,10 @@ class Sizes:
     def of_times(self, spec: Spec) -> Any:
         """Return the type of a tensor `[B, H, L]`, padded to whole chunks."""
         return T.Tensor((self.b, self.h, self.padded), spec.compute)
+
+    def marks(self, spec: Spec) -> list[Any]:
+        """Return the type of the marks of packed sequences, in a list that is empty without."""
+        return [T.Tensor((self.b, self.padded), "int32")] if spec.packed else []
 
     def states(self, dtype: torch.dtype) -> Any:
         """Return the type of states, one for each chunk and one more, which `chunk_states` leaves alone.
@@ -239,6 +273,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
         keys: s.keys("keys", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
+        *marks: s.marks(spec),
         out: s.states(spec.compute),
     ):
         tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
@@ -263,6 +298,9 @@ def chunk_states(config: Config, spec: Spec) -> Any:
                         factor[i] = T.exp2(here)
                     else:
                         factor[i] = T.exp2(decays[bz, head, first + size - 1] - here) * steps[bz, head, at + i]
+                    if spec.packed:
+                        other = 0 if spec.reverse else marks[0][bz, first + size - 1]
+                        factor[i] = T.if_then_else(marks[0][bz, at + i] == other, factor[i], 0.0)
                 for i, j in T.Parallel(step, tile_p):
                     weighed[i, j] = T.cast(T.cast(x_tile[i, j], spec.compute) * factor[i], spec.dtype)
                 T.gemm(weighed, key_tile, acc, transpose_A=True)
@@ -281,7 +319,8 @@ def pass_states(config: Config, spec: Spec) -> Any:
     s, compute, rows, columns = Sizes(config, spec), spec.compute, *PASSED
     state_shape = (s.b, s.h, s.p, s.n)
     parts = T.dynamic("parts")
-    others_types = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+    others_types = s.marks(spec)
+    others_types += [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     if spec.reverse:
         others_types += [s.states(spec.dtype), T.Tensor((s.b, s.h, s.states_of, parts), compute)]
 
@@ -300,11 +339,13 @@ def pass_states(config: Config, spec: Spec) -> Any:
             T.clear(state)
             if spec.initial is not None:
                 for i, j in T.Parallel(rows, columns):
-                    given = others[0][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                    given = others[int(spec.packed)][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
                     state[i, j] = T.cast(given, compute)
             for k in T.serial(s.count):
                 chunk = s.count - 1 - k if spec.reverse else k
                 keep = T.exp2(decays[bz, head, chunk * config.chunk + config.chunk - 1])
+                if spec.packed:
+                    keep = T.if_then_else(others[0][bz, chunk * config.chunk + config.chunk - 1] == 0, keep, 0.0)
                 if spec.reverse:
                     product = T.alloc_fragment((rows, columns), compute)
                     of_rows = T.alloc_fragment((rows,), compute)
@@ -333,12 +374,18 @@ def pass_states(config: Config, spec: Spec) -> Any:
 
 @T.macro
 def weigh_scores(
-    config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, row: Any, column: Any, weights: Any
-) -> None:
-    """Multiply scores by the decay between both times, and forward by the earlier time's step size; zero the others."""
+    config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, marks: Any, row: Any, column: Any,
+    weights: Any,
+) -> None:  # fmt: skip
+    """Multiply scores by the decay between both times, and forward by the earlier time's step size; zero the others.
+
+    marks: those of rows and of columns, if sequences are packed.
+    """
     for i, j in T.Parallel(config.rows, config.step):
         between = decays[j] - own[i] if spec.reverse else own[i] - decays[j]
         path = row + i <= column + j if spec.reverse else row + i >= column + j
+        if spec.packed:
+            path = T.logical_and(path, marks[0][i] == marks[1][j])
         value = T.cast(scores[i, j], spec.compute) * T.exp2(T.if_then_else(path, between, 0.0))
         value = value if spec.reverse else value * steps[j]
         weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), weights.dtype)
@@ -372,7 +419,8 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
     tile_p, tile_n = config.head_tile, config.state_tile
     parts, tiles = T.dynamic("parts, tiles")
     second = spec.reverse or spec.dots
-    more = [s.values("second", spec)] if second else []
+    more, base = s.marks(spec), int(spec.packed)
+    more += [s.values("second", spec)] if second else []
     more += [] if spec.D is None or spec.dots else [strided("D", (s.h, s.p), spec.D, unit=False)]
     more += [] if spec.z is None else [strided("z", (s.b, s.length, s.h, s.p), spec.z)]
     results = [] if spec.dots else [T.Tensor((s.b, s.length, s.h, s.p), spec.dtype)]
@@ -405,7 +453,11 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
             acc = T.alloc_fragment((rows, tile_p), compute)
             own = T.alloc_fragment((rows,), compute)
             factor = T.alloc_fragment((rows,), compute)
+            own_marks = T.alloc_fragment((rows,), "int32")
+            mark_tile = T.alloc_shared((step,), "int32")
             T.copy(decays[bz, head, first + row], own)
+            if spec.packed:
+                T.copy(others[0][bz, first + row], own_marks)
             T.clear(acc)
             for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
                 at = k * tile_n
@@ -415,10 +467,13 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 T.gemm(key_tile, state_tile, acc, transpose_B=True)
             for i in T.Parallel(rows):
                 factor[i] = T.exp2(decays[bz, head, first + size - 1] - own[i] if spec.reverse else own[i])
+                if spec.packed:
+                    other = others[0][bz, first + size - 1] if spec.reverse else 0
+                    factor[i] = T.if_then_else(own_marks[i] == other, factor[i], 0.0)
             for i, j in T.Parallel(rows, tile_p):
                 acc[i, j] *= factor[i]
             if second:
-                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
+                dot_rows(s, acc, others[base], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
             if not spec.dots:
                 begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
                 for k in T.Pipelined(end - begin, num_stages=config.stages):
@@ -427,10 +482,13 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     T.copy(decays[bz, head, first + column], decay_tile)
                     T.copy(steps[bz, head, first + column], step_tile)
                     T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
-                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, row, column, weights)
+                    if spec.packed:
+                        T.copy(others[0][bz, first + column], mark_tile)
+                    marks = own_marks, mark_tile
+                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, marks, row, column, weights)
                     T.gemm(weights, value_tile, acc)
             if spec.reverse:
-                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + 2], tile)
+                dot_rows(s, acc, others[base], (bz, head, first + row, p), others[len(more) + 2], tile)
             if spec.reverse:
                 for i in T.Parallel(rows):
                     factor[i] = steps[bz, head, first + row + i]
@@ -442,7 +500,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     for i, j in T.Parallel(rows, tile_p):
                         inside = T.logical_and(first + row + i < s.length, p + j < s.p)
                         time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
-                        there = T.cast(others[0][bz, time, head, column], compute)
+                        there = T.cast(others[base][bz, time, head, column], compute)
                         grad = T.cast(values[bz, time, head, column], compute)
                         product[i, j] = T.if_then_else(inside, grad * there, 0.0)
                     T.reduce_sum(product, total, dim=0)
@@ -454,7 +512,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     value = acc[i, j]
                     if spec.D is not None:
                         given = T.cast(values[bz, time, head, column], compute)
-                        value = value + given * T.cast(others[1 if second else 0][head, column], compute)
+                        value = value + given * T.cast(others[base + second][head, column], compute)
                     if spec.z is not None:
                         gate = T.cast(others[len(more) - 1][bz, time, head, column], compute)
                         value = value * gate / (1.0 + T.exp(-gate))
@@ -481,6 +539,7 @@ def group_scan(config: Config, spec: Spec) -> Any:
         steps: s.of_times(spec),
         decays: s.of_times(spec),
         states: s.states(spec.dtype),
+        *marks: s.marks(spec),
         out: T.Tensor((s.b, s.length, s.g, s.n), spec.dtype),
     ):
         tiles_n = T.ceildiv(s.n, tile_n)
@@ -512,6 +571,9 @@ def group_scan(config: Config, spec: Spec) -> Any:
                         factor[i] = T.exp2(last - here) * steps[bz, head, first + row + i]
                     else:
                         factor[i] = T.exp2(here)
+                    if spec.packed:
+                        other = marks[0][bz, first + size - 1] if spec.reverse else 0
+                        factor[i] = T.if_then_else(marks[0][bz, first + row + i] == other, factor[i], 0.0)
                 for i, j in T.Parallel(rows, tile_p):
                     weighed[i, j] = T.cast(T.cast(left_tile[i, j], compute) * factor[i], spec.dtype)
                 T.gemm(weighed, state_tile, acc)
@@ -534,6 +596,9 @@ def group_scan(config: Config, spec: Spec) -> Any:
                         there = decays[bz, head, first + column + j]
                         between = there - own[i] if spec.reverse else own[i] - there
                         path = row + i <= column + j if spec.reverse else row + i >= column + j
+                        if spec.packed:
+                            same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
+                            path = T.logical_and(path, same)
                         value = scores[i, j] * T.exp2(T.if_then_else(path, between, 0.0))
                         value = value * factor[i] if spec.reverse else value * steps[bz, head, first + column + j]
                         total[i, j] += T.if_then_else(path, value, 0.0)
@@ -562,6 +627,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
         right: s.values("right", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
+        *marks: s.marks(spec),
         out: s.of_times(spec),
     ):
         with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
@@ -590,6 +656,9 @@ def pair_sums(config: Config, spec: Spec) -> Any:
                     there = decays[bz, head, first + column + j]
                     between = there - own[i] if spec.reverse else own[i] - there
                     path = row + i < column + j if spec.reverse else row + i > column + j
+                    if spec.packed:
+                        same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
+                        path = T.logical_and(path, same)
                     size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
                     score = T.cast(scores[bz, first + row + i, group, column + j], compute)
                     value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
@@ -720,7 +789,8 @@ class Scan:
         self.limits: tuple[float, float] = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
         sizes = self.head_dim, self.states
         vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
-        self.plain: Spec = Spec(args.x.dtype, vector=vector)
+        packed = args.seq_idx is not None
+        self.plain: Spec = Spec(args.x.dtype, vector=vector, packed=packed)
         self.times: Spec = replace(
             self.plain,
             dt=args.dt.dtype,
@@ -732,6 +802,9 @@ class Scan:
         self.args = args
         self.steps, self.decays = (self.empty(self.batch, self.heads, self.padded) for _ in range(2))
         self.run(sum_decays, self.times, args.dt, args.A, *self.bias, self.steps, self.decays, *self.limits)
+        self.marks = [self.empty(self.batch, self.padded, dtype=torch.int32)] if packed else []
+        if packed:
+            self.run(mark_sequences, Spec(args.x.dtype, seq_idx=args.seq_idx.dtype), args.seq_idx, *self.marks)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a tensor, in the dtype of sums if none is given."""
@@ -756,7 +829,8 @@ class Scan:
         """Launch `chunk_states`: each chunk's contribution to the next state."""
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
-        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
+        times = self.steps, self.decays, *self.marks
+        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, *times, out)
         return out
 
     def passed(
@@ -766,7 +840,7 @@ class Scan:
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
         given = [] if initial is None else [initial]
         spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
-        self.run(pass_states, spec, own, self.decays, *given, *more, before, last)
+        self.run(pass_states, spec, own, self.decays, *self.marks, *given, *more, before, last)
         return before
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
@@ -799,7 +873,7 @@ def ssd_chunk_scan(
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
     z = [] if args.z is None else [dense_last(args.z)]
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
-    operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before
+    operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
     scan.run(chunk_scan, spec, *operands, *scan.skip(), *z, out)
     return out, final_states
 
@@ -836,16 +910,18 @@ def ssd_chunk_scan_backward(
     scores = scan.scores()
     times = scan.steps, scan.decays
     back = replace(scan.plain, reverse=True)
-    scan.run(chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, grad, outputs)
-    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, later)
+    scan.run(
+        chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, *scan.marks, grad, outputs
+    )
+    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, later)
     scores = scan.scores(reverse=True)
-    scan.run(pair_sums, back, scores, scan.x, grad, *times, earlier)
+    scan.run(pair_sums, back, scores, scan.x, grad, *times, *scan.marks, earlier)
     of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
     spec = replace(back, D=None if args.D is None else args.D.dtype)
-    operands = scores, grad, scan.B, *times, behind, scan.x, *scan.skip()
+    operands = scores, grad, scan.B, *times, behind, *scan.marks, scan.x, *scan.skip()
     scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
-    scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, dC)
-    scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, dB)
+    scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, *scan.marks, dC)
+    scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, *scan.marks, dB)
     of_A = scan.empty(batch, chunks + 1, heads)
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
     operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
