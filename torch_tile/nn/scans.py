@@ -148,8 +148,8 @@ def mamba_chunk_scan_combined(
     low, high = dt_limit
     limits = float(low), None if high == float("inf") else float(high)
     keys = B.to(x.dtype), C.to(x.dtype)
-    first = initial_states, seq_idx
-    out, states = run("ssd_chunk_scan", x, dt, A, *keys, D, z, dt_bias, *first, bool(dt_softplus), *limits)
+    more = initial_states, bool(dt_softplus), *limits, seq_idx
+    out, states = run("ssd_chunk_scan", x, dt, A, *keys, D, z, dt_bias, *more)
     return (out, states) if return_final_states else out
 
 

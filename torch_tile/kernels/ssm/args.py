@@ -28,10 +28,10 @@ class SsdChunkScanArgs(NamedTuple, Generic[V]):
     z: V | None = None
     dt_bias: V | None = None
     initial_states: V | None = None
-    seq_idx: V | None = None
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
+    seq_idx: V | None = None
 
 
 class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
@@ -47,10 +47,10 @@ class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
     D: V | None = None
     dt_bias: V | None = None
     initial_states: V | None = None
-    seq_idx: V | None = None
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
+    seq_idx: V | None = None
 
     @property
     def forward(self) -> SsdChunkScanArgs[V]:

@@ -13,12 +13,12 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.ssm.args import GRADIENTS, SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.recomputed import by_autograd, gradients_of
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
-TENSORS = 10  # of the scan's arguments, which come first
+TENSORS = 9  # of the scan's arguments, which come first; seq_idx comes last
 
 
 class SelectiveStateUpdateArgs(NamedTuple, Generic[V]):
@@ -132,12 +132,13 @@ def _save(ctx: Any, args: SsdChunkScanArgs[Tensor], output: Any) -> None:
     """Save for the gradient of `tile.ssd_chunk_scan` what it needs."""
     ctx.options = without_tensors(args)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:TENSORS])
+    ctx.save_for_backward(*args[:TENSORS], args.seq_idx)
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.ssd_chunk_scan`."""
-    args = SsdChunkScanArgs(*ctx.saved_tensors, *ctx.options[TENSORS:])
+    *tensors, seq_idx = ctx.saved_tensors
+    args = SsdChunkScanArgs(*tensors, *ctx.options[TENSORS:])._replace(seq_idx=seq_idx)
     if grad is None and grad_states is None:
         return op_gradients(SsdChunkScanArgs)
     found: dict[str, Any] = {}
@@ -154,6 +155,25 @@ def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tupl
     made = torch.ops.tile.ssd_chunk_scan_backward(grad, grad_states, *given.values())
     found |= {name: t for name, t in zip(GRADIENTS, made, strict=True) if given[name] is not None}
     return op_gradients(SsdChunkScanArgs, **found)
+
+
+def _save_of_backward(ctx: Any, args: SsdChunkScanBackwardArgs[Tensor], output: Any) -> None:
+    """Save for the second gradient what it needs."""
+    ctx.options = without_tensors(args)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[: TENSORS + 1], args.seq_idx)
+
+
+def _backward_of_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    """Compute the second gradients by autograd of the first in plain torch."""
+    *tensors, seq_idx = ctx.saved_tensors
+    options = ctx.options[TENSORS + 1 : -1]
+
+    def computed(*given: Tensor | None) -> Any:
+        return kernels("ssd_chunk_scan").gradient_reference(*given, *options, seq_idx)
+
+    made = gradients_of(computed, tensors, ctx.needs_input_grad, grads)
+    return (*made, *[None] * (len(options) + 1))
 
 
 def _group(B: Spec, dim: int) -> tuple[str, dict[str, int]]:
@@ -212,11 +232,11 @@ _ARGS = """    dt: `[B, L, H]`, of any floating dtype, before its bias and softp
 """
 _OPTIONS = """    dt_bias: `[H]`, added to dt.
     initial_states: `[B, H, P, N]`, of any floating dtype; 0 if not given.
-    seq_idx: int32 or int64 `[B, L]`, the sequence of each time: where it differs from the time before, the state is 0
-        again. The first states are those of the first sequences, and the last ones those of the last sequences.
     dt_softplus: whether the step size is the softplus of dt and its bias.
     dt_min: the least step size.
     dt_max: the greatest step size, None for no limit.
+    seq_idx: int32 or int64 `[B, L]`, the sequence of each time: where it differs from the time before, the state is 0
+        again. The first states are those of the first sequences, and the last ones those of the last sequences.
 """
 
 ssd_chunk_scan: Final = form(
@@ -297,7 +317,8 @@ register(
     fake=_fake_backward,
     run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
     reference=in_torch("ssd_chunk_scan", "gradient_reference"),
-    **by_autograd("ssd_chunk_scan", "gradient_reference", TENSORS + 1),
+    setup_context=_save_of_backward,
+    backward=_backward_of_backward,
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args),
 )
