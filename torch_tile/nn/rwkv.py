@@ -2,8 +2,8 @@
 """RWKV-7's recurrence under fla's names and arguments, over `torch.ops.tile`.
 
 All functions take r or q, k, a and b `[B, L, H, K]`, v `[B, L, H, V]` and logarithms of decays `[B, L, H, K]`, and
-return `[B, L, H, V]` with the last state `[B, H, K, V]` in float32, or None unless `output_final_state`. States of packed
-sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `run` is what calls operators.
+return `[B, L, H, V]` with the last state `[B, H, K, V]` in float32, or None unless `output_final_state`. States of
+packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `run` is what calls operators.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def chunk_dplr_delta_rule(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `tile.rwkv7` with gk as its g; `exp(-gk) a` must be finite. scale is the factor of q, `K ** -0.5` if None."""
+    """Compute `tile.rwkv7` with gk as its g; `exp(-gk) a` must be finite.
+
+    scale is the factor of q, `K ** -0.5` if None.
+    """
     factor = q.shape[3] ** -0.5 if scale is None else float(scale)
     out, state = run("rwkv7", q, k, v, gk, a, b, initial_state, cu_seqlens, factor)
     return out, state if output_final_state else None
@@ -90,6 +93,9 @@ def fused_mul_recurrent_rwkv7(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute RWKV-7 token after token, from normalized keys kk and their rates a: by -kk it reads, at `kk a` it adds."""
+    """Compute RWKV-7 token after token, from normalized keys kk and their rates a.
+
+    It reads the state by -kk, and adds what it read at `kk a`.
+    """
     options = scale, initial_state, output_final_state, reverse, cu_seqlens
     return fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * a, w, *options, run=run)

@@ -33,6 +33,7 @@ from torch_tile.kernels.ssm.sums import add_up
 
 DECAY_HEADS = 8  # heads of a block that sums up decays
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
+GROUP_HEADS = 8  # of which a block adds up the gradients of B and C
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Spec:
     """Compile-time facts of the scan's kernels: dtypes (None for absent operands), vector width, and flags.
 
     `vector` divides P, N and the strides of rows. With `reverse` a kernel is the gradient's: it scans from the end.
-    `packed` kernels have the marks of sequences (`mark_sequences`).
+    With `split` several blocks add up the heads of a group. `packed` kernels have the marks of sequences
+    (`mark_sequences`).
     """
 
     dtype: torch.dtype
@@ -71,6 +73,7 @@ class Spec:
     vector: int = 1
     reverse: bool = False
     dots: bool = False
+    split: bool = False
     seq_idx: torch.dtype | None = None
     packed: bool = False
 
@@ -526,10 +529,13 @@ def group_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of C, summed over the heads of a group; in reverse, that of B.
 
     left `[B, L, H, P]` is the gradient, right is x, keys are B; with reverse they are x, the gradient and C. The scores
-    of all heads are added up first, so that each step has one product with the keys.
+    of all heads are added up first, so that each step has one product with the keys. With split a block adds up
+    GROUP_HEADS heads only, and the result has parts of the sum, `[parts, B, L, G, N]`.
     """
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
     tile_p, tile_n = config.head_tile, config.state_tile
+    parts = T.dynamic("parts") if spec.split else 1
+    shape = (s.b, s.length, s.g, s.n)
 
     @T.prim_func
     def ssd_group_scan(
@@ -540,27 +546,33 @@ def group_scan(config: Config, spec: Spec) -> Any:
         decays: s.of_times(spec),
         states: s.states(spec.dtype),
         *marks: s.marks(spec),
-        out: T.Tensor((s.b, s.length, s.g, s.n), spec.dtype),
+        out: T.Tensor((parts, *shape), compute) if spec.split else T.Tensor(shape, spec.dtype),
     ):
         tiles_n = T.ceildiv(s.n, tile_n)
-        with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
+        with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b * parts, threads=config.threads) as (bx, by, z):
             row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
-            chunk, group, members, first = by // s.g, by % s.g, s.h // s.g, by // s.g * size
+            bz, part = (z // parts, z % parts) if spec.split else (z, 0)
+            chunk, group, first = by // s.g, by % s.g, by // s.g * size
+            members = s.h // s.g
+            begin_head = group * members + part * GROUP_HEADS
+            count = T.min(GROUP_HEADS, members - part * GROUP_HEADS) if spec.split else members
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
             weighed = T.alloc_shared((rows, tile_p), spec.dtype)
             right_tile = T.alloc_shared((step, tile_p), spec.dtype)
             state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
             key_tile = T.alloc_shared((step, tile_n), spec.dtype)
+            row_decays = T.alloc_shared((rows,), compute)
+            column_decays = T.alloc_shared((step,), compute)
+            step_tile = T.alloc_shared((rows if spec.reverse else step,), compute)
             weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
             scores = T.alloc_fragment((rows, step), compute)
             total = T.alloc_fragment((rows, step), compute)
             acc = T.alloc_fragment((rows, tile_n), compute)
-            own = T.alloc_fragment((rows,), compute)
             factor = T.alloc_fragment((rows,), compute)
             tiles_p = T.ceildiv(s.p, tile_p)
             T.clear(acc)
-            for k in T.Pipelined(members * tiles_p, num_stages=config.stages):
-                head, p = group * members + k // tiles_p, k % tiles_p * tile_p
+            for k in T.Pipelined(count * tiles_p, num_stages=config.stages):
+                head, p = begin_head + k // tiles_p, k % tiles_p * tile_p
                 T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
                 behind = chunk + 1 if spec.reverse else chunk
                 T.copy(states[bz, behind, head, p : p + tile_p, n : n + tile_n], state_tile)
@@ -581,31 +593,31 @@ def group_scan(config: Config, spec: Spec) -> Any:
             for k in T.serial(end - begin):
                 column = (begin + k) * step
                 T.clear(total)
-                for member in T.serial(members):
-                    head = group * members + member
-                    T.clear(scores)
-                    for m in T.Pipelined(tiles_p, num_stages=config.stages):
-                        p = m * tile_p
-                        T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                        T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
-                        T.gemm(left_tile, right_tile, scores, transpose_B=True)
-                    for i in T.Parallel(rows):
-                        own[i] = decays[bz, head, first + row + i]
-                        factor[i] = steps[bz, head, first + row + i] if spec.reverse else 1.0
+                # A tile of P is weighed by itself, so that one loop loads all tiles of all heads ahead.
+                for m in T.Pipelined(count * tiles_p, num_stages=config.stages):
+                    head, p = begin_head + m // tiles_p, m % tiles_p * tile_p
+                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                    T.copy(decays[bz, head, first + row], row_decays)
+                    T.copy(decays[bz, head, first + column], column_decays)
+                    T.copy(steps[bz, head, first + (row if spec.reverse else column)], step_tile)
+                    T.gemm(left_tile, right_tile, scores, transpose_B=True, clear_accum=True)
                     for i, j in T.Parallel(rows, step):
-                        there = decays[bz, head, first + column + j]
-                        between = there - own[i] if spec.reverse else own[i] - there
+                        between = column_decays[j] - row_decays[i] if spec.reverse else row_decays[i] - column_decays[j]
                         path = row + i <= column + j if spec.reverse else row + i >= column + j
                         if spec.packed:
                             same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
                             path = T.logical_and(path, same)
                         value = scores[i, j] * T.exp2(T.if_then_else(path, between, 0.0))
-                        value = value * factor[i] if spec.reverse else value * steps[bz, head, first + column + j]
+                        value = value * step_tile[i if spec.reverse else j]
                         total[i, j] += T.if_then_else(path, value, 0.0)
                 T.copy(total, weights)
                 T.copy(keys[bz, first + column : first + column + step, group, n : n + tile_n], key_tile)
                 T.gemm(weights, key_tile, acc)
-            T.copy(acc, out[bz, first + row : first + row + rows, group, n : n + tile_n])
+            if spec.split:
+                T.copy(acc, out[part, bz, first + row : first + row + rows, group, n : n + tile_n])
+            else:
+                T.copy(acc, out[bz, first + row : first + row + rows, group, n : n + tile_n])
 
     return ssd_group_scan
 
@@ -635,6 +647,9 @@ def pair_sums(config: Config, spec: Spec) -> Any:
             group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
             right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            score_tile = T.alloc_shared((rows, step), spec.dtype)
+            decay_tile = T.alloc_shared((step,), compute)
+            step_tile = T.alloc_shared((step,), compute)
             products = T.alloc_fragment((rows, step), compute)
             own = T.alloc_fragment((rows,), compute)
             factor = T.alloc_fragment((rows,), compute)
@@ -644,23 +659,23 @@ def pair_sums(config: Config, spec: Spec) -> Any:
                 own[i] = decays[bz, head, first + row + i]
                 factor[i] = steps[bz, head, first + row + i]
             begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
-            for k in T.serial(end - begin):
-                column = (begin + k) * step
-                T.clear(products)
-                for m in T.Pipelined(tiles_p, num_stages=config.stages):
-                    p = m * tile_p
-                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
-                    T.gemm(left_tile, right_tile, products, transpose_B=True)
+            # A tile of P is weighed by itself, so that one loop loads all tiles of all columns ahead.
+            for k in T.Pipelined((end - begin) * tiles_p, num_stages=config.stages):
+                column, p = (begin + k // tiles_p) * step, k % tiles_p * tile_p
+                T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
+                T.copy(decays[bz, head, first + column], decay_tile)
+                T.copy(steps[bz, head, first + column], step_tile)
+                T.gemm(left_tile, right_tile, products, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(rows, step):
-                    there = decays[bz, head, first + column + j]
-                    between = there - own[i] if spec.reverse else own[i] - there
+                    between = decay_tile[j] - own[i] if spec.reverse else own[i] - decay_tile[j]
                     path = row + i < column + j if spec.reverse else row + i > column + j
                     if spec.packed:
                         same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
                         path = T.logical_and(path, same)
-                    size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
-                    score = T.cast(scores[bz, first + row + i, group, column + j], compute)
+                    size_of_step = factor[i] if spec.reverse else step_tile[j]
+                    score = T.cast(score_tile[i, j], compute)
                     value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
                     products[i, j] = T.if_then_else(path, value, 0.0)
                 T.reduce_sum(products, total, dim=1, clear=False)
@@ -843,6 +858,16 @@ class Scan:
         self.run(pass_states, spec, own, self.decays, *self.marks, *given, *more, before, last)
         return before
 
+    def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
+        """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
+        parts = -(-(self.heads // self.groups) // GROUP_HEADS)
+        if parts == 1:
+            self.run(group_scan, spec, *operands, out)
+            return
+        sums = self.empty(parts, *out.shape)
+        self.run(group_scan, replace(spec, split=True), *operands, sums)
+        add_up(sums.view(parts, -1, 1), out.view(-1), self.machine)
+
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
         """Return D as `[H, P]`, in a list that is empty without D."""
         d = self.args.D
@@ -920,8 +945,8 @@ def ssd_chunk_scan_backward(
     spec = replace(back, D=None if args.D is None else args.D.dtype)
     operands = scores, grad, scan.B, *times, behind, *scan.marks, scan.x, *scan.skip()
     scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
-    scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, *scan.marks, dC)
-    scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, *scan.marks, dB)
+    scan.sum_heads(scan.plain, (grad, scan.x, scan.B, *times, before, *scan.marks), dC)
+    scan.sum_heads(back, (scan.x, grad, scan.C, *times, behind, *scan.marks), dB)
     of_A = scan.empty(batch, chunks + 1, heads)
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
     operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
