@@ -84,7 +84,7 @@ KEYS, VALUES, STATE = ("batch", "time", "head", "k"), ("batch", "time", "head", 
 def _sharding(args: Any) -> Rule:
     packed = args.cu_seqlens is not None
     state = ("sequence", *STATE[1:]) if packed else STATE
-    inputs = [KEYS, KEYS, VALUES, KEYS, KEYS, KEYS]
+    inputs: list[Any] = [KEYS, KEYS, VALUES, KEYS, KEYS, KEYS]
     inputs += [if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
     return Rule(outputs=[VALUES, state], inputs=inputs, free=("head",) if packed else ("batch", "head"))
 
