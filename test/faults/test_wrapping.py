@@ -127,3 +127,19 @@ def test_names_of_elements_wrap_wherever_they_are_used(first: bool, seed: int, w
     way(kernel, a, o)
     assert o.tolist() == [[x, x ^ 5, _wrapped((x ^ 5) * 123_456_789) >> 8] for x in a.tolist()]
     assert "wrapv" in torch_tile.compile(kernel, target="cpu").source  # g++ may be right without, by chance
+
+
+def test_wider_than_64_bits(seed: int, way: Callable[..., None]) -> None:
+    """A product of int32 that is computed in 64 bits, because it is cast to them, wraps there."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), P: T.Tensor((32,), "int64")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                P[i] = T.cast(((A[i] << 8) * 2147483647) & 65535, "int64")
+
+    torch.manual_seed(seed)
+    a = torch.cat([torch.tensor([-(2**31), 2**31 - 1]), torch.randint(-(2**31), 2**31, (30,))]).int()
+    p = torch.zeros(32, dtype=torch.int64)
+    way(kernel, a, p)
+    assert p.tolist() == [((x << 8) * 2147483647) & 65535 for x in a.tolist()]
