@@ -10,6 +10,7 @@ from torch_tile.kernels.ssm.args import GRADIENTS
 from torch_tile.kernels.ssm.ssd import (
     Config,
     config_for,
+    config_of_states,
     gradient_reference,
     reference,
     ssd_chunk_scan,
@@ -173,3 +174,6 @@ def test_empty(shape):
 def test_chunks_on_gpus():
     machine = Machine(Target("cuda", 90), 132)
     assert [config_for(torch.bfloat16, n, machine).chunk for n in (5, 700, 8192)] == [64, 128, 256]
+    config = config_for(torch.bfloat16, 8192, machine)
+    assert [config_of_states(config, torch.bfloat16, n, machine).state_tile for n in (64, 128)] == [64, 128]
+    assert config_of_states(config, torch.float32, 128, machine) is config

@@ -54,6 +54,17 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
     return Config(chunk=size, shared_weights=dtype.itemsize > 2, stages=1 if dtype.itemsize > 2 else 2)
 
 
+def config_of_states(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
+    """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once."""
+    wide = machine.is_gpu and dtype.itemsize == 2 and states > config.state_tile
+    return replace(config, state_tile=2 * config.state_tile) if wide else config
+
+
+def config_of_groups(config: Config, dtype: torch.dtype, machine: Machine) -> Config:
+    """Choose the tiling of `group_scan`, whose three accumulators leave 128 threads too few registers."""
+    return replace(config, threads=256, shared_weights=True) if machine.is_gpu and dtype.itemsize <= 4 else config
+
+
 # The kernels.
 
 
@@ -464,9 +475,9 @@ class Scan:
         """Allocate a tensor, in the dtype of sums if none is given."""
         return self.x.new_empty(shape, dtype=dtype or self.compute)
 
-    def run(self, kernel: Any, spec: Spec, *operands: Any) -> None:
+    def run(self, kernel: Any, spec: Spec, *operands: Any, config: Config | None = None) -> None:
         """Launch a kernel of the scan."""
-        self.machine.kernel(kernel)(self.config, spec)(*operands)
+        self.machine.kernel(kernel)(config or self.config, spec)(*operands)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
         """Launch `chunk_scores`: the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
@@ -484,7 +495,8 @@ class Scan:
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         times = self.steps, self.decays, *self.marks
-        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, *times, out)
+        config = config_of_states(self.config, self.x.dtype, self.states, self.machine)
+        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, *times, out, config=config)
         return out
 
     def passed(
@@ -500,11 +512,12 @@ class Scan:
     def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
         """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
         parts = -(-(self.heads // self.groups) // GROUP_HEADS)
+        config = config_of_groups(self.config, self.x.dtype, self.machine)
         if parts == 1:
-            self.run(group_scan, spec, *operands, out)
+            self.run(group_scan, spec, *operands, out, config=config)
             return
         sums = self.empty(parts, *out.shape)
-        self.run(group_scan, replace(spec, split=True), *operands, sums)
+        self.run(group_scan, replace(spec, split=True), *operands, sums, config=config)
         add_up(sums.view(parts, -1, 1), out.view(-1), self.machine)
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
