@@ -23,12 +23,13 @@ PRODUCTS = [
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
     *("gated_delta_rule", "gated_delta_rule_step", "gated_linear_attention", "gated_linear_attention_step"),
+    *("rwkv7", "rwkv7_step"),
 ]
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
 # Each gradient in the memory order of its tensor.
 OF_ATTENTION = ["attention_backward", "attention_block_sparse_backward", "attention_varlen_backward"]
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
-BACKWARDS += ["gated_delta_rule_backward", "gated_linear_attention_backward"]
+BACKWARDS += ["gated_delta_rule_backward", "gated_linear_attention_backward", "rwkv7_backward"]
 ANY_DTYPE = [
     "cross_entropy",
     "linear_cross_entropy",
@@ -327,6 +328,15 @@ DYNAMIC["gated_delta_rule_backward"] = lambda t, n: (t(2, n, 4, 5), None, *DYNAM
 DYNAMIC["gated_delta_rule_step"] = lambda t, n: (
     t(n, 4, 3, 5),
     *(x[:, :1] for x in DYNAMIC["gated_delta_rule"](lambda *shape: t(n, 2, *shape[2:]), n)[:5]),
+)
+DYNAMIC["rwkv7"] = lambda t, n: (
+    *(t(2, n, 2, 3) / 4, t(2, n, 2, 3) / 4, t(2, n, 2, 5), -t(2, n, 2, 3).detach().abs() / 4),
+    *(t(2, n, 2, 3) / 4, t(2, n, 2, 3) / 4),
+)
+DYNAMIC["rwkv7_backward"] = lambda t, n: (t(2, n, 2, 5), None, *DYNAMIC["rwkv7"](t, n))
+DYNAMIC["rwkv7_step"] = lambda t, n: (
+    t(n, 2, 3, 5),
+    *(x[:, :1] for x in DYNAMIC["rwkv7"](lambda *shape: t(n, 2, *shape[2:]), n)),
 )
 DYNAMIC["gated_linear_attention"] = lambda t, n: (
     *(t(2, n, 4, 3) / 4, t(2, n, 4, 3) / 4, t(2, n, 4, 5), -t(2, n, 4, 3).detach().abs()),

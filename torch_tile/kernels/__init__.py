@@ -42,6 +42,7 @@ FAMILIES = {
     "norm": "norm.norm",
     "quantize_fp8": "norm.quantize",
     "route": "moe.route",
+    "rwkv7": "linear_attention.rwkv7",
     "scaled_gemm": "gemm.scaled",
     "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",

@@ -48,6 +48,7 @@ from torch_tile.ops.families.mla_packed import append_latents, mla_decode_fp8, m
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
+from torch_tile.ops.families.rwkv7 import rwkv7, rwkv7_backward, rwkv7_step
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 
@@ -101,6 +102,9 @@ __all__ = [
     "quantize_int8",
     "rms_norm",
     "route",
+    "rwkv7",
+    "rwkv7_backward",
+    "rwkv7_step",
     "scaled_gemm",
     "selective_state_update",
     "softmax",

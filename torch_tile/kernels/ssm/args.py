@@ -31,6 +31,7 @@ class SsdChunkScanArgs(NamedTuple, Generic[V]):
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
+    seq_idx: V | None = None
 
 
 class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
@@ -49,6 +50,7 @@ class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
+    seq_idx: V | None = None
 
     @property
     def forward(self) -> SsdChunkScanArgs[V]:

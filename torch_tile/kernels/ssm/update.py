@@ -17,7 +17,7 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
 from torch_tile.kernels.ssm.args import SelectiveStateUpdateArgs
-from torch_tile.kernels.ssm.ssd import Spec as ScanSpec, step_size
+from torch_tile.kernels.ssm.tiles import Spec as ScanSpec, step_size
 
 
 @dataclass(frozen=True)
