@@ -188,7 +188,10 @@ def saturated(value: float, dtype: DType) -> float:
 def converted(tensor: Any, dtype: DType) -> Any:
     """Convert a tensor of torch as a cast does: to float8 saturated, whatever torch's own conversion does."""
     to, most = dtype.as_torch(), SATURATED.get(dtype.name)
-    return tensor.to(to) if most is None or tensor.dtype == to else tensor.clamp(-most, most).to(to)
+    if most is None or tensor.dtype == to:
+        return tensor.to(to)
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch limits no float8
+    return wide.clamp(-most, most).to(to)
 
 
 def _narrowed(value: float, dtype: DType) -> float:
