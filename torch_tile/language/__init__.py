@@ -165,7 +165,7 @@ from torch_tile.language.math import (
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, let
-from torch_tile.language.pointers import handle, make_tensor, match_buffer, ptr
+from torch_tile.language.pointers import handle, make_tensor, make_tensor_from_addr, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, meta_class, prim_func
 from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
 from torch_tile.language.reducers import (

@@ -201,6 +201,7 @@ from torch_tile.language.names import (
 from torch_tile.language.pointers import (
     ptr as handle,
     make_tensor as make_tensor,
+    make_tensor as make_tensor_from_addr,
     match_buffer as match_buffer,
     ptr as ptr,
 )
@@ -1096,6 +1097,7 @@ __all__ = [
     "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout",
     "make_tensor",
+    "make_tensor_from_addr",
     "match_all_sync",
     "match_any_sync",
     "match_buffer",

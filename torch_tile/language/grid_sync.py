@@ -46,8 +46,9 @@ def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list
         before, part = body.stmts[: max(start, 0)], body.stmts[start + 1 : stop]
         again = IdMap[Node, Node]((var, replace(var)) for var in ((*blocks, thread) if parts else ()))
         opened = _opened_again(before, part)
-        again.update((symbol, replace(symbol)) for symbol in map(_symbol_of, opened))
         renamed = _Renamed(again)
+        again.update((stmt.var, replace(stmt.var)) for stmt in opened if isinstance(stmt, Let))
+        again.update((stmt.buffer, _made_again(stmt.buffer, renamed)) for stmt in opened if isinstance(stmt, Alloc))
         stmts = [_bound_again(renamed, stmt) for stmt in opened] + [renamed(stmt) for stmt in part]
         own = [again.get(var, var) for var in (*blocks, thread)]
         assert all(isinstance(var, Var) for var in own)
@@ -71,9 +72,14 @@ def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let 
             if contains(stmt.value, Call) or any(b in changed or b.scope != "global" for b in reads):
                 raise error("lost_at_grid_sync", stmt.span, name=stmt.var.name)
             wanted.update(node for node in walk(stmt.value) if node.is_symbol)
+        elif stmt.buffer.scope == "global":  # a tensor at an address
+            used = (stmt.init, *stmt.buffer.shape, *(stmt.buffer.strides or ()))
+            wanted.update(node for value in used if value is not None for node in walk(value) if node.is_symbol)
         elif stmt.buffer.scope == "barrier" or _is_kept(stmt.buffer, part):
             raise error("lost_at_grid_sync", stmt.span, name=stmt.buffer.name)
-        found.insert(0, stmt if isinstance(stmt, Let) else replace(stmt, init=None))
+        if isinstance(stmt, Alloc) and stmt.buffer.scope != "global":
+            stmt = replace(stmt, init=None)
+        found.insert(0, stmt)
     return found
 
 
@@ -163,7 +169,13 @@ def _bound_again(renamed: _Renamed, stmt: Let | Alloc) -> Stmt:
         assert isinstance(new, Var)
         return replace(stmt, var=new, value=renamed(stmt.value))
     assert isinstance(new, Buffer)
-    return replace(stmt, buffer=new)
+    return replace(stmt, buffer=new, init=None if stmt.init is None else renamed(stmt.init))
+
+
+def _made_again(buffer: Buffer, renamed: _Renamed) -> Buffer:
+    """Return a new buffer like another, whose sizes have their new names."""
+    strides = None if buffer.strides is None else tuple(map(renamed, buffer.strides))
+    return replace(buffer, shape=tuple(map(renamed, buffer.shape)), strides=strides)
 
 
 class _Renamed(Rewriter):

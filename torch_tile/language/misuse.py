@@ -231,7 +231,6 @@ FAMILIES = (
      r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
      "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
     (r"(ret|break_loop|continue_loop)", "write `return`, `break` or `continue`; T.thread_return() ends a thread"),
-    (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
     (r"tvm_storage_sync", "write T.sync_threads()"),
