@@ -205,6 +205,7 @@ from torch_tile.language.scopes import (
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip
+from torch_tile.language.sparse import gemm_sp, wgmma_gemm_sp
 from torch_tile.language.thread_return import thread_return
 from torch_tile.language.threads import (
     get_block_binding,

@@ -262,6 +262,10 @@ from torch_tile.language.scopes import (
     dynamic as symbolic,
     use_swizzle as use_swizzle,
 )
+from torch_tile.language.sparse import (
+    gemm_sp as gemm_sp,
+    gemm_sp as wgmma_gemm_sp,
+)
 from torch_tile.language.thread_return import (
     thread_return as thread_return,
 )
@@ -1020,6 +1024,7 @@ __all__ = [
     "fmod",
     "fmul",
     "gemm",
+    "gemm_sp",
     "get_block_binding",
     "get_block_bindings",
     "get_block_extent",
@@ -1236,6 +1241,7 @@ __all__ = [
     "warpgroup_fence_operand",
     "warpgroup_wait",
     "wgmma_gemm",
+    "wgmma_gemm_sp",
     "wgmma_results",
     "ws",
 ]

@@ -177,7 +177,6 @@ INSTEAD = {
     "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
     "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
-    "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
@@ -209,7 +208,6 @@ FAMILIES = (
     (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
      r"", "T.gemm chooses the instruction"),
-    (r"(wgmma_)?gemm_sp", "sparse products are not supported: T.gemm multiplies dense tiles"),
     (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
     (r"(call_)?llvm\w*|call_intrin|vscale|get_active_lane_mask|vector(combine|high|low)",
      "is of LLVM's code: write operators and T's functions"),
