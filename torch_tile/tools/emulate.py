@@ -101,7 +101,7 @@ def emulate(kernel: JITKernel, *args: Any, seed: int = 0, pauses: int = PAUSES) 
     """
     if kernel.target.kind != "cuda":
         raise LaunchError(f"{kernel!r} has no CUDA text to run; compile it with target='cuda:sm_80'")
-    launcher: Any = kernel.launcher
+    launcher: Any = kernel.specialised(*args).launcher
     return EmulatedLauncher(launcher.program, launcher.source, launcher.out_idx, seed, pauses)(*args)
 
 
