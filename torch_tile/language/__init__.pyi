@@ -196,7 +196,9 @@ from torch_tile.language.math import (
 from torch_tile.language.names import (
     Let as Let,
     Var as Var,
+    bind as bind,
     let as let,
+    likely as likely,
 )
 from torch_tile.language.pointers import (
     ptr as handle,
@@ -298,7 +300,9 @@ from torch_tile.language.vectors import (
     Broadcast as Broadcast,
     Ramp as Ramp,
     Shuffle as Shuffle,
+    Broadcast as broadcast,
     extract_lane as extract_lane,
+    Ramp as ramp,
 )
 from torch_tile.language.views import (
     reshape as reshape,
@@ -946,12 +950,14 @@ __all__ = [
     "barrier_arrive",
     "barrier_wait",
     "bfloat16",
+    "bind",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
     "bitwise_xor",
     "block_rank_in_cluster",
     "boolean",
+    "broadcast",
     "c2d_im2col",
     "call",
     "call_extern",
@@ -1085,6 +1091,7 @@ __all__ = [
     "lds32",
     "lds64",
     "let",
+    "likely",
     "log",
     "log10",
     "log1p",
@@ -1149,6 +1156,7 @@ __all__ = [
     "quick_erf",
     "quick_sigmoid",
     "quick_tanh",
+    "ramp",
     "reduce",
     "reduce_absmax",
     "reduce_abssum",

@@ -221,8 +221,8 @@ FAMILIES = (
     (r"(ptx_)?arrive_cluster_barrier|alloc_cluster_barrier", "blocks of a cluster meet at T.cluster_sync()"),
     (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|PartialFragment|BufferLoad|ProducerLoad|CallEffectKind"
      r"|CommReducer|IterVar|SizeVar|\w+Imm|PrimExpr)", "is a class of TileLang's compiler: kernels need none"),
-    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|broadcast|Ramp"
-     r"|ramp|Shuffle|Let|let|bind|type_annotation|undef|likely|q_multiply\w*|extract_lane|ignore_loop_partition)",
+    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|Ramp"
+     r"|Shuffle|Let|let|type_annotation|undef|q_multiply\w*|extract_lane|ignore_loop_partition)",
      "is a node of TVM's IR: write operators and T's functions"),
     (r"(If|Then|Else|While|Assert|Range|sblock\w*|s?block_\w*|alloc_buffer|allocate|arg|axis|buffer\w*|decl_buffer"
      r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
