@@ -312,9 +312,7 @@ def dtype_of(value: object) -> DType:
         return dt.to_dtype(value)
     except ValueError:
         if value == "handle" or repr(value) == "T.ptr":
-            fix = "stack the tensors, or give each a parameter T.ptr and declare it by T.make_tensor"
-            why = "is a pointer, and tables of pointers are not supported"
-            raise error("bad_argument", author_span(), op="T.Tensor", name="dtype", why=why, fix=fix) from None
+            return dt.int64  # an address, which T.make_tensor takes
         near = get_close_matches(value, dt.BY_NAME, 1) if isinstance(value, str) else []
         meant = [(None, f"did you mean '{name}'?") for name in near]
         raise error("bad_dtype", author_span(), meant, got=value) from None
