@@ -256,6 +256,25 @@ def attention_block_sparse_backward_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def attention_fp8_samples(t: Maker) -> list[tuple]:
+    q, k, v = (t(*shape).detach().to(torch.float8_e4m3fn) for shape in ((2, 4, 5, 8), (2, 2, 9, 8), (2, 2, 9, 6)))
+    scales = t(2, 4).detach().float(), t(1, 2).detach().float().abs(), t(2, 1).detach().float()
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    return [
+        (q, k, v, None, None, None, False, None, 0, 0, t.dtype),
+        (turned, k, v, *scales, True, 0.3, 3, 4, t.dtype),
+        (q, k[:, :, :0], v[:, :, :0], scales[0], None, None, True, None, 0, 0, t.dtype),
+    ]
+
+
+def nsa_select_samples(t: Maker) -> list[tuple]:
+    # Scores are small integers, exact in any dtype, and no two sums of a query alike: keys of growing size.
+    q = torch.ones(2, 4, 9, 8, dtype=t.dtype)
+    k = (torch.arange(4.0) - 2).to(t.dtype)[None, None, :, None].expand(2, 2, 4, 8)
+    lse = torch.zeros(2, 4, 9, dtype=torch.float64 if t.dtype == torch.float64 else torch.float32)
+    return [(q, k, lse, 21, 3, 4, 4, 4), (q, k.contiguous(), lse, 21, 9, 8, 8, 4, 0, 1, 0.5)]
+
+
 def attention_paged_samples(t: Maker) -> list[tuple]:
     k, v, table, lengths = t(6, 4, 2, 8), t(6, 4, 2, 6), int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
     slopes = "v=sub(i3,i2);w=mul(x0,v);y=add(w,acc0);ret y"
@@ -629,6 +648,7 @@ SAMPLES = {
     "attention_block_sparse": attention_block_sparse_samples,
     "attention_block_sparse_backward": attention_block_sparse_backward_samples,
     "attention_block_sparse_lse": attention_block_sparse_samples,
+    "attention_fp8": attention_fp8_samples,
     "attention_paged": attention_paged_samples,
     "attention_paged_lse": attention_paged_samples,
     "attention_varlen": attention_varlen_samples,
@@ -638,6 +658,7 @@ SAMPLES = {
     "mla_decode_lse": mla_decode_samples,
     "mla_decode_fp8": mla_decode_fp8_samples,
     "mla_schedule": mla_schedule_samples,
+    "nsa_select": nsa_select_samples,
     "mla_sparse": mla_sparse_samples,
     "rms_norm": rms_norm_samples,
     "add_rms_norm": add_rms_norm_samples,

@@ -105,6 +105,7 @@ def test_tensors_are_not_kept():
 COPIES = (
     "attention_block_sparse_backward",  # lists by keys are made by torch
     "lightning_index",  # torch chooses the largest scores
+    "nsa_select",
     "mla_sparse",  # queries whose heads lie outermost
     "attention_paged",  # several queries of heads that share keys: rows are packed, whose heads do not lie together
     "attention_paged_lse",

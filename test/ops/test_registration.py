@@ -26,6 +26,7 @@ PRODUCTS = [
     *("rwkv7", "rwkv7_step"),
 ]
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
+LIKE_QUERY += ["attention_fp8"]
 # Each gradient in the memory order of its tensor.
 OF_ATTENTION = ["attention_backward", "attention_block_sparse_backward", "attention_varlen_backward"]
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
@@ -45,8 +46,9 @@ REFUSING = [
     "quantize_int8",
     "fused_norm_quantize",
     "mla_decode_fp8",
+    "attention_fp8",
 ]  # gradients
-INTEGERS = ["mla_schedule", "group_tokens", "lightning_index"]  # arguments and results
+INTEGERS = ["mla_schedule", "group_tokens", "lightning_index", "nsa_select"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
 
@@ -255,6 +257,9 @@ DYNAMIC = {
         torch.arange(2 * n * 5, dtype=torch.int32).view(n, 2, 5) % 4,
     ),
     "lightning_index": lambda t, n: (t(n, 2, 3, 8).detach(), t(n, n + 4, 8).detach(), t(n, 2, 3).detach(), 3),
+    "nsa_select": lambda t, n: (
+        *(t(2, 4, n, 8).detach(), t(2, 2, n + 3, 8).detach(), t(2, 4, n).detach(), 4 * n + 16, 3, 4, 4, 4),
+    ),
     "mla_schedule": lambda t, n: (torch.arange(n, dtype=torch.int32), 3, 5),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
     "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),
@@ -268,6 +273,10 @@ DYNAMIC = {
 DYNAMIC["scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(n + 2, 130).to(torch.float8_e4m3fn).mT),
     *(torch.ones(n, 2), torch.ones(1, n + 2), [], "", "", torch.float32),
+)
+DYNAMIC["attention_fp8"] = lambda t, n: (
+    *(torch.ones(2, heads, length, 8).to(torch.float8_e4m3fn) for heads, length in ((4, n), (2, n + 3), (2, n + 3))),
+    *(t(2, 4).detach(), None, None, True, None, 0, 3, torch.float32),
 )
 DYNAMIC["grouped_scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),

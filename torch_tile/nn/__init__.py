@@ -37,6 +37,7 @@ from torch_tile.nn.scans import (
     mamba_chunk_scan_combined,
     selective_state_update,
 )
+from torch_tile.nn.sparse_attention import parallel_nsa
 
 __all__ = [
     "Attention",
@@ -74,5 +75,6 @@ __all__ = [
     "fused_recurrent_simple_gla",
     "linear_cross_entropy",
     "mamba_chunk_scan_combined",
+    "parallel_nsa",
     "selective_state_update",
 ]

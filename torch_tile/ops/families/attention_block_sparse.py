@@ -190,8 +190,7 @@ Args:
 Returns:
     `[B, H, Sq, Dv]` in q's dtype, in q's memory order. A query that sees no key gives 0.
 
-Values of lists are checked on the CPU only. Gradients are the same from run to run. Over blocks that no tiling of a GPU
-divides, such as those of 16 or 48 rows, they are computed in plain torch under a mask of all pairs.
+Values of lists are checked on the CPU only. Gradients are the same from run to run.
 """,
 )
 attention_block_sparse_lse: Final = form(
