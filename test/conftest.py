@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test may assume: seeded generators, caches of its own session, its share of the cores, no GPU."""
 
+import functools
 import gc
 import hashlib
 import logging
@@ -21,8 +22,9 @@ SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
 ALL_CUBINS = 1000  # tests with a chip, from which on a session is sampled
-MANY_CASES = 4  # of a test function, from which on a quarter of them are run in a sampled session, not half
-SAMPLED = {  # one value of these by seed, others of the same parameters always
+MANY_CASES = 4  # of a test function, from which on a sample holds a quarter of them, not half
+SAMPLE = Path(__file__).parents[1] / ".ci" / "sample"  # the number of the sample, raised by each landing
+SAMPLED = {  # one value of these in a sample, others of the same parameters always
     "way": ("cuda:sm_80", "cuda:sm_90a", "text"),
     "engine": ("interpreter", "threads", "text"),
     "chip": ("sm_80", "sm_90a", "sm_120a"),
@@ -80,23 +82,32 @@ def _params(item: pytest.Item) -> dict[str, Any]:
     return callspec.params if callspec is not None else {}
 
 
-def _draw(name: str, count: int) -> int:
-    """A number below `count` that follows from the session's seed and a name."""
-    return hashlib.sha256(f"{os.environ[SEED]} {name}".encode()).digest()[0] % count
+@functools.cache
+def _number() -> int:
+    """The number of the sample that this session runs."""
+    return int(SAMPLE.read_text()) if SAMPLE.exists() else 0
+
+
+def _turn(name: str, count: int) -> int:
+    """A number below `count` that follows from a name and goes up by one from each sample to the next, in a circle."""
+    return (hashlib.sha256(name.encode()).digest()[0] + _number()) % count
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    """Whether this session runs a test for its simulator, text or chip: by seed, one of those that SAMPLED names."""
+    """Whether this session runs a test for its simulator, text or chip: by turns, one of those that SAMPLED names."""
     params = _params(item)
     for name, values in SAMPLED.items():
         value = params.get(name)
         if value in values:
-            return values[_draw(item.nodeid.replace(value, ""), len(values))] == value
+            return values[_turn(item.nodeid.replace(value, ""), len(values))] == value
     return True
 
 
 def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests of a session: all of a few, a sample by seed of the whole suite and of all cubins."""
+    """The tests of a session: all of a few, a sample of the whole suite and of all cubins.
+
+    The samples of twelve numbers in a row hold every test.
+    """
     whole = len(items) > WHOLE_SUITE
     if not whole and sum("chip" in _params(item) for item in items) <= ALL_CUBINS:
         return items
@@ -108,12 +119,12 @@ def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _is_kept(item: pytest.Item, cases: int) -> bool:
-    """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/, by seed
+    """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/, by turns
     half of the others, and a quarter of many cases.
     """
     if item.path.parent == Path(__file__).parent:
         return True
-    return _draw(item.nodeid, 4 if cases >= MANY_CASES else 2) == 0
+    return _turn(item.nodeid, 4 if cases >= MANY_CASES else 2) == 0
 
 
 def pytest_collection_finish() -> None:

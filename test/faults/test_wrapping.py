@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 
 FACTORS = (2_000_000_000, -1_999_999_999, 123_456_789)
@@ -100,3 +101,45 @@ def test_compilers_may_use_that_sums_do_not_wrap(seed: int, way: Callable[..., N
     wanted = [(long + long) % 1000, down(long * 3, 7), down(torch.maximum(long + 1, long), 2), down(0 - b - 1, 3)]
     assert torch.equal(p, torch.stack(wanted, 1))
     assert torch.equal(f, ((short + short) % 1000).float())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_names_of_elements_wrap_wherever_they_are_used(first: bool, seed: int, way: Callable[..., None]) -> None:
+    """A name whose value is stored, before or behind a product of it, still names an element."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), O: T.Tensor((32, 3), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                x = A[i]
+                y = x ^ 5
+                if first:
+                    O[i, 0] = x
+                    O[i, 1] = y
+                O[i, 2] = (y * 123_456_789) >> 8
+                if not first:
+                    O[i, 1] = y
+                    O[i, 0] = x
+
+    torch.manual_seed(seed)
+    a = torch.randint(-(2**30), 2**30, (32,), dtype=torch.int32)
+    o = torch.zeros(32, 3, dtype=torch.int32)
+    way(kernel, a, o)
+    assert o.tolist() == [[x, x ^ 5, _wrapped((x ^ 5) * 123_456_789) >> 8] for x in a.tolist()]
+    assert "wrapv" in torch_tile.compile(kernel, target="cpu").source  # g++ may be right without, by chance
+
+
+def test_wider_than_64_bits(seed: int, way: Callable[..., None]) -> None:
+    """A product of int32 that is computed in 64 bits, because it is cast to them, wraps there."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), P: T.Tensor((32,), "int64")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                P[i] = T.cast(((A[i] << 8) * 2147483647) & 65535, "int64")
+
+    torch.manual_seed(seed)
+    a = torch.cat([torch.tensor([-(2**31), 2**31 - 1]), torch.randint(-(2**31), 2**31, (30,))]).int()
+    p = torch.zeros(32, dtype=torch.int64)
+    way(kernel, a, p)
+    assert p.tolist() == [((x << 8) * 2147483647) & 65535 for x in a.tolist()]

@@ -248,7 +248,7 @@ LIBRARY = {
 # changed.
 MOST = ("warp_arrive", "mbarrier_arrive", "wgmma_fence", "wgmma_wait")
 # Kernels of many parts, in which a barrier may order tiles that other barriers order, too.
-SPARE = ("delta rule", "grouped_gemm of few rows", "grouped_scaled_gemm", "kda")
+SPARE = ("delta rule", "grouped_scaled_gemm", "kda")
 
 
 def flatten(results):

@@ -248,7 +248,7 @@ class CudaText(Text):
         if self.is_long(node, wide) and not self.is_long(node.a, wide):
             return f"-(int64_t){self.value(node.a, wide, PREFIX)}", PREFIX
         if node.op == "-" and node.dtype in SIGNED and self._overflows(node, wide):
-            return f"tile::wrapping_sub<{self._int_type(node)}>(0, {self.value(node.a, wide)})", 99
+            return f"tile::wrapping_sub<{self._int_type(node, wide)}>(0, {self.value(node.a, wide)})", 99
         return text, own
 
     def visit_Binary(self, node: Binary, wide: bool) -> tuple[str, int]:
@@ -270,7 +270,7 @@ class CudaText(Text):
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
         if node.op in WRAPPING and self._overflows(node, wide):
             text = f"{self.value(node.a, wide)}, {self.value(node.b, wide)}"
-            return f"tile::wrapping_{WRAPPING[node.op]}<{self._int_type(node)}>({text})", 99
+            return f"tile::wrapping_{WRAPPING[node.op]}<{self._int_type(node, wide)}>({text})", 99
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
         if node.op in SHIFTS and (typed := self.typed(node.a)):
@@ -288,11 +288,12 @@ class CudaText(Text):
         """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
         if node.dtype == dt.int64 and self.is_from_indices(node):  # exact, but for elements of 64 bits beside an index
             return not self.interval(node).within(range_of(dt.int64)) and contains(node, Load)
-        return not (wide and node.dtype == dt.int32) and self.wraps(node)
+        exact = wide and node.dtype == dt.int32 and self.interval(node).within(range_of(dt.int64))
+        return not exact and self.wraps(node)
 
-    def _int_type(self, node: Expr) -> str:
-        """Return the C++ type of a signed element."""
-        return int_type(node.dtype, node.dtype == dt.int64)
+    def _int_type(self, node: Expr, wide: bool) -> str:
+        """Return the C++ type in which a signed element wraps."""
+        return int_type(node.dtype, self.is_long(node, wide))
 
     def divisor(self, expr: Expr, wide: bool) -> str:
         """C++ text of a divisor of naturals: 1 instead of 0."""

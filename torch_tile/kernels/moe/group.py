@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sort pairs of a token and an expert by their expert, stably, and count each expert's pairs: all on the device.
 
-Blocks count the experts of a chunk of pairs; one block adds up the counts; blocks then place the pairs of each chunk.
+Blocks count the experts of a chunk of pairs; one block adds up the counts, `AT_ONCE` chunks at a time, which copies
+fetch while it adds; blocks then place the pairs of each chunk.
 No atomics: the order is the same in each run. Experts that do not exist come last and are not counted.
 """
 
@@ -16,6 +17,7 @@ from torch_tile.jit import jit
 from torch_tile.kernels.common import all_into, has_kernels, machine_of, power_of_two
 
 CHUNK = 256  # pairs
+AT_ONCE = 16  # chunks
 
 
 def reference(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -45,6 +47,7 @@ def group_pairs(dtype: torch.dtype, width: int, threads: int) -> Any:
     @T.prim_func
     def group_tokens(
         experts: T.Tensor((s,), dtype),
+        counts: T.Tensor((parts, width), "int32"),
         before: T.Tensor((parts, width), "int32"),
         starts: T.Tensor((width,), "int32"),
         order: T.Tensor((s,), "int32"),
@@ -60,17 +63,20 @@ def group_pairs(dtype: torch.dtype, width: int, threads: int) -> Any:
                 for e in T.Parallel(width):
                     found[e] += T.if_then_else(ids[pair] == e, 1, 0)
             for e in T.Parallel(width):
-                before[part, e] = found[e]
+                counts[part, e] = found[e]
         with T.Kernel(1, threads=threads):
             total = T.alloc_fragment((width,), "int32")
-            here = T.alloc_fragment((width,), "int32")
+            here = T.alloc_shared((AT_ONCE, width), "int32")
             until = T.alloc_shared((width,), "int32")
             T.clear(total)
-            for part in T.serial(parts):
-                for e in T.Parallel(width):
-                    here[e] = before[part, e]
-                    before[part, e] = total[e]
-                    total[e] += here[e]
+            for first in T.Pipelined(T.ceildiv(parts, AT_ONCE), num_stages=2):
+                T.copy(counts[first * AT_ONCE, 0], here)
+                for p in T.unroll(AT_ONCE):
+                    for e in T.Parallel(width):
+                        if first * AT_ONCE + p < parts:
+                            before[first * AT_ONCE + p, e] = total[e]
+                    for e in T.Parallel(width):
+                        total[e] += here[p, e]
             T.copy(total, until)
             T.cumsum(until)
             for e in T.Parallel(width):
@@ -109,7 +115,8 @@ def group_tokens(
     if not has_kernels(experts) or not experts.numel() or not count:
         return all_into(made, reference(experts, count))  # type: ignore[return-value]
     flat, machine, width = experts.reshape(-1).contiguous(), machine_of(experts), power_of_two(count + 1)
-    before = order.new_empty((-(-flat.shape[0] // CHUNK), width))
-    starts = order.new_empty((width,))
-    machine.kernel(group_pairs)(experts.dtype, width, 256)(flat, before, starts, order, place.view(-1), offsets)
+    counts = order.new_empty((-(-flat.shape[0] // CHUNK), width))
+    before, starts = torch.empty_like(counts), order.new_empty((width,))
+    sort = machine.kernel(group_pairs)(experts.dtype, width, 256)
+    sort(flat, counts, before, starts, order, place.view(-1), offsets)
     return made

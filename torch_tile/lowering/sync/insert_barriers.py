@@ -293,8 +293,10 @@ class Walk:
         splits = self.facts.is_divergent(one.condition)
         condition = self.facts.collector.expand(one.condition)
         count = first_threads(condition, self.kernel.thread) if splits and not self.divergent else 0
+        met = False
         if count:
             self.group = Group(count, self.splits + 1, dict(state.since))
+            met = any(isinstance(n.call, Call) and self.group.meets(n.call, self.splits + 1) for n in find(one, Do))
         self.splits += splits
         self.divergent = self.divergent or splits
         if self.divergent and self.publishes and any(lookup(n.name).publishes for n in find(one, Call)):
@@ -311,7 +313,7 @@ class Walk:
         self.divergent, self.conditions, self.showing, self.group = outer
         self.splits -= splits
         state.become(state.join(other))
-        if count:  # the other threads have met no barrier of the group
+        if met:  # the other threads have met no barrier of the group
             for access in self._accesses(one):
                 state.since[access.key] = replace(access, count=-1)
 
