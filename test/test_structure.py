@@ -238,6 +238,8 @@ LIGHT = (
     "kernels.attention.arguments",
     "kernels.gemm.args",
     "kernels.linear_attention.args",
+    "kernels.loss.args",
+    "kernels.mla.args",
     "kernels.ssm.args",
     "runtime.cache",
     "runtime.launch_plan",

@@ -33,9 +33,10 @@ from torch_tile.hardware import PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call
+from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
-from torch_tile.kernel import JITKernel
+from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
 from torch_tile.language.kernel_calls import MODELS, Outside, bind, check_function, given_tensors
 from torch_tile.language.program import (
     EagerCall,
@@ -72,6 +73,8 @@ def compile_program(
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
+    if sizes_of_tiles(program):
+        return _sized(program, out_idx, build)
     if build.options.strict:
         warn_of_paths(program)
     step = compile_cuda if build.target.kind == "cuda" else compile_cpu
@@ -83,19 +86,32 @@ def compile_program(
         return _refusing(problem, partial(step, out_idx=out_idx, build=build), program)
 
 
+def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
+    """Return a kernel that is compiled at calls, for their sizes of shared tiles. Other errors are raised now."""
+    from torch_tile.lowering.common.check import check_kernel
+
+    try:
+        check_kernel(program)
+    except TileError as problem:
+        tiles = (node.buffer for kernel in program.kernels for node in find(kernel, Alloc))
+        shared = [f"`{tile.name}`" for tile in tiles if tile.scope == "shared"]
+        for each in problem.diagnostics:
+            if each.code != "dynamic_tile" or not any(name in each.message for name in shared):
+                raise
+    return SizedKernel(
+        program, out_idx, build,
+        lambda sizes: compile_program(fix_sizes(program, sizes), out_idx, build.target, build.options),
+    )  # fmt: skip
+
+
 def _refusing(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
-    """Return a kernel whose text can be looked at, and whose calls raise `problem`."""
+    """Compile a kernel that is wrong, and warn of it."""
     from torch_tile.lowering.common.unwritten import cleared
 
     try:
-        kernel = step(cleared(program))
+        kernel = RefusingKernel(step(cleared(program)), problem)
     except (TileError, InternalError):
         raise problem from None
-
-    def refuse(*args: Any, **named: Any) -> Any:
-        raise problem
-
-    kernel.run = kernel.launcher.begin = kernel.interpret = refuse  # type: ignore[method-assign]
     warnings.warn(f"{problem}\nThe kernel {program.name} compiles, but its calls raise this error.", stacklevel=2)
     return kernel
 

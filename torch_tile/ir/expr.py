@@ -456,13 +456,15 @@ def cast(value: Any, dtype: object) -> Expr:
         to = dt.to_dtype(dtype)
     except ValueError:
         raise error("bad_dtype", None, got=dtype) from None
+    if is_number(value) and to.name in dt.SATURATED:
+        value = const(float(value), dt.float64)
     x = to_expr(value, to if is_number(value) else None)
     if isinstance(x, Cast) and x.dtype == dt.int32 and is_narrow(x.a.dtype):
         x = x.a  # the int32 has the same value
     if x.dtype == to:
         return x
     if isinstance(x, Const) and not (x.dtype.is_float and to.is_integer and not math.isfinite(x.value)):
-        return const(x.value, to)
+        return const(dt.saturated(float(x.value), to) if to.name in dt.SATURATED else x.value, to)
     return Cast(to, x)
 
 

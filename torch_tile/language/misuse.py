@@ -180,7 +180,6 @@ INSTEAD = {
     "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
     "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
-    "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
@@ -212,7 +211,6 @@ FAMILIES = (
     (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
      r"", "T.gemm chooses the instruction"),
-    (r"(wgmma_)?gemm_sp", "sparse products are not supported: T.gemm multiplies dense tiles"),
     (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
     (r"(call_)?llvm\w*|call_intrin|vscale|get_active_lane_mask|vector(combine|high|low)",
      "is of LLVM's code: write operators and T's functions"),
@@ -226,15 +224,14 @@ FAMILIES = (
     (r"(ptx_)?arrive_cluster_barrier|alloc_cluster_barrier", "blocks of a cluster meet at T.cluster_sync()"),
     (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|PartialFragment|BufferLoad|ProducerLoad|CallEffectKind"
      r"|CommReducer|IterVar|SizeVar|\w+Imm|PrimExpr)", "is a class of TileLang's compiler: kernels need none"),
-    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|broadcast|Ramp"
-     r"|ramp|Shuffle|Let|let|bind|type_annotation|undef|likely|q_multiply\w*|extract_lane|ignore_loop_partition)",
+    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|Ramp"
+     r"|Shuffle|Let|let|type_annotation|undef|q_multiply\w*|extract_lane|ignore_loop_partition)",
      "is a node of TVM's IR: write operators and T's functions"),
     (r"(If|Then|Else|While|Assert|Range|sblock\w*|s?block_\w*|alloc_buffer|allocate|arg|axis|buffer\w*|decl_buffer"
      r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
      r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
      "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
     (r"(ret|break_loop|continue_loop)", "write `return`, `break` or `continue`; T.thread_return() ends a thread"),
-    (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
     (r"tvm_storage_sync", "write T.sync_threads()"),

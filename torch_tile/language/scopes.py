@@ -22,7 +22,7 @@ from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.thread_return import without_returns
-from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
+from torch_tile.language.trace import author_span, close_body, expand_names, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
@@ -138,7 +138,8 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
     """Record the allocation of a buffer; return its handle."""
     at = tracer(what)
-    sizes, element, lanes = sized(shape_of(shape, f"{what}'s shape"), dtype_of(dtype))
+    given = tuple(map(expand_names, shape_of(shape, f"{what}'s shape")))
+    sizes, element, lanes = sized(given, dtype_of(dtype))
     buffer = Buffer("", sizes, element, scope, offset=offset, lanes=lanes)
     request(buffer, layout, at.threads)
     at.emit(Alloc(buffer))
@@ -160,7 +161,8 @@ def alloc_shared(
     """Allocate a tile in memory shared by the threads of a block. Content is undefined until written.
 
     Args:
-        shape: an integer or a tuple of integers, known when the kernel is compiled.
+        shape: an integer or a tuple of integers. Sizes of tensors and scalar parameters may occur: the kernel is then
+            compiled at calls, once for each value of these.
         dtype: of the elements.
         scope: one of TileLang's spellings of shared memory; all mean the same.
         layout: as for T.annotate_layout; by default the compiler chooses one.

@@ -289,6 +289,8 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     if value is None:
         fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
+    if buffer.dtype.name in dt.SATURATED and is_number(value):
+        return cast(value, buffer.dtype)
     expr = to_expr(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
@@ -311,9 +313,7 @@ def dtype_of(value: object) -> DType:
         return dt.to_dtype(value)
     except ValueError:
         if value == "handle" or repr(value) == "T.ptr":
-            fix = "stack the tensors, or give each a parameter T.ptr and declare it by T.make_tensor"
-            why = "is a pointer, and tables of pointers are not supported"
-            raise error("bad_argument", author_span(), op="T.Tensor", name="dtype", why=why, fix=fix) from None
+            return dt.int64  # an address, which T.make_tensor takes
         near = nearest(value, dt.BY_NAME) if isinstance(value, str) else ""
         meant = [(None, f"did you mean '{near}'?")] if near else []
         raise error("bad_dtype", author_span(), meant, got=value) from None

@@ -22,6 +22,7 @@ from torch_tile.ops.families.attention_block_sparse import (
     attention_block_sparse_backward,
     attention_block_sparse_lse,
 )
+from torch_tile.ops.families.attention_fp8 import attention_fp8
 from torch_tile.ops.families.attention_paged import attention_paged, attention_paged_lse
 from torch_tile.ops.families.attention_varlen import (
     attention_varlen,
@@ -48,8 +49,10 @@ from torch_tile.ops.families.masked_scaled_gemm import masked_scaled_gemm
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.mla_packed import append_latents, mla_decode_fp8, mla_sparse, pack_latents
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
+from torch_tile.ops.families.nsa_select import nsa_select
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
+from torch_tile.ops.families.rwkv7 import rwkv7, rwkv7_backward, rwkv7_step
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 
@@ -62,6 +65,7 @@ __all__ = [
     "attention_block_sparse",
     "attention_block_sparse_backward",
     "attention_block_sparse_lse",
+    "attention_fp8",
     "attention_lse",
     "attention_paged",
     "attention_paged_lse",
@@ -98,11 +102,15 @@ __all__ = [
     "mla_decode_lse",
     "mla_schedule",
     "mla_sparse",
+    "nsa_select",
     "pack_latents",
     "quantize_fp8",
     "quantize_int8",
     "rms_norm",
     "route",
+    "rwkv7",
+    "rwkv7_backward",
+    "rwkv7_step",
     "scaled_gemm",
     "selective_state_update",
     "softmax",
