@@ -89,12 +89,9 @@ def attention_forward(
     if cache is not None:
         if position_bias is not None:
             raise ValueError('position_bias with a paged cache; attn_implementation="tile" has no kernel for both')
-        own = sliding_window or 0
-        return continuous_batching.attend_cached(
-            module.layer_idx, query, key, value, cache, own, kwargs, **options
-        ), None
-    mask = attention_mask
-    first = mask if packed_batches.is_first_keys(mask) else None
+        place = module.layer_idx, query, key, value, cache, sliding_window or 0
+        return continuous_batching.attend_cached(*place, kwargs, **options), None
+    mask, first = attention_mask, attention_mask if packed_batches.is_first_keys(attention_mask) else None
     own = sliding_window or 0 if causal or first is not None else 0
     packed = packed_batches.given_sequences(kwargs, query, key, own)
     if packed is None and first is not None and position_bias is None and not is_tracing():
@@ -116,13 +113,17 @@ def attention_forward(
             raise ValueError(f'attention_mask is {tuple(mask.shape)}; attn_implementation="tile" wants four dimensions')
         mask, causal = mask[..., : key.shape[2]], False
     if position_bias is not None:
-        bias = position_bias[..., : key.shape[2]]
-        if mask is not None:
-            bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
-        mask = bias
-    window = sliding_window or 0 if causal else 0
-    attended = attend(query, key, value, mask, causal=causal, window=window, dropout=dropout, **options)
+        mask = _biased(position_bias[..., : key.shape[2]], mask)
+    options["window"] = sliding_window or 0 if causal else 0
+    attended = attend(query, key, value, mask, causal=causal, dropout=dropout, **options)
     return attended.transpose(1, 2).contiguous(), None
+
+
+def _biased(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what is added to the scores: a bias, and minus infinity where a mask hides the key."""
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
 
 
 def listed_mask(
