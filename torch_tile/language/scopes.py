@@ -12,7 +12,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
-from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
+from torch_tile.ir.expr import Expr, Load, Var, cast, constant_to_store, is_number
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
@@ -261,7 +261,7 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load
         why, fix = f"is {to}", f"take an array of one vector: T.alloc_local((1,), {to!r})"
         raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=why, fix=fix)
     value = 0 if init is None else init
-    return make_variable("", to, None if value is ... else cast(to_expr(value, to), to))
+    return make_variable("", to, None if value is ... else cast(constant_to_store(value, to, "T.alloc_var"), to))
 
 
 def empty(*shape: Any, dtype: Any = "float32") -> Handle:

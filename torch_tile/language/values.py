@@ -13,7 +13,19 @@ from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
+from torch_tile.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Vector,
+    cast,
+    const,
+    constant_to_store,
+    is_number,
+    lanewise,
+    to_expr,
+    to_number,
+)
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
@@ -291,7 +303,7 @@ def stored(value: Any, buffer: Buffer) -> Expr:
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
     if buffer.dtype.name in dt.SATURATED and is_number(value):
         return cast(value, buffer.dtype)
-    expr = to_expr(value, buffer.dtype, "a store")
+    expr = constant_to_store(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
     return cast(expr, buffer.dtype)

@@ -18,7 +18,7 @@ from torch_tile.diagnostics.errors import Diagnostic, TileError, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
-from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const, to_expr
+from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const
 from torch_tile.ir.layout import row_major
 from torch_tile.ir.node import equal
 from torch_tile.ir.simplify import simplify
@@ -226,6 +226,8 @@ def indices_at(region: Region, point: Iterable[Expr]) -> tuple[Expr, ...]:
 
 def identity_of(op: str, dtype: dt.DType) -> Const:
     """Return the neutral element of a reduction in `dtype`."""
+    if op == "absmax" and dtype.kind == "int":
+        return const(lowest_of(dtype), dtype)
     if op in ("sum", "abssum", "bitor", "bitxor", "absmax"):
         return const(0, dtype)
     if op == "bitand":
@@ -252,9 +254,9 @@ def highest_of(dtype: dt.DType) -> int:
 
 def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
     """Convert a scalar argument to `dtype`."""
-    from torch_tile.ir.expr import cast
+    from torch_tile.ir.expr import cast, constant_to_store
 
-    return cast(to_expr(value, dtype, op), dtype)
+    return cast(constant_to_store(value, dtype, op), dtype)
 
 
 def conjunction(conditions: Sequence[Expr]) -> Expr:
