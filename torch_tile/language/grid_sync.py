@@ -81,13 +81,13 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
             raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
         assert isinstance(stmt, For)
         start, stop = (int(n.value) for n in bounds if isinstance(n, Const))
-        turns = range(start, stop, stmt.step)
-        if len(turns) > most:
-            why, fix = f"has {len(turns)} turns", f"each is a launch: make more than {most} by calls of the kernel"
+        trips = range(start, stop, stmt.step)
+        if len(trips) > most:
+            why, fix = f"has {len(trips)} turns", f"each is a launch: make more than {most} by calls of the kernel"
             raise error("bad_argument", stmt.span, op="T.sync_grid", name="the loop", why=why, fix=fix)
-        for turn in turns:
-            fresh = _Fresh(IdMap([(stmt.vars[0], const(turn, stmt.vars[0].dtype))]))
-            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(turns)))
+        for number in trips:
+            fresh = _Fresh(IdMap([(stmt.vars[0], const(number, stmt.vars[0].dtype))]))
+            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(trips)))
 
 
 def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
@@ -238,9 +238,9 @@ class _Fresh(_Renamed):
 
     def visit_For(self, loop: For) -> For:
         """Copy a loop with new variables."""
-        self.known.update((var, replace(var)) for var in loop.vars)
-        new: For = self.children(loop)
-        return replace(new, vars=tuple(self.known[var] for var in loop.vars))
+        fresh = tuple(replace(var) for var in loop.vars)
+        self.known.update(zip(loop.vars, fresh, strict=True))
+        return replace(self.children(loop), vars=fresh)
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
         """Allocate a buffer anew."""
