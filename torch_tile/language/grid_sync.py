@@ -2,7 +2,7 @@
 """T.sync_grid: all blocks of a grid meet. The kernel is cut there into launches one after another.
 
 So no block waits while it occupies a processor, and a grid may have any size on every target. Values named before the
-cut are computed again behind it. A loop of a constant number of turns is unrolled first. What tiles hold does not
+cut are computed again behind it. A loop of a constant number of iterations is unrolled first. What tiles hold does not
 survive the cut: a tile is either written anew behind it or refused.
 """
 
@@ -35,7 +35,7 @@ def sync_grid() -> None:
     """Wait for all blocks of the grid; what they wrote to global memory before is visible to all after it.
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
-    kernel itself, or in loops of a constant number of turns, 256 in all. In other loops and in branches it is a
+    kernel itself, or in loops of a constant number of iterations, 256 in all. In other loops and in branches it is a
     TileError, and so is a tile whose content is used behind it.
     """
     at = in_kernel("T.sync_grid")
@@ -81,13 +81,13 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
             raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
         assert isinstance(stmt, For)
         start, stop = (int(n.value) for n in bounds if isinstance(n, Const))
-        turns = range(start, stop, stmt.step)
-        if len(turns) > most:
-            why, fix = f"has {len(turns)} turns", f"each is a launch: make more than {most} by calls of the kernel"
+        numbers = range(start, stop, stmt.step)
+        if len(numbers) > most:
+            why, fix = f"has {len(numbers)} iterations", f"each is a launch: make more than {most} by calls"
             raise error("bad_argument", stmt.span, op="T.sync_grid", name="the loop", why=why, fix=fix)
-        for turn in turns:
-            fresh = _Fresh(IdMap([(stmt.vars[0], const(turn, stmt.vars[0].dtype))]))
-            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(turns)))
+        for number in numbers:
+            fresh = _Fresh(IdMap([(stmt.vars[0], const(number, stmt.vars[0].dtype))]))
+            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(numbers)))
 
 
 def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
