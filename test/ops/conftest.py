@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torch_tile.hardware import Target
 from torch_tile.kernels import FAMILIES, common, kernels
@@ -495,6 +496,10 @@ def ssd_chunk_scan_samples(t: Maker) -> list[tuple]:
             *(small(2, 5, 4, 3), small(2, 5, 4), decay, small(2, 5, 2, 4), small(2, 5, 2, 4), small(4)),
             *(small(2, 5, 4, 3), small(4), small(2, 4, 3, 4), True),
         ),
+        (
+            *(small(1, 4, 2, 3), sizes[:, [0, 1, 2, 0], :2], decay[:2], small(1, 4, 1, 5), small(1, 4, 1, 5)),
+            *(None, None, None, None, False, 0.0, None, torch.tensor([[0, 0, 1, 1]])),
+        ),
     ]
 
 
@@ -502,7 +507,7 @@ def ssd_chunk_scan_backward_samples(t: Maker) -> list[tuple]:
     made = []
     for args in ssd_chunk_scan_samples(t):
         state = torch.randn(*args[0].shape[::2], args[0].shape[3], args[3].shape[3]).requires_grad_(t.requires_grad)
-        grads = torch.randn_like(args[0]).requires_grad_(t.requires_grad) / 4, None if len(args) == 5 else state
+        grads = torch.randn_like(args[0]).requires_grad_(t.requires_grad) / 4, None if args[4].shape[0] == 1 else state
         made.append((*grads, *args[:6], *args[7:]))
     return made
 
@@ -583,10 +588,32 @@ def gated_linear_attention_step_samples(t: Maker) -> list[tuple]:
     return [(t(1, 4, 3, 6), *args[:4], 0.5) for args in gated_linear_attention_samples(t)]
 
 
+def rwkv7_samples(t: Maker) -> list[tuple]:
+    def small(*shape: int) -> torch.Tensor:
+        return (t(*shape).detach() / 4).requires_grad_(t.requires_grad)
+
+    def some(length: int) -> tuple:
+        keys, decay = (1, length, 2, 3), (-t(1, length, 2, 3).detach().abs() / 4).requires_grad_(t.requires_grad)
+        return small(*keys), small(*keys), small(1, length, 2, 4), decay, small(*keys), small(*keys)
+
+    return [(*some(3),), (*some(5), small(2, 2, 3, 4), torch.tensor([0, 2, 5]), 0.5)]
+
+
+def rwkv7_backward_samples(t: Maker) -> list[tuple]:
+    return [(torch.randn_like(args[2]).requires_grad_(t.requires_grad) / 4, None, *args) for args in rwkv7_samples(t)]
+
+
+def rwkv7_step_samples(t: Maker) -> list[tuple]:
+    return [(t(1, 2, 3, 4), *args[:6], 0.5) for args in rwkv7_samples(t)]
+
+
 SAMPLES = {
     "gated_linear_attention": gated_linear_attention_samples,
     "gated_linear_attention_backward": gated_linear_attention_backward_samples,
     "gated_linear_attention_step": gated_linear_attention_step_samples,
+    "rwkv7": rwkv7_samples,
+    "rwkv7_backward": rwkv7_backward_samples,
+    "rwkv7_step": rwkv7_step_samples,
     "gated_delta_rule": gated_delta_rule_samples,
     "gated_delta_rule_backward": gated_delta_rule_backward_samples,
     "gated_delta_rule_step": gated_delta_rule_step_samples,
@@ -650,6 +677,24 @@ def samples():
         return SAMPLES[op](Maker(seed, dtype, requires_grad))
 
     return make
+
+
+SCALES_OF_PAGES = slice(13, 15)  # of attention_paged: float32 beside pages of float8, whatever q's dtype
+
+
+@pytest.fixture
+def to_double():
+    """`to_double(args)`: the arguments on the CPU, with every floating tensor and dtype in float64."""
+
+    def convert(args: tuple) -> tuple:
+        of_tensor = lambda t: (t.double() if t.is_floating_point() and t.itemsize > 1 else t).detach().cpu()  # noqa: E731
+        wide = tree_map_only(torch.Tensor, of_tensor, args)
+        wide = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, wide)
+        scales = args[SCALES_OF_PAGES]  # no other op has tensors there beside float8
+        kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
+        return (*wide[:13], *(t.detach().cpu() for t in scales), *wide[15:]) if kept else wide
+
+    return convert
 
 
 @pytest.fixture

@@ -110,6 +110,9 @@ COPIES = (
     "attention_paged",  # several queries of heads that share keys: rows are packed, whose heads do not lie together
     "attention_paged_lse",
     "gated_linear_attention_backward",
+    "rwkv7",  # a time is two steps of the delta rule, which torch puts beside each other
+    "rwkv7_backward",
+    "rwkv7_step",
     "gated_delta_rule_backward",  # the gradient of initial states, which is stored wide first
     "ssd_chunk_scan_backward",
 )

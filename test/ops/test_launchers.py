@@ -398,6 +398,23 @@ CALLS = {
         lambda: (half(5, 4, 16, 32), half(5, 1, 2, 16), half(5, 1, 2, 16), half(5, 1, 4, 32), half(5, 1, 4),
                  half(5, 1, 4, 32), half(5, 4, 16, 32)),
     ),
+    "rwkv7": (
+        "tttttt", lambda q, k, v, g, *out: launchers.rwkv7(q, k, v, g, k, k, out=out),
+        lambda: (half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 32),
+                 torch.empty(2, 4, 16, 32)),
+    ),
+    "rwkv7_backward": (
+        "tttttttttttt",
+        lambda d, q, k, v, g, *out: launchers.rwkv7_backward(d, None, q, k, v, g, k, k, out=out),
+        lambda: (half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16),
+                 half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 16),
+                 half(2, 70, 4, 16), half(0)),
+    ),
+    "rwkv7_step": (
+        "ttttttt", lambda s, q, k, v, g, *out: launchers.rwkv7_step(s, q, k, v, g, k, k, out=out),
+        lambda: (half(5, 4, 16, 32), half(5, 1, 4, 16), half(5, 1, 4, 16), half(5, 1, 4, 32), half(5, 1, 4, 16),
+                 half(5, 1, 4, 32), half(5, 4, 16, 32)),
+    ),
     "selective_state_update": (
         "ttttttt", lambda s, x, dt, A, B, *out: launchers.selective_state_update(s, x, dt, A, B, B, out=out),
         lambda: (half(5, 4, 32, 16), half(5, 4, 32), half(5, 4, 32), half(4, 32, 16), half(5, 1, 16), half(5, 4, 32),
@@ -426,8 +443,11 @@ def asked(fake, call, args):
     ]
 
 
-# Calls of torch beside the launches, which no site repeats: the choice of the largest scores, and lists by keys.
-WITH_TORCH = "lightning_index", "nsa_select", "attention_block_sparse_backward"
+# Calls of torch beside the launches, which no site repeats: the choice of the largest scores, lists by keys, and steps
+# of a time beside each other.
+WITH_TORCH = (
+    "lightning_index", "nsa_select", "attention_block_sparse_backward", "rwkv7", "rwkv7_backward", "rwkv7_step",
+)  # fmt: skip
 LAUNCHES_ALONE = {name: call for name, call in CALLS.items() if name not in WITH_TORCH}
 
 

@@ -44,6 +44,7 @@ FAMILIES = {
     "nsa_select": "attention.nsa",
     "quantize_fp8": "norm.quantize",
     "route": "moe.route",
+    "rwkv7": "linear_attention.rwkv7",
     "scaled_gemm": "gemm.scaled",
     "selective_state_update": "ssm.update",
     "softmax": "norm.softmax",

@@ -12,6 +12,8 @@ a tensor), ValueError (strings and numbers) or IndexError (`dim`). The message n
 is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
+from typing import Any
+
 from torch_tile.ops import families as families
 from torch_tile.ops.append_to_pages import append_to_pages
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
@@ -50,6 +52,7 @@ from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, sof
 from torch_tile.ops.families.nsa_select import nsa_select
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
+from torch_tile.ops.families.rwkv7 import rwkv7, rwkv7_backward, rwkv7_step
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 
@@ -105,6 +108,9 @@ __all__ = [
     "quantize_int8",
     "rms_norm",
     "route",
+    "rwkv7",
+    "rwkv7_backward",
+    "rwkv7_step",
     "scaled_gemm",
     "selective_state_update",
     "softmax",
@@ -112,3 +118,10 @@ __all__ = [
     "ssd_chunk_scan_backward",
     "swiglu",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Name the nearest of `__all__` for a name that is not there."""
+    from torch_tile.diagnostics.spelling import missing_name
+
+    raise missing_name(__name__, name, __all__)

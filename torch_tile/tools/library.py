@@ -31,7 +31,7 @@ from torch_tile.kernels.gemm import (
     masked_scaled,
     scaled,
 )
-from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
+from torch_tile.kernels.linear_attention import delta, delta_backward, linear, rwkv7, step
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import (
     decode as mla_decode,
@@ -693,6 +693,7 @@ def _scans() -> Iterator[Case]:
         yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
         yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
         yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
+    yield Case("ssd_chunk_scan bf16 packed", _scan(torch.bfloat16, *usual, packed=True))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
             yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 1024, 4, 8, size, size))
@@ -705,6 +706,8 @@ def _scans() -> Iterator[Case]:
     for name, channels in (("gated_linear_attention", False), ("gla", True)):
         for of, size in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)):
             yield Case(f"{name} {of} {size}", _linear_attention(of, 2, 1024, 8, size, channels))
+    for of, size in ((torch.bfloat16, 64), (torch.bfloat16, 256), (torch.float32, 128)):
+        yield Case(f"rwkv7 {of} {size}", _rwkv7(of, 2, 1024, 8, size))
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
@@ -720,7 +723,14 @@ def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> 
 
 
 def _scan(
-    dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    states: int,
+    packed: bool = False,
 ) -> Callable[[Make], object]:
     """Return calls of `ssd_chunk_scan` and its backward."""
 
@@ -729,8 +739,9 @@ def _scan(
         keys = make((batch, length, groups, states), dtype)
         numbers, state = make((heads,), wide), make((batch, heads, head_dim, states), wide)
         given = x, make((batch, length, heads), dtype), numbers, keys, keys, numbers
-        ssd.ssd_chunk_scan(*given, x, numbers, state, True)
-        return ssd.ssd_chunk_scan_backward(x, state, *given, numbers, state, True)
+        index = make((batch, length), torch.int32) if packed else None
+        ssd.ssd_chunk_scan(*given, x, numbers, state, True, seq_idx=index)
+        return ssd.ssd_chunk_scan_backward(x, state, *given, numbers, state, True, seq_idx=index)
 
     return call
 
@@ -769,6 +780,19 @@ def _delta_rule(
         given = q, q, v, decays, g, state, starts, None, True
         delta.gated_delta_rule(*given)
         return delta_backward.gated_delta_rule_backward(v, state, *given)
+
+    return call
+
+
+def _rwkv7(dtype: torch.dtype, batch: int, length: int, heads: int, size: int) -> Callable[[Make], object]:
+    """Return calls of `rwkv7`, its step and its backward."""
+
+    def call(make: Make) -> object:
+        q, state = make((batch, length, heads, size), dtype), make((batch, heads, size, size), torch.float32)
+        given = q, q, q, make((batch, length, heads, size), torch.float32), q, q
+        rwkv7.rwkv7_step(state, *given)
+        rwkv7.rwkv7(*given, state)
+        return rwkv7.rwkv7_backward(q, state, *given, state)
 
     return call
 
