@@ -199,6 +199,9 @@ def on_gpu(monkeypatch):
         "cross_entropy",
         "linear_cross_entropy",
         "grouped_scaled_gemm",
+        "attention_block_sparse",
+        "lightning_index",
+        "nsa_select",
     ):
         module = kernels(name)
         monkeypatch.setattr(module, "machine_of", lambda x: machine)

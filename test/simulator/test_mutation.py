@@ -7,7 +7,7 @@ import torch
 from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const, select
-from torch_tile.kernels.attention import forward as attention
+from torch_tile.kernels.attention import block_sparse, forward as attention, nsa
 from torch_tile.kernels.gemm import (
     dequant as dequant_gemm,
     gemm,
@@ -18,7 +18,7 @@ from torch_tile.kernels.gemm import (
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.linear_attention import delta, step
 from torch_tile.kernels.loss import linear_cross_entropy
-from torch_tile.kernels.mla import decode as mla_decode
+from torch_tile.kernels.mla import decode as mla_decode, indexer
 from torch_tile.kernels.moe import group, route
 from torch_tile.kernels.norm import norm, softmax
 from torch_tile.kernels.row_groups import PLANNERS
@@ -145,6 +145,32 @@ def of_mla(dtype=torch.float16):
     return mla_decode.mla_decode(q, q_pe, kv, k_pe), want
 
 
+def of_block_sparse():
+    """Blocks of 32 in any order, of which each list names some."""
+    q, k, v = (randn(1, 1, n, 32) for n in (40, 100, 100))
+    lists = torch.tensor([[[3, 2]]]).int(), torch.tensor([[[[3, 0, 1], [2, 1, 9]]]]).int()
+    args = *lists, None, None, 32, 32, True, None, 0, 60
+    want = block_sparse.reference(*(x.double() for x in (q, k, v)), *args)
+    return block_sparse.attention_block_sparse(q, k, v, *args), want
+
+
+def of_lightning_index():
+    """Small integers, whose scores are exact."""
+    q, k = (torch.randint(-3, 4, s).half() for s in ((1, 2, 16, 32), (1, 150, 32)))
+    args = torch.randint(1, 4, (1, 2, 16)).float(), 150
+    made = [list_of(q, k, *args) for list_of in (indexer.lightning_index, indexer.reference)]
+    scores = indexer.scores_reference(q.double(), k.double(), args[0])
+    return tuple(scores.gather(-1, x.clamp(min=0).long()).nan_to_num(neginf=0) for x in made)
+
+
+def of_nsa_select():
+    q, k = randn(1, 4, 3, 32), randn(1, 1, 70, 32)
+    lse = torch.logsumexp((q.double() @ k.double().mT) * 32**-0.5, -1).float()
+    args = q, k, lse, 4 * 70 + 3, 71, 4, 4, 4
+    made = [list_of(*args).double() for list_of in (nsa.nsa_select, nsa.reference)]
+    return tuple(x.sort(-1).values for x in made)
+
+
 def of_rms_norm(n, dtype=torch.float16):
     x, weight, residual = randn(5, n, dtype=dtype), randn(n, dtype=dtype), randn(5, n, dtype=dtype)
     args = 1e-6, "silu", 0.0, False
@@ -234,7 +260,10 @@ LIBRARY = {
     "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
     "attention": lambda: of_attention(False, 70, 2),
     "attention causal": lambda: of_attention(True, 500, dtype=torch.bfloat16),
+    "attention_block_sparse": of_block_sparse,
     "mla_decode": of_mla,
+    "lightning_index": of_lightning_index,
+    "nsa_select": of_nsa_select,
     "rms_norm": lambda: of_rms_norm(200),
     "rms_norm long": lambda: of_rms_norm(9001),
     "layer_norm": lambda: of_layer_norm(300),

@@ -71,9 +71,8 @@ def attention_forward(
         s_aux: `[H]`, attention sinks (GPT-OSS).
         position_bias: broadcastable to `[B, H, Sq, Skv]`, added to the scores (T5).
         cache: a paged cache of continuous batching, which transformers' own sdpa takes.
-        indices: int `[B, Sq, n]`, the positions that each query sees beside what the mask says (DeepSeek-V3.2's
-            indexer); a negative one is none.
-        block_indices: blocks of keys that each query sees (MiniMax-M3), which the layer's indexer turns into a mask.
+        indices: int `[B, Sq, n]`, positions that a query sees if the mask shows them (DeepSeek-V3.2); negative: none.
+        block_indices: blocks of keys that a query sees (MiniMax-M3), of which the layer's indexer makes a mask.
         **kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` of a packed batch; what a paged
             cache needs; and what other implementations use.
 
@@ -89,9 +88,10 @@ def attention_forward(
     if cache is not None:
         if position_bias is not None:
             raise ValueError('position_bias with a paged cache; attn_implementation="tile" has no kernel for both')
-        place = module.layer_idx, query, key, value, cache, sliding_window or 0
-        return continuous_batching.attend_cached(*place, kwargs, **options), None
-    mask, first = attention_mask, attention_mask if packed_batches.is_first_keys(attention_mask) else None
+        given = module.layer_idx, query, key, value, cache, sliding_window or 0, kwargs
+        return continuous_batching.attend_cached(*given, **options), None
+    mask = attention_mask
+    first = mask if packed_batches.is_first_keys(mask) else None
     own = sliding_window or 0 if causal or first is not None else 0
     packed = packed_batches.given_sequences(kwargs, query, key, own)
     if packed is None and first is not None and position_bias is None and not is_tracing():
@@ -113,14 +113,14 @@ def attention_forward(
             raise ValueError(f'attention_mask is {tuple(mask.shape)}; attn_implementation="tile" wants four dimensions')
         mask, causal = mask[..., : key.shape[2]], False
     if position_bias is not None:
-        mask = _biased(position_bias[..., : key.shape[2]], mask)
-    options["window"] = sliding_window or 0 if causal else 0
-    attended = attend(query, key, value, mask, causal=causal, dropout=dropout, **options)
+        mask = biased(position_bias[..., : key.shape[2]], mask)
+    window = sliding_window or 0 if causal else 0
+    attended = attend(query, key, value, mask, causal=causal, window=window, dropout=dropout, **options)
     return attended.transpose(1, 2).contiguous(), None
 
 
-def _biased(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what is added to the scores: a bias, and minus infinity where a mask hides the key."""
+def biased(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a bias of scores under a mask, bool or added."""
     if mask is None:
         return bias
     return bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
