@@ -238,9 +238,10 @@ class _Fresh(_Renamed):
 
     def visit_For(self, loop: For) -> For:
         """Copy a loop with new variables."""
-        self.known.update((var, replace(var)) for var in loop.vars)
+        fresh = tuple(replace(var) for var in loop.vars)
+        self.known.update(zip(loop.vars, fresh, strict=True))
         new: For = self.children(loop)
-        return replace(new, vars=tuple(self.known[var] for var in loop.vars))
+        return replace(new, vars=fresh)
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
         """Allocate a buffer anew."""

@@ -13,8 +13,9 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionFp8Args
 from torch_tile.kernels.attention.arguments import FAR
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import check_heads
 from torch_tile.ops.checks import FLOATING, require_type, require_value
-from torch_tile.ops.families.attention_varlen import check_heads, kv_head
+from torch_tile.ops.families.attention_varlen import kv_head
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
