@@ -89,10 +89,8 @@ def attention_forward(
     if cache is not None:
         if position_bias is not None:
             raise ValueError('position_bias with a paged cache; attn_implementation="tile" has no kernel for both')
-        own = sliding_window or 0
-        return continuous_batching.attend_cached(
-            module.layer_idx, query, key, value, cache, own, kwargs, **options
-        ), None
+        cached = module.layer_idx, query, key, value, cache, sliding_window or 0, kwargs
+        return continuous_batching.attend_cached(*cached, **options), None
     mask = attention_mask
     first = mask if packed_batches.is_first_keys(mask) else None
     own = sliding_window or 0 if causal or first is not None else 0
@@ -115,14 +113,17 @@ def attention_forward(
         if mask.dim() != 4:
             raise ValueError(f'attention_mask is {tuple(mask.shape)}; attn_implementation="tile" wants four dimensions')
         mask, causal = mask[..., : key.shape[2]], False
-    if position_bias is not None:
-        bias = position_bias[..., : key.shape[2]]
-        if mask is not None:
-            bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
-        mask = bias
+    mask = mask if position_bias is None else biased(mask, position_bias[..., : key.shape[2]])
     window = sliding_window or 0 if causal else 0
     attended = attend(query, key, value, mask, causal=causal, window=window, dropout=dropout, **options)
     return attended.transpose(1, 2).contiguous(), None
+
+
+def biased(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """Return what a bias and a mask add to scores."""
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
 
 
 def listed_mask(

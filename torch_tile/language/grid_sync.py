@@ -81,13 +81,14 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
             raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
         assert isinstance(stmt, For)
         start, stop = (int(n.value) for n in bounds if isinstance(n, Const))
-        turns = range(start, stop, stmt.step)
-        if len(turns) > most:
-            why, fix = f"has {len(turns)} turns", f"each is a launch: make more than {most} by calls of the kernel"
+        iterations = range(start, stop, stmt.step)
+        if len(iterations) > most:
+            why = f"has {len(iterations)} iterations"
+            fix = f"each is a launch: make more than {most} by calls of the kernel"
             raise error("bad_argument", stmt.span, op="T.sync_grid", name="the loop", why=why, fix=fix)
-        for turn in turns:
-            fresh = _Fresh(IdMap([(stmt.vars[0], const(turn, stmt.vars[0].dtype))]))
-            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(turns)))
+        for iteration in iterations:
+            fresh = _Fresh(IdMap([(stmt.vars[0], const(iteration, stmt.vars[0].dtype))]))
+            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(iterations)))
 
 
 def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
