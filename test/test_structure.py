@@ -243,6 +243,8 @@ LIGHT = (
     "kernels.ssm.args",
     "runtime.cache",
     "runtime.launch_plan",
+    "diagnostics.spelling",
+    "diagnostics.variables",
     "inductor.entry_point",
     "inductor.codegen.artifacts",
 )

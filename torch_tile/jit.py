@@ -37,7 +37,7 @@ from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
-from torch_tile.language.kernel_calls import Outside, bind, check_function, given_tensors
+from torch_tile.language.kernel_calls import MODELS, Outside, bind, check_function, given_tensors
 from torch_tile.language.program import (
     EagerCall,
     PrimFunc,
@@ -231,6 +231,9 @@ def par_compile(
     **options: Unpack[CompileOptions],
 ) -> list[JITKernel | None]:
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
+    if isinstance(funcs, PrimFunc | JITFunction):
+        why, fix = f"is one kernel, {funcs.__name__}", "give a list of kernels, or call torch_tile.compile"
+        raise error("bad_argument", None, op="par_compile", name="funcs", why=why, fix=fix)
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
     return all_of(jobs, target, num_workers, ignore_error)
 
@@ -247,6 +250,8 @@ def _traced(func: object, op: str) -> PrimFunc:
         fix = "decorate the kernel with @T.prim_func"
         if isinstance(func, JITFunction):
             fix = f"it compiles itself when it is called; {func.__name__}.compile(...) gives the kernel without a call"
+        elif hasattr(func, "forward"):  # an nn.Module
+            fix = MODELS
         raise error("bad_argument", None, op=op, name="func", why=f"is {type(func).__name__}", fix=fix)
     return func
 
@@ -538,6 +543,14 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
             )
     if len({position % count for position in given}) < len(given):
         raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
+    if not given:
+        return []
+    from torch_tile.lowering.common.unwritten import never_written
+
+    results: list[Any] = [program.params[p] for p in given]
+    for tensor in never_written(program, results):
+        why, fix = f"names `{tensor.name}`, which no statement writes", "name the tensors that the kernel writes"
+        raise error("bad_argument", None, op="jit", name="out_idx", why=why, fix=fix)
     return [p % count for p in given]
 
 

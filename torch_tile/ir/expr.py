@@ -29,6 +29,8 @@ Scalar = bool | int | float
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
+_CONDITIONS = ((None, "`and` and `or` join conditions; beside & and | these need brackets: (x > 0) & (x < 1)"),)
+_OF_BITS = {"^": ((None, "`^` is the exclusive or of bits; a power is `x ** 2`"),), "&": _CONDITIONS, "|": _CONDITIONS}
 NARROW_RIGHT = {"//", "%", ">>"}  # by a plain integer these give what they would give in int32
 NARROW_EITHER = {"&", "|", "^", "min", "max", "select"} | COMPARISONS  # these, too, with the integer on either side
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -315,12 +317,48 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
     """Convert both operands to expressions of their common type."""
     if isinstance(a, Expr):
-        b = to_expr(b, None if _widens(a, b) else a.dtype, op)
+        b = to_expr(b, _type_beside(a, b, op), op)
     else:
         b = to_expr(b, op=op)
-        a = to_expr(a, None if _widens(b, a) else b.dtype, op)
+        a = to_expr(a, _type_beside(b, a, op), op)
     common = promote(a.dtype, b.dtype)
     return cast(a, common), cast(b, common)
+
+
+OF_BITS = ("&", "|", "^")
+MODULAR = ("+", "-", "*")  # whose lower bits depend on those of their operands only
+
+
+def _type_beside(value: Expr, number: Any, op: str) -> DType | None:
+    """Return the type that a plain number takes beside `value`; None for its own.
+
+    A number outside of int32 makes an int64 of an int32. One outside of other types is an error, unless the operator
+    needs its lower bits only.
+    """
+    if _widens(value, number):
+        return None
+    if not _leaves(number, value):
+        return value.dtype
+    bits_do = op in OF_BITS or (op in MODULAR and value.dtype.kind == "uint")
+    if bits_do and has_bits(to_number(number), value.dtype):
+        return value.dtype
+    if value.dtype == dt.int32 and -(2**63) <= to_number(number) < 2**63:
+        return None
+    raise error("bad_operand", value.span, op=op, got=f"{number}, outside {value.dtype}")
+
+
+def has_bits(number: Scalar, dtype: DType) -> bool:
+    """Return whether an integer is a value of an integer type, or of that with the other sign: 255 and -1 in 8 bits."""
+    return -(1 << (dtype.bits - 1)) <= number < 1 << dtype.bits
+
+
+def constant_to_store(value: Any, dtype: DType, op: str) -> Expr:
+    """Convert what is stored into a place of `dtype`. Raises TileError for an integer that the type has no bits for."""
+    if is_number(value) and dtype.is_integer and dtype.kind != "bool":
+        number = to_number(value)
+        if isinstance(number, int) and not has_bits(number, dtype):
+            raise error("bad_operand", None, op=op, got=f"{number}, outside {dtype}")
+    return to_expr(value, dtype, op)
 
 
 def is_narrow(dtype: DType) -> bool:
@@ -362,9 +400,11 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     if (narrow := _narrow_operands(op, a, b)) is not None:
         found = binary(op, *narrow)
         return found if op in COMPARISONS else cast(found, dt.int32)
+    if op in COMPARISONS and (told := _of_signs(op, a, b)) is not None:
+        return told
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
-        raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
+        raise error("bad_operand", x.span or y.span, _OF_BITS.get(op, ()), op=op, got=f"a value of dtype {x.dtype}")
     if op == "/" and not x.dtype.is_float:
         x, y = cast(x, dt.float32), cast(y, dt.float32)
     if op not in COMPARISONS and x.dtype.kind == "bool" and op not in INTEGER_ONLY:
@@ -387,13 +427,28 @@ def _leaves(value: Any, other: Any) -> bool:
 def _outside(op: str, a: Any, b: Any) -> Expr | None:
     """Decide a comparison with an integer outside the other operand's type; None for other comparisons."""
     if _leaves(a, b):
-        return _outside({"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op), b, a)
+        return _outside(_MIRRORED.get(op, op), b, a)
     if not _leaves(b, a):
         return None
     number = to_number(b)
     if a.dtype == dt.int32 and -(2**63) <= number < 2**63:  # index arithmetic may leave its type
         return binary(op, cast(a, dt.int64), number)
     return Const(_NUMBERS[op](0, number), dt.bool_)
+
+
+def _of_signs(op: str, a: Any, b: Any) -> Expr | None:
+    """Compare a signed integer with a uint64, for which no type holds both; None for other comparisons."""
+    if not isinstance(a, Expr) or not isinstance(b, Expr) or a.dtype.kind == b.dtype.kind:
+        return None
+    if b.dtype != dt.uint64 and a.dtype == dt.uint64:
+        return _of_signs(_MIRRORED.get(op, op), b, a)
+    if a.dtype.kind != "int" or b.dtype != dt.uint64:
+        return None
+    told = binary(op, cast(cast(a, dt.int64), dt.uint64), b)
+    return select(binary("<", a, 0), Const(op in ("<", "<=", "!="), dt.bool_), told)
+
+
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def fold(op: str, x: Const, y: Const) -> Const | None:

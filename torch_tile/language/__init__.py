@@ -244,7 +244,7 @@ from torch_tile.language.warps import (
     warp_reduce as _warp_reduce,
 )  # fmt: skip
 from torch_tile.tileop.atomic import ATOMICS as _ATOMICS
-from torch_tile.tileop.base import need_choice as _need_choice
+from torch_tile.tileop.base import need_choice as _need_choice, need_region as _need_region
 from torch_tile.tileop.gemm.op import GemmWarpPolicy
 from torch_tile.tileop.reduce.op import REDUCTIONS as _REDUCTIONS
 
@@ -290,6 +290,7 @@ globals().update({n: _recorded(n, op.build) for n, op in _tileop.tile_ops().item
 
 def clear(buffer: Any) -> None:
     """Set every element of a buffer or region to zero."""
+    _need_region(buffer, "clear", "buffer")
     globals()["fill"](buffer, 0)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, diagnose, error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Expr
 from torch_tile.language.trace import author_span
@@ -56,6 +57,11 @@ _STATEMENTS = {
         "a loop is opened by `with`",
         "write `for i in T.Parallel(n):`",
     ),
+    "'Handle' object is not callable": ("a buffer is called", "index it by brackets: A[i, j]"),
+    "'Region' object does not support item assignment": (
+        "a part of a buffer is indexed again",
+        "write all indices in one pair of brackets: A[i, j]",
+    ),
 }
 
 
@@ -73,8 +79,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
             return error("python_value", span, problem=what, fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
-        what = f"a dictionary is asked for `{str(problem.args[0])[:60] if problem.args else text}`"
-        return error("python_value", span, problem=what, fix=_TABLE)
+        return asked_of_table(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     for part, (what, fix) in _STATEMENTS.items():
@@ -98,6 +103,11 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     return error("python_value", span, problem=text, fix=fix)
 
 
+def asked_of_table(key: object, span: Span | None = None) -> TileError:
+    """Build the error for a dictionary of Python's that is asked for what only the device knows."""
+    return error("python_value", span, problem=f"a dictionary is asked for `{str(key)[:60]}`", fix=_TABLE)
+
+
 def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | None) -> TileError:
     """Build the error for a call of `T.name` whose arguments do not fit, with Python's `text` about it."""
     given = inspect.signature(function).parameters.values()
@@ -112,13 +122,6 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
     why = text[text.index("()") + 3 :] if "()" in text else text
     parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters))
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Find the name of `known` that is spelt most like `name`; empty if none is."""
-    spellings = {k.lower(): k for k in known}
-    found = [k for k in spellings if name.lower() in k.split("_")] or get_close_matches(name.lower(), spellings, 1)
-    return spellings[found[0]] if found else ""
 
 
 def _kind(name: str) -> str:

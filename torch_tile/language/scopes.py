@@ -12,7 +12,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
-from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
+from torch_tile.ir.expr import Expr, Load, Var, cast, constant_to_store, is_number
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
@@ -147,6 +147,14 @@ def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, of
     return Handle(buffer)
 
 
+def _scope_of(meant: str, scope: str) -> str:
+    """Return the scope `meant`, if `scope` is one of its spellings; else raise TileError."""
+    if SPELLINGS.get(scope) != meant:
+        known = ", ".join(sorted(name for name, other in SPELLINGS.items() if other == meant))
+        raise error("bad_scope", None, got=scope, known=f"{known}; T.alloc_buffer takes other scopes")
+    return meant
+
+
 def alloc_shared(
     shape: Any, dtype: Any = "float32", scope: str = "shared.dyn", layout: Any = None, offset: int | None = None
 ) -> Handle:
@@ -160,9 +168,7 @@ def alloc_shared(
         layout: as for T.annotate_layout; by default the compiler chooses one.
         offset: the first byte, in printed kernels; the compiler finds it.
     """
-    if scope not in SPELLINGS:
-        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_shared", layout, offset)
+    return _alloc(_scope_of("shared", scope), shape, dtype, "T.alloc_shared", layout, offset)
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment", layout: Any = None) -> Handle:
@@ -174,9 +180,7 @@ def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragm
         scope: one of TileLang's spellings of registers; all mean the same.
         layout: as for T.annotate_layout; by default the compiler chooses one.
     """
-    if scope not in SPELLINGS:
-        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment", layout)
+    return _alloc(_scope_of("fragment", scope), shape, dtype, "T.alloc_fragment", layout)
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
@@ -184,9 +188,7 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
 
     `shape` is an integer or a tuple of integers, known when the kernel is compiled; `dtype` is of the elements.
     """
-    if scope not in SPELLINGS:
-        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
+    return _alloc(_scope_of("local", scope), shape, dtype, "T.alloc_local")
 
 
 def alloc_buffer(
@@ -259,7 +261,7 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load
         why, fix = f"is {to}", f"take an array of one vector: T.alloc_local((1,), {to!r})"
         raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=why, fix=fix)
     value = 0 if init is None else init
-    return make_variable("", to, None if value is ... else cast(to_expr(value, to), to))
+    return make_variable("", to, None if value is ... else cast(constant_to_store(value, to, "T.alloc_var"), to))
 
 
 def empty(*shape: Any, dtype: Any = "float32") -> Handle:

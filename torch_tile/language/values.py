@@ -5,15 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import update_wrapper
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch_tile.diagnostics.errors import Span, error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
+from torch_tile.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Vector,
+    cast,
+    const,
+    constant_to_store,
+    is_number,
+    lanewise,
+    to_expr,
+    to_number,
+)
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
@@ -211,7 +223,8 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
         raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name)
     index = to_expr(key)
     if not index.dtype.is_integer:
-        raise error("bad_index", None, got=repr(index), buffer=buffer.name)
+        note = "`//` divides integers, and T.cast(x, 'int32') cuts a float"
+        raise error("bad_index", None, ((None, note),), got=repr(index), buffer=buffer.name)
     if isinstance(index, Const) and index.value < 0:  # Python's negative index
         return simplify(buffer.shape[dim] + index)
     return index
@@ -290,7 +303,7 @@ def stored(value: Any, buffer: Buffer) -> Expr:
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
     if buffer.dtype.name in dt.SATURATED and is_number(value):
         return cast(value, buffer.dtype)
-    expr = to_expr(value, buffer.dtype, "a store")
+    expr = constant_to_store(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
     return cast(expr, buffer.dtype)
@@ -313,8 +326,8 @@ def dtype_of(value: object) -> DType:
     except ValueError:
         if value == "handle" or repr(value) == "T.ptr":
             return dt.int64  # an address, which T.make_tensor takes
-        near = get_close_matches(value, dt.BY_NAME, 1) if isinstance(value, str) else []
-        meant = [(None, f"did you mean '{name}'?") for name in near]
+        near = nearest(value, dt.BY_NAME) if isinstance(value, str) else ""
+        meant = [(None, f"did you mean '{near}'?")] if near else []
         raise error("bad_dtype", author_span(), meant, got=value) from None
 
 

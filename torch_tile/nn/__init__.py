@@ -4,6 +4,8 @@
 They work in eager mode, under `torch.compile` with any backend, in training and inference.
 """
 
+from typing import Any
+
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.attention import Attention, PagedLatents
 from torch_tile.nn.experts import Float8Experts, QuantizedExperts
@@ -78,3 +80,10 @@ __all__ = [
     "parallel_nsa",
     "selective_state_update",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Name the nearest of `__all__` for a name that is not there."""
+    from torch_tile.diagnostics.spelling import missing_name
+
+    raise missing_name(__name__, name, __all__)

@@ -12,6 +12,8 @@ or IndexError (`dim`). The message names the argument, what was got and what is 
 its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
+from typing import Any
+
 from torch_tile.ops import families as families
 from torch_tile.ops.append_to_pages import append_to_pages
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
@@ -116,3 +118,10 @@ __all__ = [
     "ssd_chunk_scan_backward",
     "swiglu",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Name the nearest of `__all__` for a name that is not there."""
+    from torch_tile.diagnostics.spelling import missing_name
+
+    raise missing_name(__name__, name, __all__)

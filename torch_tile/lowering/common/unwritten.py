@@ -8,7 +8,7 @@ condition. Values that are dropped beyond a tensor may be garbage. The simulator
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
@@ -285,11 +285,17 @@ def _lost_results(program: Program) -> list[Diagnostic]:
 
 
 def _unwritten_results(program: Program) -> list[Diagnostic]:
-    """Report tensors that are returned and that no kernel can write. A pointer to one may be written by."""
+    """Report tensors of T.empty that are returned and that no kernel can write."""
+    unwritten = never_written(program, program.outputs)
+    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
+
+
+def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
+    """Return those of `tensors` that no kernel can write. What has a pointer to one may write it."""
     written: IdSet[Buffer] = IdSet()
     for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
         if isinstance(node, RegisteredOp):
             written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
         else:
             written.add(node.buffer.base or node.buffer)
-    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in program.outputs if b not in written]
+    return [b for b in tensors if b not in written]

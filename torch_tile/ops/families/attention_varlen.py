@@ -63,8 +63,10 @@ def check_starts(op: str, name: str, starts: Tensor, most: Any, rows: int, of: s
         lambda: f"tile.{op}: {name} is {found}; expected numbers from 0 on that do not fall, up to {of}'s {rows} rows",
     )
     longest = max(steps, default=0)
+    limit = name.replace("cu_seqlens", "max_seqlen")
     require(
-        longest <= most, lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {most}, its max"
+        longest <= most,
+        lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {limit}, which is {most}",
     )
 
 

@@ -104,6 +104,11 @@ class Reduce(RegisteredOp):
         """
         return self.fold.removeprefix("abs")
 
+    @property
+    def of_magnitudes(self) -> bool:
+        """Whether magnitudes of the result's signed type are compared: as of torch.abs, the least stays negative."""
+        return self.kind == "absmax" and self.src.buffer.dtype.kind == self.dst.buffer.dtype.kind == "int"
+
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Return the indices of a source element and its result, for a point and an index along the dimension."""
         position = [*outer[: self.dim], inner, *outer[self.dim :]]
@@ -117,6 +122,7 @@ class Reduce(RegisteredOp):
         outer = (*shape[: self.dim], *shape[self.dim + 1 :])
         target = self.dst.buffer
         last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
+        last = last and not self.of_magnitudes  # the helper folds in a wider type
 
         def row(point: tuple[Any, ...]) -> Stmt:
             """Build the fold of one row by the vector helper."""
@@ -161,7 +167,9 @@ class Reduce(RegisteredOp):
         wide = env.wide(self.dst.buffer.dtype)
         tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(wide)
         unsigned = self.src.buffer.dtype == dt.uint64
-        folded = fold_tensor(self.fold, tile, self.dim, unsigned)
+        if self.of_magnitudes:
+            tile = tile.abs().to(self.dst.buffer.dtype.as_torch()).to(wide)
+        folded = fold_tensor(self.merging if self.of_magnitudes else self.fold, tile, self.dim, unsigned)
         if not self.clear:
             import torch
 

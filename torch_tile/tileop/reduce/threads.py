@@ -202,12 +202,15 @@ class ThreadReduce:
             value = Load(op.src.buffer, indices_at(op.src, point))
             conditions = self.inside(range(len(self.layout.dims)))
         identity = identity_of(op.kind, self.dtype)
+        kind = op.fold
+        if op.of_magnitudes:
+            value, kind = abs(cast(value, op.dst.buffer.dtype)), op.merging
         value = cast(value, self.dtype)
         if conditions:
             value = select(conjunction(conditions), value, identity)
         way = self.inner[-1].var if self.ways > 1 else ZERO
         total = Load(self.partial, (slot + way,))
-        fold = Store(self.partial, (slot + way,), self.merge(op.fold, total, value))
+        fold = Store(self.partial, (slot + way,), self.merge(kind, total, value))
         start = [Store(self.partial, (slot + n,), identity) for n in range(self.ways)]
         merged = [
             Store(self.partial, (slot,), self.plain(Load(self.partial, (slot,)), Load(self.partial, (slot + n,))))
