@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Never
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_heads
 from torch_tile.ops.checks import FLOATING, require_type, require_value
 from torch_tile.ops.families.attention_varlen import kv_head
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
@@ -62,16 +63,6 @@ def _fake(args: AttentionFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
 def _check_float8(name: str, x: Tensor) -> None:
     """Check the dtype of an operand."""
     require_type(x.dtype == FLOAT8, lambda: f"tile.{OP}: {name} has dtype {x.dtype}; expected {FLOAT8}")
-
-
-def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
-    """Save nothing, as there is no gradient."""
-    ctx.mark_non_differentiable(output[1])
-
-
-def _refuse(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> Never:
-    """Refuse the gradients of `tile.attention_fp8`."""
-    raise NotImplementedError(f"tile.{OP} has no gradient. Call it under torch.no_grad(), or tile.attention")
 
 
 def _sharding(args: AttentionFp8Args[Spec]) -> Rule:
@@ -140,8 +131,7 @@ register(
     fake=_fake,
     run=entry(OP, OP, "out", "lse"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_refuse,
+    **no_gradient(OP, "Call it under torch.no_grad(), or tile.attention", 1),
     sharding=_sharding,
     flops=_flops,
 )

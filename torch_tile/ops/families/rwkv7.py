@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Generic, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
@@ -18,10 +17,8 @@ from torch_tile.ops.checks import require
 from torch_tile.ops.families import delta_rule
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import V, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, if_given
-
-TENSORS = 8  # the first arguments
 
 
 class Rwkv7StepArgs(NamedTuple, Generic[V]):
@@ -60,22 +57,6 @@ def _fake_backward(args: Rwkv7BackwardArgs[Tensor]) -> tuple[Tensor, ...]:
 def _fake_step(args: Rwkv7StepArgs[Tensor]) -> tuple[Tensor, Tensor]:
     _check_keys("rwkv7_step", args)
     return delta_rule.fake_step("rwkv7_step", args)
-
-
-def _save(ctx: Any, args: Rwkv7Args[Tensor], output: Any) -> None:
-    ctx.options = without_tensors(args)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:TENSORS])
-
-
-def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
-    args = Rwkv7Args(*ctx.saved_tensors, *ctx.options[TENSORS:])
-    if grad is None and grad_state is None:
-        return op_gradients(Rwkv7Args)
-    grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
-    made = torch.ops.tile.rwkv7_backward(grad, grad_state, *args)
-    found = {name: t for name, t in zip(RWKV7_GRADIENTS, made, strict=True) if getattr(args, name) is not None}
-    return op_gradients(Rwkv7Args, **found)
 
 
 KEYS, VALUES, STATE = ("batch", "time", "head", "k"), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
@@ -173,8 +154,7 @@ register(
     check_values=lambda args: delta_rule.check_values("rwkv7", args),
     run=entry("rwkv7", "rwkv7", "out", "final_state"),
     reference=in_torch("rwkv7"),
-    setup_context=_save,
-    backward=_backward,
+    **delta_rule.gradients("rwkv7", Rwkv7Args, RWKV7_GRADIENTS),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("q", "k", "v", "a", "b"),
@@ -188,7 +168,7 @@ register(
     check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
     run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
     reference=in_torch("rwkv7", "gradient_reference"),
-    **by_autograd("rwkv7", "gradient_reference", TENSORS + 2),
+    **by_autograd("rwkv7", "gradient_reference", 10),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args),
 )
