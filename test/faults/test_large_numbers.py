@@ -134,3 +134,22 @@ def test_signed_values_compare_with_uint64_as_numbers(signed):
     wanted += [[int(op(y, x)) for x, y in zip(a, b, strict=True)] for op in ops]
     for found in results(kernel, (tensor(a, signed), tensor(b, "uint64")), torch.zeros(12, 8, dtype=torch.int32)):
         assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_absmax_takes_the_least_integer_as_torch_abs_does(dtype, dim):
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 8), dtype), C: T.Tensor((8 if dim == 0 else 4,), dtype)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_fragment((4, 8), dtype)
+            found = T.alloc_fragment((8 if dim == 0 else 4,), dtype)
+            T.copy(A, tile)
+            T.reduce_absmax(tile, found, dim=dim)
+            T.copy(found, C)
+
+    a = torch.randint(-9, 9, (4, 8)).to(getattr(torch, dtype))
+    a[0, 0] = a[2, :] = a[:, 5] = torch.iinfo(a.dtype).min
+    wanted = a.abs().amax(dim)
+    for found in results(kernel, (a,), torch.zeros_like(wanted)):
+        assert found.tolist() == wanted.tolist()
