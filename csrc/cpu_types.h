@@ -130,6 +130,12 @@ template <class T> inline float rounded(float x) {
   else return widen(narrow<T>(x));
 }
 
+// x limited to the numbers of T: what a conversion to it saturates to. NaN stays NaN.
+template <class T> inline float finite(float x) {
+  static_assert(same<T, e5m2>);
+  return x > 57344.0f ? 57344.0f : x < -57344.0f ? -57344.0f : x;
+}
+
 // x as a To. Floats to integers truncate toward zero, through int32 for 8 and 16 bits, so that they wrap as torch's do.
 // Values that a 64-bit integer cannot hold are undefined, as in torch. Doubles and integers reach small floats through
 // float, as in torch.

@@ -148,6 +148,12 @@ template <> TILE_DEVICE float rounded<bf16>(float x) {  // beside a zero: alone 
   return bits_float(y);
 }
 
+// x limited to the numbers of T: what a conversion to it saturates to. NaN stays NaN.
+template <class T> TILE_DEVICE float finite(float x) {
+  static_assert(same<T, e5m2>);
+  return x > 57344.0f ? 57344.0f : x < -57344.0f ? -57344.0f : x;
+}
+
 // x as a To. Floats to integers truncate toward zero (through int32 for 8 and 16 bits, so that they wrap as torch's do).
 // Doubles and integers reach small floats through float, as in torch.
 template <class To, class From> TILE_DEVICE To convert(From x) {

@@ -36,6 +36,8 @@ def test_cpu_spellings(name):
     [
         ("cuda:sm_80", "sm_80"),
         ("cuda -arch=sm_89", "sm_89"),
+        ("cuda -arch=sm_90a -max_threads=1024", "sm_90a"),
+        ("cuda:0", "sm_90a"),
         ("cuda:sm_90", "sm_90a"),
         ("sm_90a", "sm_90a"),
         ({"kind": "cuda", "arch": "sm_90"}, "sm_90a"),
@@ -63,7 +65,7 @@ def test_other_machines_are_refused(name):
     assert caught.value.diagnostics[0].code == "unsupported_on_target"
 
 
-@pytest.mark.parametrize("name", ["gpu?", 3, object()])
+@pytest.mark.parametrize("name", ["gpu?", 3, object(), "cuda:sm_70", "cuda:sm_9", "sm_8o", "cuda:90", "cuda:hopper"])
 def test_nonsense_is_refused(name):
     with pytest.raises(TileError) as caught:
         Target.of(name)

@@ -238,9 +238,13 @@ LIGHT = (
     "kernels.attention.arguments",
     "kernels.gemm.args",
     "kernels.linear_attention.args",
+    "kernels.loss.args",
+    "kernels.mla.args",
     "kernels.ssm.args",
     "runtime.cache",
     "runtime.launch_plan",
+    "diagnostics.spelling",
+    "diagnostics.variables",
     "inductor.entry_point",
     "inductor.codegen.artifacts",
 )

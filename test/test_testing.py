@@ -60,3 +60,20 @@ def test_seeds():
         testing.set_random_seed(3)
         drawn.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
     assert drawn[0] == drawn[1]
+
+
+def test_functions_of_a_file_are_measured_in_order(capsys):
+    calls = []
+
+    def timed(times=1):
+        calls.append(times)
+        return 0.5 * times
+
+    scope = {"testing": testing, "timed": timed, "regression_9": 1, "other": lambda: calls.append("other")}
+    text = "def regression_b(): testing.process_func(timed, 'regression_late', times=3)\n"
+    text += "def regression_a(): testing.process_func(timed)\ntesting.regression(verbose=False)\n"
+    exec(text, scope)
+    assert calls == [1, 3]
+    assert capsys.readouterr().out.splitlines() == [f"{__name__}: 0.5", "late: 1.5"]
+    with pytest.raises(ValueError, match="no time"):
+        testing.process_func(lambda: 0.0)

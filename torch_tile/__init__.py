@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torch_tile import ops as ops
+from torch_tile.diagnostics.variables import warn_of_variables as _warn_of_variables
 from torch_tile.inductor.codegen import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
 from torch_tile.inductor.entry_point import announce as _announce
 
@@ -76,11 +77,14 @@ _LAZY = {
 }
 
 _announce()
+_warn_of_variables()
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'torch_tile' has no attribute {name!r}")
+        from torch_tile.diagnostics.spelling import missing_name
+
+        raise missing_name(__name__, name, _LAZY)
     module, _, attribute = _LAZY[name].partition(":")
     found = import_module(f".{module}", __name__)
     return getattr(found, attribute) if attribute else found

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 
 if TYPE_CHECKING:
     import torch
@@ -167,12 +167,12 @@ class Target:
         if text.split()[0] in CPU_SPELLINGS:
             return cls("cpu")
         if re.fullmatch(r"(cuda|nvidia)([ :,/].*)?|sm_.*", text):
+            _check_chip(text)
             return cls("cuda", _capability(text) or detected() or FALLBACK_ARCH)
         if text.startswith(("hip", "metal", "webgpu", "cutedsl")):
             fix = "compile for target='cuda' or target='cpu'"
             raise error("unsupported_on_target", None, what="code generation", target=text, fix=fix)
-        fix = "give 'cpu', 'cuda', 'cuda:sm_90a' or 'auto'"
-        raise error("bad_argument", None, op="Target", name="target", why=f"is {target!r}", fix=fix)
+        raise _bad_target(target, "give 'cpu', 'cuda', 'cuda:sm_90a' or 'auto'")
 
     @classmethod
     def current(cls) -> Target | None:
@@ -291,10 +291,26 @@ def rates_of(board: Board) -> Mapping[str, float]:
     return {name: rate * 1e12 for name, rate in rates.items()}
 
 
+def _bad_target(target: object, fix: str) -> TileError:
+    """Build the error for a text that names no machine."""
+    return error("bad_argument", None, op="Target", name="target", why=f"is {target!r}", fix=fix)
+
+
+def _check_chip(text: str) -> None:
+    """Raise TileError for a chip before `LEAST_ARCH`, and for what follows "cuda" and names neither chip nor device."""
+    if "sm_" in text:
+        if not re.search(r"sm_\d{2,3}[af]?\b", text) or _capability(text) < LEAST_ARCH:
+            raise _bad_target(text, f"give a chip from sm_{LEAST_ARCH} on, as 'cuda:sm_{LEAST_ARCH}' or 'cuda:sm_90a'")
+        return
+    rest = re.sub(r"^(cuda|nvidia)[ :,/]*", "", text)
+    if rest and not re.fullmatch(r"\d", rest) and not rest.startswith("-") and "/" not in text:
+        raise _bad_target(text, "give 'cuda' for the GPU here, or a chip, as 'cuda:sm_90a'")
+
+
 def _capability(text: str) -> int:
     """Return the number of `sm_NN` in a text, 0 without one."""
-    digits = "".join(c for c in text.partition("sm_")[2] if c.isdigit())
-    return int(digits) if digits else 0
+    found = re.search(r"sm_(\d+)", text)
+    return int(found[1]) if found else 0
 
 
 @functools.cache

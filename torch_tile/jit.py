@@ -33,10 +33,11 @@ from torch_tile.hardware import PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call
+from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
-from torch_tile.kernel import JITKernel
-from torch_tile.language.kernel_calls import Outside, bind, check_function, given_tensors
+from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
+from torch_tile.language.kernel_calls import MODELS, Outside, bind, check_function, given_tensors
 from torch_tile.language.program import (
     EagerCall,
     PrimFunc,
@@ -72,6 +73,8 @@ def compile_program(
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
+    if sizes_of_tiles(program):
+        return _sized(program, out_idx, build)
     if build.options.strict:
         warn_of_paths(program)
     step = compile_cuda if build.target.kind == "cuda" else compile_cpu
@@ -83,19 +86,32 @@ def compile_program(
         return _refusing(problem, partial(step, out_idx=out_idx, build=build), program)
 
 
+def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
+    """Return a kernel that is compiled at calls, for their sizes of shared tiles. Other errors are raised now."""
+    from torch_tile.lowering.common.check import check_kernel
+
+    try:
+        check_kernel(program)
+    except TileError as problem:
+        tiles = (node.buffer for kernel in program.kernels for node in find(kernel, Alloc))
+        shared = [f"`{tile.name}`" for tile in tiles if tile.scope == "shared"]
+        for each in problem.diagnostics:
+            if each.code != "dynamic_tile" or not any(name in each.message for name in shared):
+                raise
+    return SizedKernel(
+        program, out_idx, build,
+        lambda sizes: compile_program(fix_sizes(program, sizes), out_idx, build.target, build.options),
+    )  # fmt: skip
+
+
 def _refusing(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
-    """Return a kernel whose text can be looked at, and whose calls raise `problem`."""
+    """Compile a kernel that is wrong, and warn of it."""
     from torch_tile.lowering.common.unwritten import cleared
 
     try:
-        kernel = step(cleared(program))
+        kernel = RefusingKernel(step(cleared(program)), problem)
     except (TileError, InternalError):
         raise problem from None
-
-    def refuse(*args: Any, **named: Any) -> Any:
-        raise problem
-
-    kernel.run = kernel.launcher.begin = kernel.interpret = refuse  # type: ignore[method-assign]
     warnings.warn(f"{problem}\nThe kernel {program.name} compiles, but its calls raise this error.", stacklevel=2)
     return kernel
 
@@ -215,6 +231,9 @@ def par_compile(
     **options: Unpack[CompileOptions],
 ) -> list[JITKernel | None]:
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
+    if isinstance(funcs, PrimFunc | JITFunction):
+        why, fix = f"is one kernel, {funcs.__name__}", "give a list of kernels, or call torch_tile.compile"
+        raise error("bad_argument", None, op="par_compile", name="funcs", why=why, fix=fix)
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
     return all_of(jobs, target, num_workers, ignore_error)
 
@@ -231,6 +250,8 @@ def _traced(func: object, op: str) -> PrimFunc:
         fix = "decorate the kernel with @T.prim_func"
         if isinstance(func, JITFunction):
             fix = f"it compiles itself when it is called; {func.__name__}.compile(...) gives the kernel without a call"
+        elif hasattr(func, "forward"):  # an nn.Module
+            fix = MODELS
         raise error("bad_argument", None, op=op, name="func", why=f"is {type(func).__name__}", fix=fix)
     return func
 
@@ -522,6 +543,14 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
             )
     if len({position % count for position in given}) < len(given):
         raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
+    if not given:
+        return []
+    from torch_tile.lowering.common.unwritten import never_written
+
+    results: list[Any] = [program.params[p] for p in given]
+    for tensor in never_written(program, results):
+        why, fix = f"names `{tensor.name}`, which no statement writes", "name the tensors that the kernel writes"
+        raise error("bad_argument", None, op="jit", name="out_idx", why=why, fix=fix)
     return [p % count for p in given]
 
 

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.context import Build, Schedule
-from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.diagnostics.errors import LaunchError, TileError
 from torch_tile.hardware import Target
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Scalar, Var
+from torch_tile.ir.fixed_sizes import sizes_of_tiles
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.launch import BaseLauncher
@@ -74,6 +77,10 @@ class JITKernel:
         result = self.launcher.begin(*args)
         self.run = self.launcher.begin
         return result
+
+    def specialised(self, *args: Any) -> JITKernel:
+        """Return the kernel that runs for these arguments: itself, unless tiles have sizes that a call brings."""
+        return self
 
     def __repr__(self) -> str:
         return f"<JITKernel {self.__name__} for {self.target}>"
@@ -169,6 +176,8 @@ class JITKernel:
         """
         if self.target.kind != "cuda":
             raise LaunchError(f"{self!r} has no threads to interpret; compile it with target='cuda'")
+        if (kernel := self.specialised(*args)) is not self:
+            return kernel.interpret(*args, blocks=blocks)
         from torch_tile.simulator.interpret import interpret
 
         return interpret(self.lowered, self.program, args, self.out_idx, blocks)
@@ -176,3 +185,67 @@ class JITKernel:
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
         """Return a profiler, which times and compares on made-up inputs; all sizes must be known."""
         return Profiler(self, tensor_supply_type)
+
+
+class RefusingKernel(JITKernel):
+    """A kernel whose text can be looked at, and whose calls raise an error."""
+
+    def __init__(self, kernel: JITKernel, problem: TileError):
+        self.problem = problem
+        super().__init__(kernel.program, kernel._lowered, kernel.source, kernel.launcher, kernel.build, kernel.cubin)
+
+    def _first_call(self, *args: Any, **named: Any) -> Any:
+        """Raise the error, in each call."""
+        raise self.problem
+
+    def interpret(self, *args: Any, blocks: Any = None) -> Findings:
+        """Raise the error."""
+        raise self.problem
+
+
+class SizedKernel(JITKernel):
+    """A kernel whose shared tiles have sizes that calls bring. It is compiled once for each value of these sizes."""
+
+    tile_sizes: list[Var]
+
+    def __init__(
+        self, program: Program, out_idx: Sequence[int], build: Build, make: Callable[[Mapping[Var, Scalar]], JITKernel]
+    ):  # fmt: skip
+        self.tile_sizes = sizes_of_tiles(program)
+        names = ", ".join(var.name for var in self.tile_sizes)
+        text = f"// {program.name} is compiled at calls, for the sizes {names} of their tiles.\n"
+        super().__init__(program, lambda: program, text, _SizedLauncher(program, out_idx, self), build)
+        self.make = make
+        self.made: dict[tuple[Scalar, ...], JITKernel] = {}
+
+    def specialised(self, *args: Any) -> JITKernel:
+        """Return the kernel for the sizes of these arguments; compile it where none of them was given before."""
+        binding = self.launcher.binding
+        given = binding.in_order(args)
+        tensors = [a for p, a in zip(binding.given, given, strict=True) if isinstance(p, Buffer)]
+        kind = next((t.device.type for t in tensors if hasattr(t, "device")), self.target.kind)
+        values = {**binding.sizes_of(given, kind), **binding.scalars_of(given)}
+        key = tuple(values[var] for var in self.tile_sizes)
+        if key not in self.made:
+            self.made[key] = self.make(dict(zip(self.tile_sizes, key, strict=True)))
+        return self.made[key]
+
+
+class _SizedLauncher(BaseLauncher):
+    """Hand each call to the kernel for its sizes."""
+
+    def __init__(self, program: Program, out_idx: Sequence[int], kernel: SizedKernel):
+        super().__init__(program, out_idx)
+        self.kernel = kernel
+        self.begin = self.__call__
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """The device of the arguments."""
+        return self.kernel.target.kind
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the kernel for the sizes of the arguments."""
+        if named:
+            self.binding.refuse_names(named)
+        return self.kernel.specialised(*args).launcher.begin(*args)

@@ -7,17 +7,18 @@ does not have.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypedDict
 
 from torch_tile.compiler.context import PassOptions
 from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.spelling import nearest
 
 # TileLang's options that change nothing here: there is one way to build for each target, and it is quick.
 ACCEPTED = ("target_host", "execution_backend", "verbose", "debug_root_path")
 KNOWN = ("out_idx", "target", "pass_configs", "compile_flags", "strict", *ACCEPTED)
+BACKENDS = ("auto", "tvm_ffi", "dlpack", "cython", "ctypes", "nvrtc", "torch", "cutedsl", "tvm")  # TileLang's
 FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
 
 
@@ -87,11 +88,19 @@ def check_key(op: str, key: str) -> None:
     known = (*EFFECTIVE, *TILELANGS.split())
     if key in known or key.startswith(FAMILIES):
         return
-    near = difflib.get_close_matches(key, known, 1)
-    fix = f"did you mean {near[0]!r}?" if near else f"leave it out; those that matter are {', '.join(EFFECTIVE)}"
+    near = nearest(key, known)
+    fix = f"did you mean {near!r}?" if near else f"leave it out; those that matter are {', '.join(EFFECTIVE)}"
     raise error(
         "bad_argument", None, op=op, name="pass_configs", why=f"has the key {key!r}, which nobody knows", fix=fix
     )
+
+
+def need_backend(op: str, backend: object) -> None:
+    """Raise TileError for an `execution_backend` that TileLang does not have."""
+    if backend is not None and backend not in BACKENDS:
+        near = nearest(str(backend), BACKENDS)
+        fix = f"did you mean {near!r}?" if near else "leave it out: there is one way to launch"
+        raise error("bad_argument", None, op=op, name="execution_backend", why=f"is {backend!r}"[:80], fix=fix)
 
 
 def pass_options(
@@ -105,13 +114,22 @@ def pass_options(
     base = base or PassOptions()
     for name in others:
         if name not in ACCEPTED:
-            near = difflib.get_close_matches(name, KNOWN, 1)
-            fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(KNOWN)}"
+            near = nearest(name, KNOWN)
+            fix = f"did you mean {near}?" if near else f"give one of {', '.join(KNOWN)}"
             raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
+    for name, value, wanted in (("strict", strict, bool), ("pass_configs", pass_configs or {}, Mapping)):
+        if not isinstance(value, wanted):
+            fix = "give True or False" if wanted is bool else 'give a dict, {"tl.enable_fast_math": True}'
+            raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
+    need_backend(op, others.get("execution_backend", BACKENDS[0]))
     configs = {str(key).lower(): value for key, value in (pass_configs or {}).items()}
     for key in configs:
         check_key(op, key)
     flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ())
+    for flag in flags:
+        if flag not in FAST_MATH_FLAGS and nearest(str(flag), FAST_MATH_FLAGS, 0.85):
+            fix = f"did you mean {FAST_MATH_FLAGS[0]}?"
+            raise error("bad_argument", None, op=op, name="compile_flags", why=f"hold {flag!r}", fix=fix)
     fast = configs.get("tl.enable_fast_math", not configs.get("tl.disable_fast_math", not base.fast_math))
     return PassOptions(
         strict=bool(strict or configs.get("tl.strict", base.strict)),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -62,6 +63,8 @@ def do_bench(
     `dynamic_symbolic_constraints`, `early_stop_baseline` and `device` are TileLang's, and change no time. Raises
     ValueError for another mode or backend.
     """
+    if not callable(fn):
+        raise TypeError(f"do_bench: fn is {type(fn).__name__}; expected a function to call: do_bench(lambda: f(x))")
     n_warmup, n_repeat = n_warmup or _n_warmup, n_repeat or _n_repeat
     if return_mode not in PICK:
         raise ValueError(f"return_mode is one of {', '.join(PICK)}, got {return_mode!r}")
@@ -178,6 +181,9 @@ class Profiler:
     supply: TensorSupplyType
 
     def __init__(self, kernel: JITKernel, supply: TensorSupplyType):
+        if not isinstance(supply, TensorSupplyType):
+            near = did_you_mean(str(supply), TensorSupplyType.__members__)
+            raise TypeError(f"get_profiler: tensor_supply_type is {supply!r}; expected a TensorSupplyType{near}")
         self.kernel, self.supply = kernel, supply
 
     def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:

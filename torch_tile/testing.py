@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.hardware import detected
@@ -55,6 +55,34 @@ def main() -> None:
     import pytest
 
     sys.exit(pytest.main([inspect.getsourcefile(sys._getframe(1)) or "."]))
+
+
+_measured: dict[str, float] = {}
+
+
+def process_func(func: Callable[..., float], name: str | None = None, /, **kwargs: Any) -> None:
+    """Call `func(**kwargs)`, which returns a time, and keep it under `name` (None: its module's) for `regression`.
+
+    Raises ValueError if the time is not positive.
+    """
+    latency = float(func(**kwargs))
+    if not latency > 0:
+        raise ValueError(f"{func!r} returned {latency}, which is no time")
+    _measured[(name or func.__module__).removeprefix("regression_")] = latency
+
+
+def regression(prefixes: Sequence[str] = ("regression_",), verbose: bool = True) -> None:
+    """Call the functions of the calling file whose names begin with one of `prefixes`, in order of their names, and
+    print what `process_func` measured in them, one `name: time` a line. `verbose` prints each function's name, too.
+    """
+    found = sys._getframe(1).f_globals
+    _measured.clear()
+    for name in sorted(n for n, value in found.items() if n.startswith(tuple(prefixes)) and callable(value)):
+        if verbose:
+            print(name)
+        found[name]()
+    for name, latency in _measured.items():
+        print(f"{name}: {latency}")
 
 
 class Requirement:

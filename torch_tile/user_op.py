@@ -48,8 +48,16 @@ def custom_op(
     `backward`, arguments that require gradients are refused.
 
     Raises:
+        TypeError: what is no compiled kernel, and a `backward` that is no function.
         LaunchError: a kernel with a gradient that writes one of its arguments, or returns nothing.
     """
+    launcher = getattr(kernel, "launcher", None)
+    if launcher is None:
+        fix = "give one that torch_tile.compile, or f.compile(...) of a jitted function, returns"
+        raise TypeError(f"custom_op: kernel is {type(kernel).__name__}; expected a compiled kernel: {fix}")
+    for name, function in (("backward", backward), ("setup_context", setup_context)):
+        if function is not None and not callable(function):
+            raise TypeError(f"custom_op: {name} is {function!r}; expected a function, or None")
     return _define(kernel, backward, setup_context)
 
 

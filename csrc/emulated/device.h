@@ -3,6 +3,7 @@
 // functions are those of the CPU target.
 #pragma once
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,9 @@
 #define __launch_bounds__(...)
 #define TILE_DEVICE inline
 #define EMULATED_OUTSIDE __attribute__((noinline, no_sanitize("thread")))  // its accesses are not the kernel's
+
+// An assertion of the kernel printed why.
+[[noreturn]] inline void __trap() { emulated::fail("the kernel stopped itself"); }
 #define threadIdx emulated::this_thread
 #define blockIdx emulated::this_block
 #define gridDim emulated::this_grid

@@ -146,7 +146,7 @@ def test_calls_that_no_configuration_completes(lazy, clock):
         tuned(lazy)()
     with pytest.raises(TypeError, match=r"scale\(\) got an unexpected keyword argument 'blocks'"):
         tuned(lazy)(96, blocks=32)
-    with pytest.raises(TileError, match="`configs` are not all dicts"):
+    with pytest.raises(TileError, match=r"`configs` have \(64,\)"):
         tuned(lazy, [{"block": 32}, (64,)])(96)
     assert not made.calls
 

@@ -7,6 +7,7 @@ import pytest
 
 import torch_tile
 from torch_tile import language, nn, ops
+from torch_tile.inductor.settings import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("build_pages", ROOT / "docs/build_pages.py")
@@ -56,6 +57,11 @@ def test_pages_are_all_in_the_navigation_or_linked(site: Path) -> None:
     assert all((site / page).is_file() for page in named)
     guides = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
     assert guides <= named and "font: false" in config
+
+
+def test_the_options_list_every_family() -> None:
+    table = (ROOT / "docs/backend-options.md").read_text().partition("| family |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE) == list(FAMILIES)
 
 
 def test_a_tutorial_is_its_file(site: Path) -> None:

@@ -49,11 +49,29 @@ def kept_variable():
 
 def in_a_loop():
     @T.prim_func
-    def kernel(A: T.Tensor((4,), "float32")):
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
         with T.Kernel(4, threads=32) as bx:
-            for _ in T.serial(3):
+            for _ in T.serial(n):
                 A[bx] = A[bx] + 1
                 T.sync_grid()  # here
+
+
+def in_a_branch():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            if bx > 2:
+                T.sync_grid()  # here
+            A[bx] = 1
+
+
+def in_a_long_loop():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for _ in T.serial(257):  # here
+                A[bx] = A[bx] + 1
+                T.sync_grid()
 
 
 CASES = {
@@ -62,6 +80,8 @@ CASES = {
     changed_value: ("lost_at_grid_sync", "x = A[bx]"),
     kept_variable: ("lost_at_grid_sync", 'T.alloc_var("float32", 1.0)'),
     in_a_loop: ("not_outermost", "T.sync_grid()"),
+    in_a_branch: ("not_outermost", "T.sync_grid()"),
+    in_a_long_loop: ("bad_argument", "for _ in T.serial(257):"),
 }
 
 

@@ -36,7 +36,7 @@ def dynamic_tile():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
         with T.Kernel(1) as _:
-            tile = T.alloc_shared((n,), "float32")  # here
+            tile = T.alloc_fragment((n,), "float32")  # here
             T.clear(tile)
 
     tilelang.compile(kernel)
@@ -263,7 +263,7 @@ def no_config():
 
 CASES = {
     non_affine_region: ("non_affine_region", "T.copy(A[i * i : i * i + 4], tile)"),
-    dynamic_tile: ("dynamic_tile", "T.alloc_shared((n,), \"float32\")"),
+    dynamic_tile: ("dynamic_tile", "T.alloc_fragment((n,), \"float32\")"),
     unwritten_element: ("unwritten_element", "T.copy(tile, B)"),
     empty_tile: ("bad_shape", "T.alloc_shared((4, 0), \"float32\")"),
     out_of_bounds: ("out_of_bounds", "tile[i + 8]"),

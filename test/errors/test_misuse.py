@@ -30,7 +30,7 @@ def outside_kernels():
 
 
 def of_tilelang():
-    kernel_of(lambda x, A: T.gemm_sp(A, A, A))  # here
+    kernel_of(lambda x, A: T.tcgen05_gemm(A, A, A))  # here
 
 
 def rounded():
@@ -152,7 +152,7 @@ CASES = {
     compared_buffer: ("region_as_value", "A == 0"),
     misspelt: ("unknown_name", "T.sqrtt"),
     outside_kernels: ("unknown_name", "T.Tensr"),
-    of_tilelang: ("unknown_name", "T.gemm_sp"),
+    of_tilelang: ("unknown_name", "T.tcgen05_gemm"),
     rounded: ("python_value", "round(x)"),
     of_math: ("python_value", "math.exp(x)"),
     of_torch: ("python_value", "torch.exp(x)"),

@@ -60,8 +60,9 @@ def neighbours(x, target):
 
 
 def ended(x, target):
-    """What stands for infinity."""
-    return x.clamp(-448, 448) if target == "float8_e4m3fn" else x
+    """What stands for infinity: conversions to float8 saturate."""
+    most = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}.get(target, torch.inf)
+    return x.clamp(-most, most)
 
 
 def same(got, wanted, x):
@@ -119,6 +120,37 @@ def test_saturation(way, source, target, how):
     else:
         wanted = high if how == "ru" else clamped.to(b.dtype).double()
     same(b, wanted, x)
+
+
+@pytest.mark.parametrize("target", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_saturates_unless_told_not_to(way, target):
+    @T.prim_func
+    def kernel(A: T.Tensor((N,), "float32"), B: T.Tensor((4, N), target), C: T.Tensor((4,), target)):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_fragment((N,), "float32")
+            T.copy(A, tile)
+            for i in T.Parallel(N):
+                B[0, i] = T.cast(A[i], target)
+                B[1, i] = T.cast(A[i], target, sat=False)
+                B[3, i] = A[i]
+            T.copy(tile, B[2, 0:N])
+            C[0] = T.cast(-1e6, target)
+            C[1] = 1e6
+            C[2] = T.cast(T.infinity("float32"), target)
+            C[3] = T.cast(1e6, target, sat=False)
+
+    x, most = numbers("float32", target), finite(target)[-1].item()
+    x[900:908] = torch.tensor([464.0, 464.1, -464.1, 448.0, 61439.0, 61440.0, -61440.0, 57345.0])
+    b, c = torch.zeros(4, N, dtype=getattr(torch, target)), torch.zeros(4, dtype=getattr(torch, target))
+    way(kernel, x, b, c)
+    for row in (0, 2, 3):
+        same(b[row], x.double().clamp(-most, most).to(b.dtype).double(), x)
+    first, beyond = {"float8_e4m3fn": (464.1, torch.nan), "float8_e5m2": (61440.0, torch.inf)}[target]
+    over = torch.where(x > 0, beyond, -beyond).double()
+    wanted = torch.where(x.abs() >= first, over, b[0].double())
+    assert torch.equal(b[1].double().nan_to_num(7.0), wanted.nan_to_num(7.0))
+    assert c[:3].tolist() == [-most, most, most]
+    assert c[3].isnan() if target == "float8_e4m3fn" else c[3].isinf()
 
 
 @pytest.mark.parametrize("how", [None, "rn", "rz", "ru", "rd"])

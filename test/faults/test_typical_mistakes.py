@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_tile.diagnostics.errors import LaunchError, TileError
+from torch_tile.diagnostics.errors import InternalError
 
 HEAD = "import math\nimport numpy as np\nimport torch\nimport torch_tile\nimport torch_tile.language as T\n"
 MISTAKES = [part.split("\n", 1) for part in (Path(__file__).parent / "mistakes.txt").read_text().split("== ")[1:]]
@@ -34,7 +34,9 @@ def message_of(text: str, folder: Path) -> tuple[str, list[int]]:
     names = {"__name__": "mistake", "x": torch.randn(64), "m": torch.randn(32, 32)}
     try:
         exec(compile(text, str(path), "exec"), names)
-    except (TileError, LaunchError, TypeError, RuntimeError) as problem:
+    except InternalError:
+        raise
+    except Exception as problem:
         said = [int(line) for line in re.findall(rf"{re.escape(str(path))}:(\d+)", str(problem))]
         frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
         return f"{type(problem).__name__}: {problem}", said or frames

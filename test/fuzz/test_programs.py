@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from torch_tile.codegen.cpu import ENTRY, emit_cpu
 from torch_tile.ir.stmt import dimensions
 from torch_tile.lowering import lower
-from torch_tile.runtime.host_compiler import compile_many
+from torch_tile.runtime.host_compiler import compile_shared
 from torch_tile.runtime.launch import Launcher
 from torch_tile.simulator.tile.interpreter import evaluate
 
@@ -39,7 +40,8 @@ def build(programs):
             heads |= dict.fromkeys(re.findall(r"^#include .*$", text, re.MULTILINE))
             bodies.append(f"namespace p{n} {{\n" + re.sub(r"^#include .*\n", "", text, flags=re.MULTILINE) + "}\n")
         sources.append("\n".join([*heads, *bodies]))
-    libraries = [ctypes.CDLL(str(path)) for path in compile_many(sources, 2)]
+    with ThreadPoolExecutor(2) as pool:
+        libraries = [ctypes.CDLL(str(path)) for path in pool.map(compile_shared, sources)]
     launchers = []
     for n, (program, source) in enumerate(zip(programs, emitted, strict=True)):
         entry = libraries[n // PER_UNIT][f"{ENTRY}_{n}"]

@@ -140,6 +140,48 @@ def test_models_that_take_no_attention_function_get_their_own_mask(family: str, 
         torch.testing.assert_close(fast(ids, attention_mask=padding)[0], wanted)
 
 
+def indexed_model(seed: int) -> torch.nn.Module:
+    """A tiny DeepSeek-V3.2, each query of which sees 5 positions."""
+    config = transformers.DeepseekV32Config(
+        vocab_size=96, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1,
+        num_experts_per_tok=2, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=12, qk_nope_head_dim=16,
+        index_topk=5, index_n_heads=2, index_head_dim=16, first_k_dense_replace=1, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    return transformers.DeepseekV32ForCausalLM(config).eval()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="transformers has no DeepSeek-V3.2")
+def test_positions_that_an_indexer_lists(seed: int) -> None:
+    """Other implementations than eager and sdpa get the list in place of a mask."""
+    model, ids = indexed_model(seed), torch.randint(3, 96, (2, 17))
+    padding = torch.ones_like(ids)
+    padding[1, :6] = 0
+    with torch.no_grad():
+        wanted = [model(ids).logits, model(ids, attention_mask=padding).logits[:, 6:]]
+        tokens = model.generate(ids, max_new_tokens=4, do_sample=False)
+        model.set_attn_implementation("tile")
+        got = [model(ids).logits, model(ids, attention_mask=padding).logits[:, 6:]]
+        assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), tokens)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_listed_positions_hide_the_others(seed: int) -> None:
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    listed = torch.tensor([[[0, 4], [-1, 5], [6, 2]], [[1, -1], [3, 6], [9, 0]]])
+    seen = torch.stack([(listed == n).any(-1) for n in range(7)], -1) & torch.ones(3, 7, dtype=torch.bool).tril(4)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), seen[:, None], enable_gqa=True
+    )
+    for mask in (None, torch.ones(1, 1, 3, 7, dtype=torch.bool).tril(4)):
+        out, _ = attention_forward(Layer(), q, k, v, mask, indices=listed)
+        torch.testing.assert_close(out.transpose(1, 2).double(), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="paged cache with lists"):
+        attention_forward(Layer(), q, k, v, None, indices=listed, cache=object())
+
+
 class Layer(torch.nn.Module):
     is_causal = True
 

@@ -123,3 +123,16 @@ def test_a_type_of_nothing_is_a_new_name():
     """TileLang's `T.let(T.int32(), value)` binds it."""
     name = dt.int32()
     assert isinstance(name, Var) and name.dtype is dt.int32 and name is not dt.int32()
+
+
+@pytest.mark.parametrize("source", ["float8_e5m2", "float16", "float64", "int8", "int32"])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_tensors_become_float8_within_its_range(name, source):
+    most, of = dt.SATURATED[name], dt.to_dtype(source)
+    numbers = [0.0, 1.0, -7.0] if of.is_integer else [0.0, -2.0, 50000.0, -math.inf, math.nan]
+    given = torch.tensor(numbers, dtype=torch.float64).to(of.as_torch())
+    want = [math.copysign(min(abs(x), most), x) for x in given.double().tolist()]
+    found = dt.converted(given, dt.to_dtype(name)).double().tolist()
+    for x, y in zip(want, found, strict=True):
+        known = source == name or abs(x - y) <= abs(x) / 8  # of one type they are kept
+        assert known or (math.isnan(x) and math.isnan(y)), (x, y)

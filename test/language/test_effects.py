@@ -208,3 +208,15 @@ def test_an_assertion_before_the_kernel_is_of_the_launch(target):
     with pytest.raises(torch_tile.LaunchError):
         run(b)
     assert not b.any()
+
+
+def test_compile_flags_in_the_body_are_among_the_attributes():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        T.annotate_compile_flags("-O3 --use_fast_math")
+        T.annotate_compile_flags(["-O3"])
+        with T.Kernel(1, threads=32):
+            A[0] = 1.0
+
+    assert kernel.attrs["tilelang_compile_flags"] == ["-O3", "--use_fast_math"]
+    assert kernel.program.switches == ("fast_math",)

@@ -54,3 +54,29 @@ def test_threads_meet_across_blocks(target):
     found = torch_tile.compile(kernel, target=target).interpret(a, b)
     assert not found, found.report()
     assert torch.equal(b.flatten(), torch.arange(63, -1, -1, dtype=torch.int32))
+
+
+def test_turns_of_loops(way):
+    """Each turn of a relaxation reads what all blocks wrote in the turn before; a loop inside, names and tiles."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 4, 16), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for step in T.serial(5):
+                scale = step + 1
+                for half in range(2):
+                    row = T.alloc_shared((16,), "float32")
+                    left = (bx + 1 + half) % 4
+                    T.copy(A[(step + half) % 2, left, :], row)
+                    for i in T.Parallel(16):
+                        A[(step + half + 1) % 2, bx, i] = row[i] + T.cast(scale * i, "float32")
+                    T.sync_grid()
+
+    a = torch.randn(2, 4, 16)
+    wanted = a.clone()
+    for step in range(5):
+        for half in range(2):
+            turned = wanted[(step + half) % 2].roll(-1 - half, 0)
+            wanted[(step + half + 1) % 2] = turned + (step + 1) * torch.arange(16.0)
+    way(kernel, a)
+    torch.testing.assert_close(a, wanted, rtol=0, atol=0)

@@ -223,3 +223,23 @@ def test_functions_over_tensors_are_not_evaluated():
     count = []
     whole = T.Layout((1024, 512), lambda i, j: count.append(1) or i * 512 + j)
     assert whole == row_major((1024, 512)) and len(count) < 100
+
+
+def test_layouts_are_compared_by_their_places():
+    linear = T.Layout((8, 4), lambda i, j: i * 4 + j)
+    assert linear.is_equal(T.Layout((8, 4), lambda a, b: [a, b]))
+    assert not linear.is_equal(T.Layout((8, 4), lambda i, j: [j, i]))
+    assert not linear.is_equal(T.Layout((8, 2), lambda i, j: i * 4 + j))
+
+    def fragment(register, turns=3, replicate=1):
+        return T.Fragment(
+            (8, 4), forward_thread_fn=lambda i, j, r=0: (i * 4 + j) * turns % 32 + 32 * r,
+            forward_index_fn=register, replicate=replicate,
+        )  # fmt: skip
+
+    free = fragment(lambda i, j: i)
+    assert "without digits" in repr(free)
+    assert free.is_equal(fragment(lambda a, b: a))
+    for other in (fragment(lambda i, j: j), fragment(lambda i, j: i, 5), fragment(None), linear):
+        assert not free.is_equal(other)
+    assert not free.is_equal(fragment(lambda i, j: i, replicate=2))

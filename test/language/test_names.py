@@ -177,3 +177,18 @@ def test_a_parameter_that_nothing_declares():
                 A[0] = n
 
     assert caught.value.code == "bad_annotation" and "`A`" in str(caught.value)
+
+
+def test_hints_and_names_of_values(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                x = T.bind(A[i] + 1)
+                if T.likely(i < 40):
+                    B[i] = x * x
+
+    a, b = torch.randn(64), torch.zeros(64)
+    way(kernel, a, b)
+    assert torch.equal(b[:40], (a[:40] + 1) * (a[:40] + 1)) and not b[40:].any()
+    assert T.ramp is T.Ramp and T.broadcast is T.Broadcast

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_tile.nn import linear_attention, scans
+from torch_tile.nn import linear_attention, rwkv, scans
 
 
 def test_a_convolution_in_parts(seed):
@@ -46,8 +46,27 @@ def test_what_is_not_supported_is_refused():
         scans.causal_conv1d_fn(x, weight, activation="gelu")
     keys = torch.randn(2, 9, 1, 4)
     given = torch.randn(2, 9, 3, 5), torch.randn(2, 9, 3), torch.randn(3), keys, keys, 64
-    with pytest.raises(ValueError, match="mamba_chunk_scan_combined: cu_seqlens is not supported"):
-        scans.mamba_chunk_scan_combined(*given, cu_seqlens=torch.zeros(3))
+    with pytest.raises(ValueError, match="mamba_chunk_scan_combined: return_varlen_states is not supported"):
+        scans.mamba_chunk_scan_combined(*given, return_varlen_states=True)
+    with pytest.raises(ValueError, match="mamba_chunk_scan_combined: x has 2 rows; expected 1"):
+        scans.mamba_chunk_scan_combined(*given, cu_seqlens=torch.tensor([0, 4, 9]))
+
+
+def test_packed_sequences_of_mamba(seed):
+    """Numbers of sequences and their first times are one after the other what each sequence is alone."""
+    torch.manual_seed(seed)
+    keys = torch.randn(1, 9, 1, 4), torch.randn(1, 9, 1, 4)
+    given = torch.randn(1, 9, 3, 5), torch.rand(1, 9, 3), -torch.rand(3), *keys
+    got, state = scans.mamba_chunk_scan_combined(
+        *given, 64, cu_seqlens=torch.tensor([0, 4, 4, 9]), return_final_states=True
+    )
+    numbers = torch.tensor([[0] * 4 + [2] * 5]).int()
+    torch.testing.assert_close(scans.mamba_chunk_scan_combined(*given, 64, seq_idx=numbers), got)
+    for begin, end in ((0, 4), (4, 9)):
+        part = [t if t.dim() == 1 else t[:, begin:end] for t in given]
+        want, last = scans.mamba_chunk_scan_combined(*part, 64, return_final_states=True)
+        torch.testing.assert_close(got[:, begin:end], want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, last, rtol=1e-4, atol=1e-5)
 
 
 def test_delta_rules_of_fla(seed):
@@ -96,6 +115,24 @@ def test_linear_attention_of_fla(seed):
     torch.testing.assert_close(normal, torch.ones_like(v), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="fused_recurrent_gla: gv is not supported"):
         linear_attention.fused_recurrent_gla(q, k, v, gv=v)
+
+
+def test_rwkv7_of_fla(seed):
+    """Whole, token by token, and packed; from normalized keys and their rates, too."""
+    torch.manual_seed(seed)
+    shape = 1, 5, 2, 4
+    r, k, w, v = torch.randn(shape), torch.randn(shape), -torch.rand(shape) / 2, torch.randn(1, 5, 2, 3)
+    kk, rate = F.normalize(torch.randn(shape), dim=3), torch.rand(shape)
+    want = rwkv.chunk_rwkv7(r, w, k, v, -kk, kk * rate)
+    got = rwkv.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    starts = torch.tensor([0, 2, 5])
+    packed, none = rwkv.fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * rate, w, cu_seqlens=starts)
+    rest, _ = rwkv.chunk_dplr_delta_rule(*(t[:, 2:] for t in (r, k, v, -kk, kk * rate, w)))
+    assert none is None
+    torch.testing.assert_close(packed[:, 2:], rest, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="fused_recurrent_dplr_delta_rule: reverse is not supported"):
+        rwkv.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate, reverse=True)
 
 
 def test_kimi_delta_attention_token_by_token(seed):

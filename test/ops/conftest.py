@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torch_tile.hardware import Target
 from torch_tile.kernels import FAMILIES, common, kernels
@@ -255,6 +256,25 @@ def attention_block_sparse_backward_samples(t: Maker) -> list[tuple]:
     return made
 
 
+def attention_fp8_samples(t: Maker) -> list[tuple]:
+    q, k, v = (t(*shape).detach().to(torch.float8_e4m3fn) for shape in ((2, 4, 5, 8), (2, 2, 9, 8), (2, 2, 9, 6)))
+    scales = t(2, 4).detach().float(), t(1, 2).detach().float().abs(), t(2, 1).detach().float()
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    return [
+        (q, k, v, None, None, None, False, None, 0, 0, t.dtype),
+        (turned, k, v, *scales, True, 0.3, 3, 4, t.dtype),
+        (q, k[:, :, :0], v[:, :, :0], scales[0], None, None, True, None, 0, 0, t.dtype),
+    ]
+
+
+def nsa_select_samples(t: Maker) -> list[tuple]:
+    # Scores are small integers, exact in any dtype, and no two sums of a query alike: keys of growing size.
+    q = torch.ones(2, 4, 9, 8, dtype=t.dtype)
+    k = (torch.arange(4.0) - 2).to(t.dtype)[None, None, :, None].expand(2, 2, 4, 8)
+    lse = torch.zeros(2, 4, 9, dtype=torch.float64 if t.dtype == torch.float64 else torch.float32)
+    return [(q, k, lse, 21, 3, 4, 4, 4), (q, k.contiguous(), lse, 21, 9, 8, 8, 4, 0, 1, 0.5)]
+
+
 def attention_paged_samples(t: Maker) -> list[tuple]:
     k, v, table, lengths = t(6, 4, 2, 8), t(6, 4, 2, 6), int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])
     slopes = "v=sub(i3,i2);w=mul(x0,v);y=add(w,acc0);ret y"
@@ -476,6 +496,10 @@ def ssd_chunk_scan_samples(t: Maker) -> list[tuple]:
             *(small(2, 5, 4, 3), small(2, 5, 4), decay, small(2, 5, 2, 4), small(2, 5, 2, 4), small(4)),
             *(small(2, 5, 4, 3), small(4), small(2, 4, 3, 4), True),
         ),
+        (
+            *(small(1, 4, 2, 3), sizes[:, [0, 1, 2, 0], :2], decay[:2], small(1, 4, 1, 5), small(1, 4, 1, 5)),
+            *(None, None, None, None, False, 0.0, None, torch.tensor([[0, 0, 1, 1]])),
+        ),
     ]
 
 
@@ -483,7 +507,7 @@ def ssd_chunk_scan_backward_samples(t: Maker) -> list[tuple]:
     made = []
     for args in ssd_chunk_scan_samples(t):
         state = torch.randn(*args[0].shape[::2], args[0].shape[3], args[3].shape[3]).requires_grad_(t.requires_grad)
-        grads = torch.randn_like(args[0]).requires_grad_(t.requires_grad) / 4, None if len(args) == 5 else state
+        grads = torch.randn_like(args[0]).requires_grad_(t.requires_grad) / 4, None if args[4].shape[0] == 1 else state
         made.append((*grads, *args[:6], *args[7:]))
     return made
 
@@ -564,10 +588,32 @@ def gated_linear_attention_step_samples(t: Maker) -> list[tuple]:
     return [(t(1, 4, 3, 6), *args[:4], 0.5) for args in gated_linear_attention_samples(t)]
 
 
+def rwkv7_samples(t: Maker) -> list[tuple]:
+    def small(*shape: int) -> torch.Tensor:
+        return (t(*shape).detach() / 4).requires_grad_(t.requires_grad)
+
+    def some(length: int) -> tuple:
+        keys, decay = (1, length, 2, 3), (-t(1, length, 2, 3).detach().abs() / 4).requires_grad_(t.requires_grad)
+        return small(*keys), small(*keys), small(1, length, 2, 4), decay, small(*keys), small(*keys)
+
+    return [(*some(3),), (*some(5), small(2, 2, 3, 4), torch.tensor([0, 2, 5]), 0.5)]
+
+
+def rwkv7_backward_samples(t: Maker) -> list[tuple]:
+    return [(torch.randn_like(args[2]).requires_grad_(t.requires_grad) / 4, None, *args) for args in rwkv7_samples(t)]
+
+
+def rwkv7_step_samples(t: Maker) -> list[tuple]:
+    return [(t(1, 2, 3, 4), *args[:6], 0.5) for args in rwkv7_samples(t)]
+
+
 SAMPLES = {
     "gated_linear_attention": gated_linear_attention_samples,
     "gated_linear_attention_backward": gated_linear_attention_backward_samples,
     "gated_linear_attention_step": gated_linear_attention_step_samples,
+    "rwkv7": rwkv7_samples,
+    "rwkv7_backward": rwkv7_backward_samples,
+    "rwkv7_step": rwkv7_step_samples,
     "gated_delta_rule": gated_delta_rule_samples,
     "gated_delta_rule_backward": gated_delta_rule_backward_samples,
     "gated_delta_rule_step": gated_delta_rule_step_samples,
@@ -602,6 +648,7 @@ SAMPLES = {
     "attention_block_sparse": attention_block_sparse_samples,
     "attention_block_sparse_backward": attention_block_sparse_backward_samples,
     "attention_block_sparse_lse": attention_block_sparse_samples,
+    "attention_fp8": attention_fp8_samples,
     "attention_paged": attention_paged_samples,
     "attention_paged_lse": attention_paged_samples,
     "attention_varlen": attention_varlen_samples,
@@ -611,6 +658,7 @@ SAMPLES = {
     "mla_decode_lse": mla_decode_samples,
     "mla_decode_fp8": mla_decode_fp8_samples,
     "mla_schedule": mla_schedule_samples,
+    "nsa_select": nsa_select_samples,
     "mla_sparse": mla_sparse_samples,
     "rms_norm": rms_norm_samples,
     "add_rms_norm": add_rms_norm_samples,
@@ -629,6 +677,24 @@ def samples():
         return SAMPLES[op](Maker(seed, dtype, requires_grad))
 
     return make
+
+
+SCALES_OF_PAGES = slice(13, 15)  # of attention_paged: float32 beside pages of float8, whatever q's dtype
+
+
+@pytest.fixture
+def to_double():
+    """`to_double(args)`: the arguments on the CPU, with every floating tensor and dtype in float64."""
+
+    def convert(args: tuple) -> tuple:
+        of_tensor = lambda t: (t.double() if t.is_floating_point() and t.itemsize > 1 else t).detach().cpu()  # noqa: E731
+        wide = tree_map_only(torch.Tensor, of_tensor, args)
+        wide = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, wide)
+        scales = args[SCALES_OF_PAGES]  # no other op has tensors there beside float8
+        kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
+        return (*wide[:13], *(t.detach().cpu() for t in scales), *wide[15:]) if kept else wide
+
+    return convert
 
 
 @pytest.fixture

@@ -105,10 +105,14 @@ def test_tensors_are_not_kept():
 COPIES = (
     "attention_block_sparse_backward",  # lists by keys are made by torch
     "lightning_index",  # torch chooses the largest scores
+    "nsa_select",
     "mla_sparse",  # queries whose heads lie outermost
     "attention_paged",  # several queries of heads that share keys: rows are packed, whose heads do not lie together
     "attention_paged_lse",
     "gated_linear_attention_backward",
+    "rwkv7",  # a time is two steps of the delta rule, which torch puts beside each other
+    "rwkv7_backward",
+    "rwkv7_step",
     "gated_delta_rule_backward",  # the gradient of initial states, which is stored wide first
     "ssd_chunk_scan_backward",
 )

@@ -112,6 +112,11 @@ def sparse_backward_call(g, q, k, v, o, lse, counts, indices, *out):
     launchers.attention_block_sparse_backward(g, q, k, v, o, lse, counts, indices, out=out)
 
 
+def float8_call(q, k, v, q_scale, k_scale, v_scale, out, lse):
+    scales = q_scale, k_scale, v_scale
+    launchers.attention_fp8(q, k, v, *scales, True, None, 0, 50, torch.float16, out=(out, lse))
+
+
 def block_lists():
     return starts(1, 2).view(1, 1, 2), starts(1, 0, 0, 1).view(1, 1, 2, 2)
 
@@ -236,6 +241,11 @@ CALLS = {
         lambda: (half(2, 3, 64, 128), half(2, 640, 128), torch.randn(2, 3, 64),
                  torch.empty(2, 3, 64, dtype=torch.int32)),
     ),
+    "nsa_select": (
+        "tttt", lambda q, k, lse, out: launchers.nsa_select(q, k, lse, 640, 5, out=out),
+        lambda: (half(2, 32, 3, 128), half(2, 2, 10, 128), torch.zeros(2, 32, 3),
+                 torch.empty(2, 2, 3, 5, dtype=torch.int32)),
+    ),
     "mla_schedule": ("tt", lambda lengths, out: launchers.mla_schedule(lengths, 16, 5, out=out),
                      lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
     "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
@@ -270,6 +280,11 @@ CALLS = {
         lambda: (half(2, 4, 200, 64), half(2, 4, 200, 64), half(2, 2, 250, 64), half(2, 2, 250, 64),
                  half(2, 4, 200, 64), torch.empty(2, 4, 200), *block_lists(), half(2, 4, 200, 64),
                  half(2, 2, 250, 64), half(2, 2, 250, 64)),
+    ),
+    "attention_fp8": (
+        "tttttttt", float8_call,
+        lambda: (*(half(2, h, n, 64).to(torch.float8_e4m3fn) for h, n in ((4, 200), (2, 250), (2, 250))),
+                 torch.rand(2, 4), torch.rand(2, 2), torch.rand(2, 2), half(2, 4, 200, 64), torch.empty(2, 4, 200)),
     ),
     "attention_paged": (
         "tttttt", paged_call,
@@ -383,6 +398,23 @@ CALLS = {
         lambda: (half(5, 4, 16, 32), half(5, 1, 2, 16), half(5, 1, 2, 16), half(5, 1, 4, 32), half(5, 1, 4),
                  half(5, 1, 4, 32), half(5, 4, 16, 32)),
     ),
+    "rwkv7": (
+        "tttttt", lambda q, k, v, g, *out: launchers.rwkv7(q, k, v, g, k, k, out=out),
+        lambda: (half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 32),
+                 torch.empty(2, 4, 16, 32)),
+    ),
+    "rwkv7_backward": (
+        "tttttttttttt",
+        lambda d, q, k, v, g, *out: launchers.rwkv7_backward(d, None, q, k, v, g, k, k, out=out),
+        lambda: (half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16),
+                 half(2, 70, 4, 16), half(2, 70, 4, 16), half(2, 70, 4, 32), half(2, 70, 4, 16), half(2, 70, 4, 16),
+                 half(2, 70, 4, 16), half(0)),
+    ),
+    "rwkv7_step": (
+        "ttttttt", lambda s, q, k, v, g, *out: launchers.rwkv7_step(s, q, k, v, g, k, k, out=out),
+        lambda: (half(5, 4, 16, 32), half(5, 1, 4, 16), half(5, 1, 4, 16), half(5, 1, 4, 32), half(5, 1, 4, 16),
+                 half(5, 1, 4, 32), half(5, 4, 16, 32)),
+    ),
     "selective_state_update": (
         "ttttttt", lambda s, x, dt, A, B, *out: launchers.selective_state_update(s, x, dt, A, B, B, out=out),
         lambda: (half(5, 4, 32, 16), half(5, 4, 32), half(5, 4, 32), half(4, 32, 16), half(5, 1, 16), half(5, 4, 32),
@@ -411,8 +443,11 @@ def asked(fake, call, args):
     ]
 
 
-# Calls of torch beside the launches, which no site repeats: the choice of the largest scores, and lists by keys.
-WITH_TORCH = "lightning_index", "attention_block_sparse_backward"
+# Calls of torch beside the launches, which no site repeats: the choice of the largest scores, lists by keys, and steps
+# of a time beside each other.
+WITH_TORCH = (
+    "lightning_index", "nsa_select", "attention_block_sparse_backward", "rwkv7", "rwkv7_backward", "rwkv7_step",
+)  # fmt: skip
 LAUNCHES_ALONE = {name: call for name, call in CALLS.items() if name not in WITH_TORCH}
 
 
@@ -467,6 +502,7 @@ def entries_of(plan):
 
 SIZES = {
     "attention_block_sparse": 250, "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
+    "attention_fp8": 250,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "quantize_int8": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,

@@ -23,12 +23,14 @@ PRODUCTS = [
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
     *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
     *("gated_delta_rule", "gated_delta_rule_step", "gated_linear_attention", "gated_linear_attention_step"),
+    *("rwkv7", "rwkv7_step"),
 ]
 LIKE_QUERY = [name for name in PRODUCTS if name.startswith(("attention", "mla"))]  # in the memory order of the queries
+LIKE_QUERY += ["attention_fp8"]
 # Each gradient in the memory order of its tensor.
 OF_ATTENTION = ["attention_backward", "attention_block_sparse_backward", "attention_varlen_backward"]
 BACKWARDS = [*OF_ATTENTION, "causal_conv1d_backward", "cross_entropy_backward", "ssd_chunk_scan_backward"]
-BACKWARDS += ["gated_delta_rule_backward", "gated_linear_attention_backward"]
+BACKWARDS += ["gated_delta_rule_backward", "gated_linear_attention_backward", "rwkv7_backward"]
 ANY_DTYPE = [
     "cross_entropy",
     "linear_cross_entropy",
@@ -44,27 +46,14 @@ REFUSING = [
     "quantize_int8",
     "fused_norm_quantize",
     "mla_decode_fp8",
+    "attention_fp8",
 ]  # gradients
-INTEGERS = ["mla_schedule", "group_tokens", "lightning_index"]  # arguments and results
+INTEGERS = ["mla_schedule", "group_tokens", "lightning_index", "nsa_select"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
 
 
 def overload(name):
     return getattr(torch.ops.tile, name).default
-
-
-SCALES_OF_PAGES = slice(13, 15)  # of attention_paged: float32 beside pages of float8, whatever q's dtype
-
-
-def to_double(args):
-    """The same arguments with every floating tensor and dtype in float64."""
-    wide = tree_map_only(
-        torch.Tensor, lambda t: t.detach().double() if t.is_floating_point() and t.itemsize > 1 else t, args
-    )
-    wide = tree_map_only(torch.dtype, lambda d: torch.float64 if d.itemsize > 1 else d, wide)
-    scales = args[SCALES_OF_PAGES]  # no other op has tensors there beside float8
-    kept = len(scales) == 2 and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in scales)
-    return (*wide[:13], *scales, *wide[15:]) if kept else wide
 
 
 def outputs(result):
@@ -100,7 +89,7 @@ def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
 @pytest.mark.parametrize(
     "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8", "fused_norm_quantize"})
 )  # whose results have dtypes of their own
-def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
+def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples, to_double):
     tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
     for seed in range(3):
         for i, args in enumerate(samples(name, seed, dtype)):
@@ -142,7 +131,7 @@ def test_gradcheck(name, samples):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_autocast_follows_its_dtype(name, dtype, samples):
+def test_autocast_follows_its_dtype(name, dtype, samples, to_double):
     for args in samples(name, 3, torch.float32):
         with torch.autocast("cpu", dtype=dtype):
             got = outputs(overload(name)(*args))[0]
@@ -268,6 +257,9 @@ DYNAMIC = {
         torch.arange(2 * n * 5, dtype=torch.int32).view(n, 2, 5) % 4,
     ),
     "lightning_index": lambda t, n: (t(n, 2, 3, 8).detach(), t(n, n + 4, 8).detach(), t(n, 2, 3).detach(), 3),
+    "nsa_select": lambda t, n: (
+        *(t(2, 4, n, 8).detach(), t(2, 2, n + 3, 8).detach(), t(2, 4, n).detach(), 4 * n + 16, 3, 4, 4, 4),
+    ),
     "mla_schedule": lambda t, n: (torch.arange(n, dtype=torch.int32), 3, 5),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
     "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),
@@ -281,6 +273,10 @@ DYNAMIC = {
 DYNAMIC["scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(n + 2, 130).to(torch.float8_e4m3fn).mT),
     *(torch.ones(n, 2), torch.ones(1, n + 2), [], "", "", torch.float32),
+)
+DYNAMIC["attention_fp8"] = lambda t, n: (
+    *(torch.ones(2, heads, length, 8).to(torch.float8_e4m3fn) for heads, length in ((4, n), (2, n + 3), (2, n + 3))),
+    *(t(2, 4).detach(), None, None, True, None, 0, 3, torch.float32),
 )
 DYNAMIC["grouped_scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),
@@ -341,6 +337,15 @@ DYNAMIC["gated_delta_rule_backward"] = lambda t, n: (t(2, n, 4, 5), None, *DYNAM
 DYNAMIC["gated_delta_rule_step"] = lambda t, n: (
     t(n, 4, 3, 5),
     *(x[:, :1] for x in DYNAMIC["gated_delta_rule"](lambda *shape: t(n, 2, *shape[2:]), n)[:5]),
+)
+DYNAMIC["rwkv7"] = lambda t, n: (
+    *(t(2, n, 2, 3) / 4, t(2, n, 2, 3) / 4, t(2, n, 2, 5), -t(2, n, 2, 3).detach().abs() / 4),
+    *(t(2, n, 2, 3) / 4, t(2, n, 2, 3) / 4),
+)
+DYNAMIC["rwkv7_backward"] = lambda t, n: (t(2, n, 2, 5), None, *DYNAMIC["rwkv7"](t, n))
+DYNAMIC["rwkv7_step"] = lambda t, n: (
+    t(n, 2, 3, 5),
+    *(x[:, :1] for x in DYNAMIC["rwkv7"](lambda *shape: t(n, 2, *shape[2:]), n)),
 )
 DYNAMIC["gated_linear_attention"] = lambda t, n: (
     *(t(2, n, 4, 3) / 4, t(2, n, 4, 3) / 4, t(2, n, 4, 5), -t(2, n, 4, 3).detach().abs()),

@@ -29,6 +29,9 @@ def sparse_calls(t, integers):
     blocks = t(2, 4, 20, 8), t(2, 2, 30, 8), t(2, 2, 30, 8)
     yield "attention_block_sparse", (*blocks, *each, None, None, 16, 16, True)
     yield "attention_block_sparse_lse", (*blocks, *own, None, None, 16, 16)
+    float8 = [x.detach().to(torch.float8_e4m3fn) for x in blocks]
+    yield "nsa_select", (t(2, 4, 6, 8).detach(), t(2, 2, 5, 8).detach(), t(2, 4, 6).detach(), 22, 3, 4, 4, 4)
+    yield "attention_fp8", (*float8, t(2, 4).detach(), t(1, 2).detach(), None, True, None, 0, 10, torch.float32)
 
 
 def listed_calls(t, integers):
@@ -112,6 +115,9 @@ def calls():
     for groups in (1, 2):
         keys = t(2, 5, groups, 4), t(2, 5, groups, 4)
         yield "ssd_chunk_scan", (t(2, 5, 4, 3), t(2, 5, 4), decay, *keys, t(4), None, t(4), t(2, 4, 3, 4), True)
+        numbers = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+        options = *(None,) * 4, False, 0.0, None, numbers
+        yield "ssd_chunk_scan", (t(2, 5, 4, 3), t(2, 5, 4).detach().abs(), decay, *keys, *options)
     yield from calls_of_linear_attention(t)
     yield (
         "selective_state_update",
@@ -130,6 +136,8 @@ def calls_of_linear_attention(t):
     yield "gated_delta_rule", (q, k, t(2, 5, 4, 3), channels, numbers[1])
     yield "gated_linear_attention", (q, k, t(2, 5, 4, 3), channels, t(2, 4, 4, 3))
     yield "gated_linear_attention_step", (t(2, 4, 4, 3), q, k, t(2, 5, 4, 3), numbers[0])
+    yield "rwkv7", (q, k, t(2, 5, 4, 3), channels, t(2, 5, 4, 4, by=0.3), k, t(2, 4, 4, 3))
+    yield "rwkv7_step", (t(2, 4, 4, 3), q, k, t(2, 5, 4, 3), channels, t(2, 5, 4, 4, by=0.3), k)
 
 
 def outputs(result):

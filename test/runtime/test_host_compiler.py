@@ -13,7 +13,7 @@ import pytest
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.runtime import host_compiler
 from torch_tile.runtime.cache import CacheError
-from torch_tile.runtime.host_compiler import NoCompilerError, compile_many, compile_shared, find_compiler
+from torch_tile.runtime.host_compiler import NoCompilerError, compile_shared, find_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +78,6 @@ def test_flags_keep_ieee_arithmetic():
     loose = {"-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-fno-signed-zeros"}
     assert not loose & set(flags)
     assert {"-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"} <= set(flags)
-
-
-def test_many_at_once(monkeypatch):
-    runs = count_runs(monkeypatch)
-    paths = compile_many([source(i % 5) for i in range(10)])
-    assert [ctypes.CDLL(str(path)).value() for path in paths] == [0, 1, 2, 3, 4] * 2
-    assert len(runs) == 5
-    assert compile_many([]) == []
-    with pytest.raises(InternalError, match="host compiler refused"):
-        compile_many([source(1), "nonsense", source(2)])
 
 
 def test_threads(monkeypatch):

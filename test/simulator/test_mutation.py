@@ -123,7 +123,7 @@ def of_grouped_gemm(m, n, k, config=None):
     groups = PLANNERS + 9
     a, b, offsets = randn(m, k), randn(groups, n, k).mT, torch.full((groups,), m - 2, dtype=torch.int32)
     offsets[0], offsets[1:-2] = m // 3, m // 2
-    got = grouped.grouped_gemm(a, [b], offsets, [], "", "", torch.float16, config)
+    got = grouped.grouped_gemm(a, [b], offsets, [], "", "", torch.float16, config=config)
     return got, grouped.reference(a.double(), [b.double()], offsets, [], "", "", torch.float64)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Unpack
 
@@ -15,10 +15,10 @@ from torch_tile.autotuner.result import AutotuneResult, Config, SearchSettings, 
 from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
 from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernel import JITKernel
-from torch_tile.language.misuse import nearest
 from torch_tile.profiler import made_up
 
 Configs = Sequence[Config] | Callable[..., Sequence[Config]]
@@ -93,6 +93,8 @@ class AutotunedFunction:
     def __init__(
         self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = (),
     ):  # fmt: skip
+        if not callable(configs):
+            _check_dicts(configs)
         self.function, self.configs, self.settings = function, configs, settings
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.names: tuple[str, ...] = tuple(function.signature.parameters)
@@ -168,9 +170,7 @@ class AutotunedFunction:
     ) -> AutotuneResult:  # fmt: skip
         """Search among `configs`. `constants` are T.const sizes given by name."""
         given = {*self.names[: len(args)], *kwargs}
-        if not all(isinstance(config, Mapping) for config in configs):
-            fix = 'write them as {"block_M": 64, "num_stages": 2}'
-            raise error("bad_argument", None, op="autotune", name="configs", why="are not all dicts", fix=fix)
+        _check_dicts(configs)
         self._check_names(configs)
         self._check_call(args, kwargs, configs)
         left = [{name: value for name, value in config.items() if name not in given} for config in configs]
@@ -210,6 +210,14 @@ class AutotunedFunction:
         """Return the form of a call."""
         named = [*zip(self.names, args, strict=False), *sorted(kwargs.items())]
         return tuple((name, _form(value)) for name, value in named if name not in self.ignored)
+
+
+def _check_dicts(configs: Iterable[Any]) -> None:
+    """Raise TileError for a configuration that is no dict."""
+    for config in configs:
+        if not isinstance(config, Mapping):
+            why, fix = f"have {config!r}"[:80], 'write each as a dict, {"block_M": 64, "num_stages": 2}'
+            raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
 
 
 def _form(value: Any) -> Any:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch_tile.autotuner.cost_model import Estimate
 from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir.stmt import Program
 from torch_tile.jit import JITFunction
 from torch_tile.profiler import TensorSupplyType
@@ -150,8 +150,8 @@ class Settings:
         known = [field.name for field in fields(self)]
         for name in given:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
+                near = nearest(name, known)
+                fix = f"did you mean {near}?" if near else f"give one of {', '.join(known)}"
                 raise error("bad_argument", None, op=op, name=name, why="is not a setting", fix=fix)
         return replace(self, **given)
 

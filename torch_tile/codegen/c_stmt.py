@@ -69,6 +69,14 @@ class Statements(Visitor, Lines):
         init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
         self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
 
+    def tensor(self, node: Alloc) -> None:
+        """Declare a tensor at an address that the kernel computes."""
+        kind, name = storage(node.buffer.dtype), self.text.names.of(node.buffer)
+        if node.init is None:
+            raise InternalError(f"`{node.buffer.name}` has no address", node.span)
+        address = self.text.assigned(node.init, node.init.dtype)
+        self.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({address});", node.span)
+
     def local_array(self, node: Alloc, alignment: int) -> None:
         """Declare an array that one thread holds, aligned to so many bytes."""
         buffer = node.buffer

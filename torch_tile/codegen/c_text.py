@@ -363,6 +363,8 @@ class Text(Visitor):
         to, of = node.type, node.a.dtype
         if is_small(to) and not is_exact(of, to):
             source = self.value(node.a) if of.is_float else f"(float){self.value(node.a, above=PREFIX)}"
+            if to == dt.float8_e5m2 and of != dt.float8_e4m3fn:  # which, unlike e4m3, rounds to infinities
+                source = f"tile::finite<{storage(to)}>({source})"
             return f"tile::rounded<{storage(to)}>({source})", 99
         if is_small(to) or (is_small(of) and to == dt.float32) or (to in SIGNED and self.is_index(node.a)):
             return self.term(node.a, wide)

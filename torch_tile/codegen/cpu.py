@@ -203,6 +203,8 @@ class _Cpu(Statements):
             return
         if buffer.scope == "var":
             self.variable(node)
+        elif buffer.scope == "global":
+            self.tensor(node)
         else:
             self.local_array(node, ALIGN)
 

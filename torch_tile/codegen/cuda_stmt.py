@@ -168,6 +168,8 @@ class CudaStatements(Statements):
         buffer = node.buffer
         if buffer.scope == "var":
             self.variable(node)
+        elif buffer.scope == "global":
+            self.tensor(node)
         elif buffer.scope in ("shared", "barrier"):
             name, kind = self.names.of(buffer), storage(buffer.dtype)
             if buffer.offset is None:

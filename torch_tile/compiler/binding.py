@@ -162,6 +162,11 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
         raise LaunchError(
             f"argument `{name}` must be on {first[1]}, as `{first[0]}` is, got a tensor on {value.device}"
         )
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise LaunchError(
+            f"argument `{name}` is a tensor of torch.func.vmap or a transform like it, which has no memory of its own; "
+            "give the kernel a dimension for the batch"
+        )
     if value.layout is not torch.strided or value.is_neg():
         raise LaunchError(f"argument `{name}` must be a plain dense tensor; pass .to_dense() or .resolve_neg()")
     if (param.strides is None or param.origin == "pointer") and not value.is_contiguous():

@@ -44,10 +44,10 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
     made: list[Program] = []
 
     def lowered(here: Build | None = None) -> Program:
-        from torch_tile.lowering import cuda_passes, lower  # not before: most processes find the text and need no pass
+        from torch_tile.lowering import lower_for_gpu  # not before: most processes find the text and need no pass
 
         if not made or here is not None:
-            made.append(lower(program, cuda_passes(here or Build(build.target, build.options))))
+            made.append(lower_for_gpu(program, here or Build(build.target, build.options)))
         return made[-1]
 
     def text() -> str:

@@ -21,6 +21,7 @@ from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
+from torch_tile.ops.when_imported import after_imports
 
 
 def tile(
@@ -50,7 +51,6 @@ def tile(
 
         workers.warm()
     artifacts.record_kernels()
-    _capture_scans()  # of models whose files were imported since
     with waiting("compiling a graph"):
         return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
 
@@ -108,3 +108,4 @@ def _capture_scans() -> None:
 
 
 _capture_scans()  # Dynamo imports this module before it traces a model
+after_imports("transformers.models.", _capture_scans)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch_tile.diagnostics.spelling import did_you_mean
 
 FAMILIES = ("attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "softmax", "loss", "scan", "route")
 SELECT = ("fastest", "tile")
@@ -29,10 +31,14 @@ def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settin
     """Parse our options into settings; raises RuntimeError (as torch.compile does for its own) on a bad value."""
     select = options.get("select", "fastest")
     if select not in SELECT:
-        raise RuntimeError(f'option "select" must be one of {", ".join(map(repr, SELECT))}, got {select!r}')
+        meant = did_you_mean(str(select), SELECT)
+        raise RuntimeError(f'option "select" must be one of {", ".join(map(repr, SELECT))}, got {select!r}{meant}')
     families = options.get("families", FAMILIES)
+    if isinstance(families, Mapping) or not isinstance(families, Iterable):
+        raise RuntimeError(f'option "families" must be names in a list, as ["norm", "gemm"], got {families!r}')
     families = (families,) if isinstance(families, str) else tuple(families)
     unknown = [f for f in families if f not in FAMILIES]
     if unknown:
-        raise RuntimeError(f'option "families" may hold {", ".join(map(repr, FAMILIES))}, got {unknown[0]!r}')
+        meant = did_you_mean(str(unknown[0]), FAMILIES)
+        raise RuntimeError(f'option "families" may hold {", ".join(map(repr, FAMILIES))}, got {unknown[0]!r}{meant}')
     return Settings(select, tuple(f for f in FAMILIES if f in families), thorough)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import sys
@@ -71,8 +72,14 @@ def replace_layers(
         What was changed, in the model's order; empty if nothing was.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}; replace_layers takes an nn.Module")
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"replace_layers: model is {given}; expected an nn.Module")
     kinds = {"linear": linear, "norm": norm, "mlp": mlp, "attention": attention}
+    for kind, flag in (kinds | {"quantized": quantized, "scan": scan, "experts": experts}).items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"replace_layers: {kind} is {flag!r}; expected True or False (filter_fn chooses layers)")
+    if filter_fn is not None and not _takes_two(filter_fn):
+        raise TypeError(f"replace_layers: filter_fn is {filter_fn!r}; expected a function of a layer and its name")
     wanted = filter_fn or (lambda module, name: True)
     done = []
     for name, module in list(model.named_modules()):
@@ -90,6 +97,19 @@ def replace_layers(
     if scan:
         done += [Replacement(file, name, "torch_tile.nn.scans") for file, name in replace_scans(model)]
     return done
+
+
+def _takes_two(function: object) -> bool:
+    """Return whether a function can be called with two arguments, as far as its signature tells."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, "")
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def fuse_activations(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scans of transformers' models by our operators, where the models look for mamba-ssm, causal-conv1d and fla.
 
-A model file of transformers has these functions in plain torch. One that agrees with ours in a trial on small random
-tensors is replaced in its file, and so in all models of the file; arguments that ours do not take go to the old one.
+A model file of transformers has these functions, and forwards of layers, in plain torch. One that agrees with ours in a
+trial on small random tensors is replaced in its file, and so in all models of the file; arguments that ours do not take
+go to the old one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -78,6 +80,37 @@ def rule_options(given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]
     names = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
     more = more | dict(zip(names, given, strict=False))
     return {name: more[name] for name in (*names, "cu_seqlens", "run") if name in more}
+
+
+def lightning(
+    old: Call,
+    layer: Any,
+    hidden_states: Any,
+    position_embeddings: Any,
+    attention_mask: Any,
+    past_key_values: Any = None,
+    run: Call = scans.operator,
+    **more: Any,
+) -> Any:
+    """Compute the forward of MiniMax's `MiniMaxLightningAttention`, by our linear attention."""
+    batch, length, _ = hidden_states.shape
+    heads, cache = layer.num_attention_heads, past_key_values
+    qkv = layer.act_fn(layer.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
+    qkv = qkv.view(batch, length, heads, 3, layer.head_dim).unbind(3)
+    decay = -layer.slope_rate.view(heads).float().expand(batch, length, heads)
+    state = None if cache is None else cache.get_linear_cache(layer.layer_idx)
+    if state is None or length > 1:
+        out, state = run("gated_linear_attention", *qkv, decay, state, None, 1.0)
+    else:
+        out, state = run("gated_linear_attention_step", state, *qkv, decay, 1.0)
+    state = state.to(out.dtype)
+    out = layer.norm(out.flatten(2))
+    out = layer.out_proj(torch.sigmoid(layer.output_gate(hidden_states)) * out)
+    if cache is not None:
+        cache.set_linear_cache(layer.layer_idx, state)
+    return out, state
 
 
 def is_packed(more: dict[str, Any]) -> bool:
@@ -155,6 +188,39 @@ def try_kda_steps(function: Call) -> list[Any]:
     return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
 
 
+class Cache:
+    """A cache of one layer, as MiniMax's."""
+
+    state: Any = None
+
+    def get_linear_cache(self, layer: int) -> Any:
+        """Return the layer's state; None before the first tokens."""
+        return self.state
+
+    def set_linear_cache(self, layer: int, state: Any) -> None:
+        """Keep the layer's state."""
+        self.state = state
+
+
+def try_lightning(function: Call) -> list[Any]:
+    """Try a layer of lightning attention on some tokens and on one more; return its results."""
+    heads, size, block, cache = 2, 3, 4, Cache()
+    slope, times = torch.rand(heads, 1, 1), torch.arange(1, block + 1)[:, None]
+    back = times - times.T
+    given = {
+        "layer_idx": 0, "num_attention_heads": heads, "head_dim": size, "block_size": block, "act_fn": torch.tanh,
+        "qkv_proj": nn.Linear(5, 3 * heads * size), "output_gate": nn.Linear(5, heads * size), "norm": torch.tanh,
+        "out_proj": nn.Linear(heads * size, 5), "slope_rate": slope, "query_decay": torch.exp(-slope * times),
+        "key_decay": torch.exp(-slope * (block - times)),
+        "diagonal_decay": torch.where(back >= 0, torch.exp(-slope * back), 0.0)[None],
+    }  # fmt: skip
+    layer, mask = SimpleNamespace(**given), torch.rand(2, 7) < 0.8
+    return [
+        *function(layer, torch.randn(2, 7, 5), position_embeddings=None, attention_mask=mask, past_key_values=cache),
+        *function(layer, torch.randn(2, 1, 5), position_embeddings=None, attention_mask=None, past_key_values=cache),
+    ]
+
+
 def channel_arguments(length: int) -> list[Any]:
     """Make arguments as `rule_arguments` does, with decays of channels and a head of keys for each head of values."""
     q, k, v, _, beta, state = rule_arguments(length)
@@ -178,8 +244,19 @@ ROLES: dict[str, tuple[Call, Call]] = {
     "torch_recurrent_gated_delta_rule": (rule_steps, try_rule_steps),
     "chunk_kimi_delta_attention": (chunk_rule, try_chunk_kda),
     "recurrent_kimi_delta_attention": (rule_steps, try_kda_steps),
+    "MiniMaxLightningAttention.forward": (lightning, try_lightning),
 }
-"""Functions of model files: ours, and a trial that calls one of them."""
+"""Functions of model files, and methods of their classes: ours, and a trial that calls one of them."""
+
+
+def functions_of(file: Any) -> Iterable[tuple[str, Any, str, Any]]:
+    """Return the functions of `ROLES` in a file: role, owner (the file or a class of it), name there, function."""
+    for role in ROLES:
+        *classes, name = role.split(".")
+        owner = functools.reduce(lambda found, part: vars(found).get(part, object), classes, file)
+        function = vars(owner).get(name)
+        if function is not None:
+            yield role, owner, name, function
 
 
 def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
@@ -189,13 +266,12 @@ def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
         file = sys.modules.get(name)
         if not name.startswith("transformers.models.") or file is None:
             continue
-        for role, (ours, trial) in ROLES.items():
-            old = getattr(file, role, None)
-            if old is None or hasattr(old, "_tile_old"):
+        for role, owner, attribute, old in functions_of(file):
+            if hasattr(old, "_tile_old"):
                 continue
-            old = getattr(old, "_tile_captured", old)
+            old, (ours, trial) = getattr(old, "_tile_captured", old), ROLES[role]
             if agrees(old, ours, trial):
-                setattr(file, role, replacement(old, ours))
+                setattr(owner, attribute, replacement(old, ours))
                 done.append((name, role))
             else:
                 log.info("%s.%s is not replaced: ours computes something else", name, role)
@@ -210,10 +286,9 @@ def capture_scans() -> None:
     for name, file in list(sys.modules.items()):
         if not name.startswith("transformers.models.") or file is None:
             continue
-        for role, (ours, trial) in ROLES.items():
-            old = vars(file).get(role)
-            if old is not None and not hasattr(old, "_tile_old") and not hasattr(old, "_tile_captured"):
-                setattr(file, role, captured(old, ours, trial))
+        for role, owner, attribute, old in functions_of(file):
+            if not hasattr(old, "_tile_old") and not hasattr(old, "_tile_captured"):
+                setattr(owner, attribute, captured(old, *ROLES[role]))
 
 
 def captured(old: Call, ours: Call, trial: Call) -> Call:

@@ -51,6 +51,8 @@ def attention_forward(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     cache: Any = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention as transformers' models call it.
@@ -69,12 +71,17 @@ def attention_forward(
         s_aux: `[H]`, attention sinks (GPT-OSS).
         position_bias: broadcastable to `[B, H, Sq, Skv]`, added to the scores (T5).
         cache: a paged cache of continuous batching, which transformers' own sdpa takes.
+        indices: int `[B, Sq, n]`, the positions that each query sees beside what the mask says (DeepSeek-V3.2's
+            indexer); a negative one is none.
+        block_indices: blocks of keys that each query sees (MiniMax-M3), which the layer's indexer turns into a mask.
         **kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` of a packed batch; what a paged
             cache needs; and what other implementations use.
 
     Returns:
         `[B, Sq, H, Dv]`, and None in place of the weights, which are not computed.
     """
+    if indices is not None or block_indices is not None:
+        attention_mask = listed_mask(module, query, key, attention_mask, cache, indices, block_indices, kwargs)
     if kwargs.get("output_attentions", False):
         tell('attn_implementation="tile" does not compute attention weights; use "eager" for output_attentions=True')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -118,11 +125,38 @@ def attention_forward(
     return attended.transpose(1, 2).contiguous(), None
 
 
+def listed_mask(
+    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, cache: Any, indices: Tensor | None,
+    block_indices: Tensor | None, kwargs: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """Return the mask that shows a query what its list names, as far as the given mask shows it, too. Without a mask
+    a query sees itself and what is before it.
+    """
+    if cache is not None:
+        raise ValueError('a paged cache with lists of positions; attn_implementation="tile" has no kernel for both')
+    keys = key.shape[2]
+    if mask is None:
+        last = torch.arange(query.shape[2], device=query.device) + (keys - query.shape[2])
+        mask = (torch.arange(keys, device=query.device) <= last[:, None])[None, None]
+    elif packed_batches.is_first_keys(mask):
+        mask = packed_batches.as_mask(mask)
+    if block_indices is not None:
+        options = mask, keys, query.dtype, query.device, kwargs.get("position_ids")
+        made: Tensor = module.indexer.build_block_mask(block_indices, *options)
+        return made
+    assert indices is not None
+    place = torch.where((indices >= 0) & (indices < keys), indices, keys).long()
+    seen = torch.zeros((*indices.shape[:2], keys + 1), dtype=torch.bool, device=query.device)
+    return hidden_too(mask, seen.scatter(-1, place, True)[:, None, :, :keys])
+
+
 def hidden_too(mask: Tensor | None, seen: Tensor) -> Tensor:
-    """Return a mask as `attention_forward` takes it that also hides what is not `seen`, bool `[Sq, Skv]`."""
+    """Return a mask as `attention_forward` takes it that also hides what is not `seen`, bool `[Sq, Skv]`, or
+    `[B, 1, Sq, Skv]`.
+    """
     if mask is None or packed_batches.is_first_keys(mask):
-        return seen[None, None]
-    mask = mask[..., : seen.shape[1]]
+        return seen[(None,) * (4 - seen.dim())]
+    mask = mask[..., : seen.shape[-1]]
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))
 
 

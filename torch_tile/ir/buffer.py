@@ -30,7 +30,8 @@ class Buffer(Node):
     """A typed n-dimensional array in one memory scope. Compares by identity.
 
     `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments, "empty" for
-    outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers. GPU passes set
+    outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers, "address" for
+    tensors whose address the kernel computes. GPU passes set
     `layout`, which places elements of shared memory and fragments; None is row-major. They set `offset`, the first byte
     of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes. None is the
     alignment of the widest access, which launches check. Each mbarrier of a "barrier" waits for `arrivals`. `base` is

@@ -154,6 +154,9 @@ FORMATS = {
     "float8_e5m2": (3, 5),
 }  # fmt: skip
 
+# What conversions to float8 end at: larger numbers, infinities included, become it, as on GPUs. NaN stays NaN.
+SATURATED = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+
 # Narrow floats: significant bits (the hidden one included), the least exponent of a normal number, the greatest number.
 # None of them has an infinity; conversions saturate.
 NARROW_FORMATS = {
@@ -174,6 +177,21 @@ def rounded(value: float, dtype: DType) -> float:
         step = max(math.frexp(value)[1] - 1, 1 - bias) - (digits - 1)  # the exponent of the last bit kept
         value = math.copysign(math.ldexp(round(math.ldexp(abs(value), -step)), step), value)
     return math.copysign(math.inf if has_inf else finite, value) if abs(value) > finite else value
+
+
+def saturated(value: float, dtype: DType) -> float:
+    """Limit `value` as a conversion to `dtype` does before it rounds."""
+    most = SATURATED.get(dtype.name, math.inf)
+    return math.copysign(most, value) if abs(value) > most else value
+
+
+def converted(tensor: Any, dtype: DType) -> Any:
+    """Convert a tensor of torch as a cast does: to float8 saturated, whatever torch's own conversion does."""
+    to, most = dtype.as_torch(), SATURATED.get(dtype.name)
+    if most is None or tensor.dtype == to:
+        return tensor.to(to)
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch limits no float8
+    return wide.clamp(-most, most).to(to)
 
 
 def _narrowed(value: float, dtype: DType) -> float:

@@ -29,6 +29,8 @@ Scalar = bool | int | float
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
+_CONDITIONS = ((None, "`and` and `or` join conditions; beside & and | these need brackets: (x > 0) & (x < 1)"),)
+_OF_BITS = {"^": ((None, "`^` is the exclusive or of bits; a power is `x ** 2`"),), "&": _CONDITIONS, "|": _CONDITIONS}
 NARROW_RIGHT = {"//", "%", ">>"}  # by a plain integer these give what they would give in int32
 NARROW_EITHER = {"&", "|", "^", "min", "max", "select"} | COMPARISONS  # these, too, with the integer on either side
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -400,7 +402,7 @@ def binary(op: str, a: Any, b: Any) -> Expr:
         return found if op in COMPARISONS else cast(found, dt.int32)
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
-        raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
+        raise error("bad_operand", x.span or y.span, _OF_BITS.get(op, ()), op=op, got=f"a value of dtype {x.dtype}")
     if op == "/" and not x.dtype.is_float:
         x, y = cast(x, dt.float32), cast(y, dt.float32)
     if op not in COMPARISONS and x.dtype.kind == "bool" and op not in INTEGER_ONLY:
@@ -493,13 +495,15 @@ def cast(value: Any, dtype: object) -> Expr:
         to = dt.to_dtype(dtype)
     except ValueError:
         raise error("bad_dtype", None, got=dtype) from None
+    if is_number(value) and to.name in dt.SATURATED:
+        value = const(float(value), dt.float64)
     x = to_expr(value, to if is_number(value) else None)
     if isinstance(x, Cast) and x.dtype == dt.int32 and is_narrow(x.a.dtype):
         x = x.a  # the int32 has the same value
     if x.dtype == to:
         return x
     if isinstance(x, Const) and not (x.dtype.is_float and to.is_integer and not math.isfinite(x.value)):
-        return const(x.value, to)
+        return const(dt.saturated(float(x.value), to) if to.name in dt.SATURATED else x.value, to)
     return Cast(to, x)
 
 

@@ -136,6 +136,10 @@ class Layout:
     def __hash__(self) -> int:
         return hash(self._parts())
 
+    def is_equal(self, other: object) -> bool:
+        """Return whether `other` places every element alike; TileLang's name of `==`."""
+        return self == other
+
     # Both ways between indices and places.
 
     def apply(self, indices: Sequence[int]) -> dict[str, int]:

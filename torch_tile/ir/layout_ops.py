@@ -314,6 +314,14 @@ def fit_threads(
     return Layout(dims[: len(shape)], tuple(d for digits in dims[len(shape) :] for d in digits)).canonical
 
 
+def same_places(first: Any, second: Any, shape: Sequence[int]) -> bool:
+    """Return whether two functions of indices have equal results at every element of `shape`."""
+    import numpy as np
+
+    a, b = (_evaluated(function, _grid(shape)) for function in (first, second))
+    return len(a) == len(b) and all(map(np.array_equal, a, b))
+
+
 def _grid(shape: Sequence[int]) -> list[Any]:
     """Return the indices of all elements of a box, the last fastest: an array for each dimension."""
     import numpy as np

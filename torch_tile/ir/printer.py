@@ -433,6 +433,11 @@ class Printer(ExprPrinter):
                 placed = "" if b.offset is None else f", offset={b.offset}"
                 self.line(f"{name} = T.alloc_barrier({b.arrivals}, {self.shape(b.shape)}{placed})")
                 return
+            if b.origin == "address" and s.init is not None:
+                steps = "" if b.strides is None else f", strides={self.shape(b.strides)}"
+                at = self.value(s.init, None, typed=True)
+                self.line(f"{name} = T.make_tensor({at}, {self.shape(b.shape)}, {b.dtype!r}{steps}, align={b.align})")
+                return
             placed = "" if b.layout is None else f', layout="{b.layout}"'
             placed += "" if b.offset is None else f", offset={b.offset}"
             self.line(f"{name} = T.{ALLOCATORS[b.scope]}({self.shape(b.shape)}, {b.dtype!r}{placed})")

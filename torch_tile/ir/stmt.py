@@ -117,7 +117,10 @@ class Let(Stmt):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alloc(Stmt):
-    """Bring a buffer to life for the rest of the block; its content is undefined, or `init` for a T.alloc_var."""
+    """Bring a buffer to life for the rest of the block; its content is undefined, or `init` for a T.alloc_var.
+
+    A global buffer of origin "address" lies at the address `init`, an int64.
+    """
 
     binders: ClassVar[tuple[str, ...]] = ("buffer",)
     buffer: Buffer

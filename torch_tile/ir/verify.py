@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError
-from torch_tile.ir import stmt
+from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.buffer import Range, Region, TensorMap
 from torch_tile.ir.expr import (
     COMPARISONS,
@@ -258,8 +258,11 @@ class _Verifier:
         self.need(s.var.dtype == s.value.dtype, f"a {s.var.dtype} named for a {s.value.dtype}", s)
 
     def init(self, s: stmt.Alloc) -> None:
-        """Check that only a T.alloc_var is initialised, with a value of its type."""
-        fits = s.init is None or (s.buffer.scope == "var" and s.init.dtype == s.buffer.dtype)
+        """Check that only a T.alloc_var is initialised, with a value of its type, and that a tensor has an address."""
+        if s.buffer.scope == "global":
+            fits = s.buffer.origin == "address" and s.init is not None and s.init.dtype == dt.int64
+        else:
+            fits = s.init is None or (s.buffer.scope == "var" and s.init.dtype == s.buffer.dtype)
         self.need(fits, f"`{s.buffer.name}` cannot be initialised so", s)
 
     def nest(self, f: stmt.For) -> None:

@@ -164,8 +164,8 @@ from torch_tile.language.math import (
     truncmod,
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
-from torch_tile.language.names import Let, Var, let
-from torch_tile.language.pointers import handle, make_tensor, match_buffer, ptr
+from torch_tile.language.names import Let, Var, bind, let, likely
+from torch_tile.language.pointers import handle, make_tensor, make_tensor_from_addr, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, meta_class, prim_func
 from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
 from torch_tile.language.reducers import (
@@ -205,6 +205,7 @@ from torch_tile.language.scopes import (
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip
+from torch_tile.language.sparse import gemm_sp, wgmma_gemm_sp
 from torch_tile.language.thread_return import thread_return
 from torch_tile.language.threads import (
     get_block_binding,
@@ -243,7 +244,7 @@ from torch_tile.language.warps import (
     warp_reduce as _warp_reduce,
 )  # fmt: skip
 from torch_tile.tileop.atomic import ATOMICS as _ATOMICS
-from torch_tile.tileop.base import need_choice as _need_choice
+from torch_tile.tileop.base import need_choice as _need_choice, need_region as _need_region
 from torch_tile.tileop.gemm.op import GemmWarpPolicy
 from torch_tile.tileop.reduce.op import REDUCTIONS as _REDUCTIONS
 
@@ -253,6 +254,7 @@ ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
 c2d_im2col, ballot = im2col, ballot_sync
+ramp, broadcast = Ramp, Broadcast
 get_warp_idx_sync = get_warp_idx
 tvm_warp_activemask, WarpSpecialize = activemask, ws
 inline = macro
@@ -288,6 +290,7 @@ globals().update({n: _recorded(n, op.build) for n, op in _tileop.tile_ops().item
 
 def clear(buffer: Any) -> None:
     """Set every element of a buffer or region to zero."""
+    _need_region(buffer, "clear", "buffer")
     globals()["fill"](buffer, 0)
 
 

@@ -196,11 +196,14 @@ from torch_tile.language.math import (
 from torch_tile.language.names import (
     Let as Let,
     Var as Var,
+    bind as bind,
     let as let,
+    likely as likely,
 )
 from torch_tile.language.pointers import (
     ptr as handle,
     make_tensor as make_tensor,
+    make_tensor as make_tensor_from_addr,
     match_buffer as match_buffer,
     ptr as ptr,
 )
@@ -261,6 +264,10 @@ from torch_tile.language.scopes import (
     dynamic as symbolic,
     use_swizzle as use_swizzle,
 )
+from torch_tile.language.sparse import (
+    gemm_sp as gemm_sp,
+    gemm_sp as wgmma_gemm_sp,
+)
 from torch_tile.language.thread_return import (
     thread_return as thread_return,
 )
@@ -293,7 +300,9 @@ from torch_tile.language.vectors import (
     Broadcast as Broadcast,
     Ramp as Ramp,
     Shuffle as Shuffle,
+    Broadcast as broadcast,
     extract_lane as extract_lane,
+    Ramp as ramp,
 )
 from torch_tile.language.views import (
     reshape as reshape,
@@ -941,12 +950,14 @@ __all__ = [
     "barrier_arrive",
     "barrier_wait",
     "bfloat16",
+    "bind",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
     "bitwise_xor",
     "block_rank_in_cluster",
     "boolean",
+    "broadcast",
     "c2d_im2col",
     "call",
     "call_extern",
@@ -1019,6 +1030,7 @@ __all__ = [
     "fmod",
     "fmul",
     "gemm",
+    "gemm_sp",
     "get_block_binding",
     "get_block_bindings",
     "get_block_extent",
@@ -1079,6 +1091,7 @@ __all__ = [
     "lds32",
     "lds64",
     "let",
+    "likely",
     "log",
     "log10",
     "log1p",
@@ -1096,6 +1109,7 @@ __all__ = [
     "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout",
     "make_tensor",
+    "make_tensor_from_addr",
     "match_all_sync",
     "match_any_sync",
     "match_buffer",
@@ -1142,6 +1156,7 @@ __all__ = [
     "quick_erf",
     "quick_sigmoid",
     "quick_tanh",
+    "ramp",
     "reduce",
     "reduce_absmax",
     "reduce_abssum",
@@ -1234,6 +1249,7 @@ __all__ = [
     "warpgroup_fence_operand",
     "warpgroup_wait",
     "wgmma_gemm",
+    "wgmma_gemm_sp",
     "wgmma_results",
     "ws",
 ]

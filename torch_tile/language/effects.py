@@ -55,6 +55,7 @@ def annotate_compile_flags(flags: str | Sequence[str]) -> None:
     at = tracer("T.annotate_compile_flags")
     given = flags if isinstance(flags, str) else list(flags)
     at.switches |= switched_on(pass_options("T.annotate_compile_flags", compile_flags=given))
+    at.compile_flags += given.split() if isinstance(given, str) else given
 
 
 def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) -> None:

@@ -29,17 +29,8 @@ from torch_tile.tileop.gemm.op import GemmWarpPolicy
 Where = Callable[[Expr, Expr], tuple[Expr, ...]]  # indices of an element, from its row and column in a block's tile
 
 
-class TensorCoreIntrinEmitter:
-    """Emit one warp's part of a matrix product: `ldmatrix_a`, `ldmatrix_b`, `mma`, `stmatrix`.
-
-    The block has `block_row_warps * block_col_warps` warps. Each computes `warp_row_tiles * warp_col_tiles` elements of
-    the product; `chunk` is the extent of the shared dimension in shared memory. A is (M, K), or (K, M) if
-    `a_transposed`; B is (K, N), or (N, K) if `b_transposed`. `a_dtype` and `b_dtype` are float16, bfloat16, float32 (as
-    tf32), int8, uint8, float8 and float64; `accum_dtype` is that of the sums. Warps are counted along rows first, along
-    columns first if `is_m_first`. `thread_var` is the running thread's index, if not that of the block.
-
-    Raises TileError where tensor cores have no such product.
-    """
+class _Emitter:
+    """What both emitters are made of: the types of a product, and the warps of a block with their tiles."""
 
     a_dtype: dt.DType
     b_dtype: dt.DType
@@ -55,11 +46,6 @@ class TensorCoreIntrinEmitter:
     num_elems_per_byte: int
     is_m_first: bool
     thread_var: Expr | None
-    mma_prefix: str
-    micro_size_x: int
-    micro_size_k: int
-    warp_rows: int
-    warp_cols: int
 
     def __init__(
         self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
@@ -74,6 +60,33 @@ class TensorCoreIntrinEmitter:
         self.reduce_k, self.num_elems_per_byte = reduce_k, num_elems_per_byte
         self.is_m_first, self.thread_var = bool(is_m_first), thread_var
         self.threads: int = WARP * block_row_warps * block_col_warps * reduce_k
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Check the product, and set what follows from the parameters."""
+
+
+class TensorCoreIntrinEmitter(_Emitter):
+    """Emit one warp's part of a matrix product: `ldmatrix_a`, `ldmatrix_b`, `mma`, `stmatrix`.
+
+    The block has `block_row_warps * block_col_warps` warps. Each computes `warp_row_tiles * warp_col_tiles` elements of
+    the product; `chunk` is the extent of the shared dimension in shared memory. A is (M, K), or (K, M) if
+    `a_transposed`; B is (K, N), or (N, K) if `b_transposed`. `a_dtype` and `b_dtype` are float16, bfloat16, float32 (as
+    tf32), int8, uint8, float8 and float64; `accum_dtype` is that of the sums. Warps are counted along rows first, along
+    columns first if `is_m_first`. `thread_var` is the running thread's index, if not that of the block.
+
+    Raises TileError where tensor cores have no such product.
+    """
+
+    mma_prefix: str
+    micro_size_x: int
+    micro_size_k: int
+    warp_rows: int
+    warp_cols: int
+
+    def _prepare(self) -> None:
+        """Choose the instruction, and count its repetitions in a warp's tile."""
+        warp_row_tiles, warp_col_tiles = self.warp_row_tiles, self.warp_col_tiles
         self.types: tuple[str, str, str] = (
             self._operand_type(self.a_dtype),
             self._operand_type(self.b_dtype),
@@ -88,7 +101,7 @@ class TensorCoreIntrinEmitter:
         self.mma_prefix, self.shape = name, matrix.FRAGMENTS[name]
         self.micro_size_x, self.micro_size_k = self.shape.m, self.shape.k
         self.micro_size_y = 16 if self.shape.m == 16 and warp_col_tiles % 16 == 0 else 8
-        if num_elems_per_byte != 1 or warp_row_tiles % self.micro_size_x or warp_col_tiles % self.micro_size_y:
+        if self.num_elems_per_byte != 1 or warp_row_tiles % self.micro_size_x or warp_col_tiles % self.micro_size_y:
             why = f"is {warp_row_tiles}, and `warp_col_tiles` {warp_col_tiles}"
             fix = f"give multiples of {self.micro_size_x} and 8; elements of less than a byte are not multiplied"
             raise error("bad_argument", None, op="TensorCoreIntrinEmitter", name="warp_row_tiles", why=why, fix=fix)
@@ -293,35 +306,16 @@ class TensorCoreIntrinEmitter:
         return where
 
 
-class WGMMATensorCoreIntrinEmitter:
+class WGMMATensorCoreIntrinEmitter(_Emitter):
     """Emit a block's matrix product by Hopper's wgmma: `wgmma` adds a product of tiles to a fragment.
 
     The parameters are those of TensorCoreIntrinEmitter. The compiler chooses the layouts, as for T.wgmma_gemm.
     """
 
-    a_dtype: dt.DType
-    b_dtype: dt.DType
-    accum_dtype: dt.DType
-    a_transposed: bool
-    b_transposed: bool
-    chunk: int
-    block_row_warps: int
-    block_col_warps: int
-    warp_row_tiles: int
-    warp_col_tiles: int
-
-    def __init__(
-        self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
-        a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
-        warp_row_tiles: int = 8, warp_col_tiles: int = 8, chunk: int = 16, reduce_k: int = 1,
-        num_elems_per_byte: int = 1, is_m_first: bool | None = False, thread_var: Expr | None = None,
-    ):  # fmt: skip
-        self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d) for d in (a_dtype, b_dtype, accum_dtype))
-        self.a_transposed, self.b_transposed, self.chunk = a_transposed, b_transposed, chunk
-        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
-        self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
-        self.threads: int = WARP * block_row_warps * block_col_warps * reduce_k
-        self.policy = GemmWarpPolicy.FullRow if block_col_warps == 1 else GemmWarpPolicy.Square
+    @property
+    def policy(self) -> GemmWarpPolicy:
+        """Return how warps divide the product."""
+        return GemmWarpPolicy.FullRow if self.block_col_warps == 1 else GemmWarpPolicy.Square
 
     def wgmma(
         self, A_region: Tile, B_region: Tile, C_region: Tile, clear_accum: Scalar = False, wg_wait: int = 0

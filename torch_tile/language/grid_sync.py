@@ -2,23 +2,27 @@
 """T.sync_grid: all blocks of a grid meet. The kernel is cut there into launches one after another.
 
 So no block waits while it occupies a processor, and a grid may have any size on every target. Values named before the
-cut are computed again behind it. What tiles hold does not survive the cut: a tile is either written anew behind it or
-refused.
+cut are computed again behind it. A loop of a constant number of turns is unrolled first. What tiles hold does not
+survive the cut: a tile is either written anew behind it or refused.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Const, Expr, Load, Var
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, find, walk
-from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Role, Stmt, Store, While
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Let, LoopKind, Role, Stmt, Store, While
+from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.roles import outermost
 from torch_tile.tileop.base import RegisteredOp
+
+MOST_TURNS = 256  # of the loops around one T.sync_grid
 
 
 class GridSync(Stmt):
@@ -31,28 +35,59 @@ def sync_grid() -> None:
     """Wait for all blocks of the grid; what they wrote to global memory before is visible to all after it.
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
-    kernel itself: in a loop or branch it is a TileError, and so is a tile whose content is used behind it.
+    kernel itself, or in loops of a constant number of turns, 256 in all. In other loops and in branches it is a
+    TileError, and so is a tile whose content is used behind it.
     """
-    outermost("T.sync_grid").emit(GridSync())
+    at = in_kernel("T.sync_grid")
+    if any(scope.what != "loop" for scope in at.scopes[1:]):
+        outermost("T.sync_grid")
+    at.emit(GridSync())
 
 
 def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list[tuple[Block, tuple[Var, ...], Var]]:
     """Yield the parts of a kernel's body between T.sync_grid, each with its own block indices and thread index."""
+    if contains(body, GridSync):
+        body = Block(tuple(_unrolled(body, MOST_TURNS)))
     places = [n for n, stmt in enumerate(body.stmts) if isinstance(stmt, GridSync)]
     if not places:
         return [(body, blocks, thread)]
     parts: list[tuple[Block, tuple[Var, ...], Var]] = []
     for start, stop in zip([-1, *places], [*places, len(body.stmts)], strict=True):
         before, part = body.stmts[: max(start, 0)], body.stmts[start + 1 : stop]
+        if not part:  # a meeting at the end, or two in a row
+            continue
         again = IdMap[Node, Node]((var, replace(var)) for var in ((*blocks, thread) if parts else ()))
         opened = _opened_again(before, part)
-        again.update((symbol, replace(symbol)) for symbol in map(_symbol_of, opened))
         renamed = _Renamed(again)
+        again.update((stmt.var, replace(stmt.var)) for stmt in opened if isinstance(stmt, Let))
+        again.update((stmt.buffer, _made_again(stmt.buffer, renamed)) for stmt in opened if isinstance(stmt, Alloc))
         stmts = [_bound_again(renamed, stmt) for stmt in opened] + [renamed(stmt) for stmt in part]
         own = [again.get(var, var) for var in (*blocks, thread)]
         assert all(isinstance(var, Var) for var in own)
         parts.append((Block(tuple(stmts)), tuple(own[:-1]), own[-1]))  # type: ignore[arg-type]
     return parts
+
+
+def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
+    """Yield the statements of a block, loops with a T.sync_grid turn by turn, of which there are `most` at most."""
+    for stmt in block.stmts:
+        if isinstance(stmt, GridSync) or not contains(stmt, GridSync):
+            yield stmt
+            continue
+        bounds = (*stmt.starts, *stmt.stops) if isinstance(stmt, For) else ()
+        is_plain = isinstance(stmt, For) and stmt.kind in (LoopKind.SERIAL, LoopKind.UNROLLED)
+        if not is_plain or not all(isinstance(n, Const) for n in bounds) or contains(stmt, Break, Continue):
+            meeting = next(find(stmt, GridSync))
+            raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
+        assert isinstance(stmt, For)
+        start, stop = (int(n.value) for n in bounds if isinstance(n, Const))
+        turns = range(start, stop, stmt.step)
+        if len(turns) > most:
+            why, fix = f"has {len(turns)} turns", f"each is a launch: make more than {most} by calls of the kernel"
+            raise error("bad_argument", stmt.span, op="T.sync_grid", name="the loop", why=why, fix=fix)
+        for turn in turns:
+            fresh = _Fresh(IdMap([(stmt.vars[0], const(turn, stmt.vars[0].dtype))]))
+            yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(turns)))
 
 
 def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
@@ -71,9 +106,14 @@ def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let 
             if contains(stmt.value, Call) or any(b in changed or b.scope != "global" for b in reads):
                 raise error("lost_at_grid_sync", stmt.span, name=stmt.var.name)
             wanted.update(node for node in walk(stmt.value) if node.is_symbol)
+        elif stmt.buffer.scope == "global":  # a tensor at an address
+            used = (stmt.init, *stmt.buffer.shape, *(stmt.buffer.strides or ()))
+            wanted.update(node for value in used if value is not None for node in walk(value) if node.is_symbol)
         elif stmt.buffer.scope == "barrier" or _is_kept(stmt.buffer, part):
             raise error("lost_at_grid_sync", stmt.span, name=stmt.buffer.name)
-        found.insert(0, stmt if isinstance(stmt, Let) else replace(stmt, init=None))
+        if isinstance(stmt, Alloc) and stmt.buffer.scope != "global":
+            stmt = replace(stmt, init=None)
+        found.insert(0, stmt)
     return found
 
 
@@ -163,7 +203,13 @@ def _bound_again(renamed: _Renamed, stmt: Let | Alloc) -> Stmt:
         assert isinstance(new, Var)
         return replace(stmt, var=new, value=renamed(stmt.value))
     assert isinstance(new, Buffer)
-    return replace(stmt, buffer=new)
+    return replace(stmt, buffer=new, init=None if stmt.init is None else renamed(stmt.init))
+
+
+def _made_again(buffer: Buffer, renamed: _Renamed) -> Buffer:
+    """Return a new buffer like another, whose sizes have their new names."""
+    strides = None if buffer.strides is None else tuple(map(renamed, buffer.strides))
+    return replace(buffer, shape=tuple(map(renamed, buffer.shape)), strides=strides)
 
 
 class _Renamed(Rewriter):
@@ -179,6 +225,28 @@ class _Renamed(Rewriter):
     def visit_Buffer(self, buffer: Buffer) -> Node:
         """Return the new tile."""
         return self.known.get(buffer, buffer)
+
+
+class _Fresh(_Renamed):
+    """Copy statements with symbols of their own."""
+
+    def visit_Let(self, let: Let) -> Let:
+        """Name a value anew."""
+        value = self(let.value)
+        new = self.known[let.var] = replace(let.var)
+        return Let(new, value, span=let.span)
+
+    def visit_For(self, loop: For) -> For:
+        """Copy a loop with new variables."""
+        self.known.update((var, replace(var)) for var in loop.vars)
+        new: For = self.children(loop)
+        return replace(new, vars=tuple(self.known[var] for var in loop.vars))
+
+    def visit_Alloc(self, node: Alloc) -> Alloc:
+        """Allocate a buffer anew."""
+        init = None if node.init is None else self(node.init)
+        new = self.known[node.buffer] = _made_again(node.buffer, self)
+        return Alloc(new, init, span=node.span)
 
 
 __all__ = ["cut_at_grid_syncs", "sync_grid"]

@@ -13,8 +13,9 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from torch_tile.diagnostics.errors import TileError, error
-from torch_tile.language.misuse import nearest
+from torch_tile.diagnostics.spelling import nearest
 
+MODELS = 'models are compiled by torch.compile(model, backend="tile")'
 _DEFINITION = "write a plain function: `def kernel(A, B): ...`"
 
 
@@ -36,7 +37,8 @@ def check_function(function: Any, decorator: str) -> None:
     elif inspect.isgeneratorfunction(function):
         what, fix = "a generator: it has a `yield`", "write results into tensors of T.empty, and return these"
     elif not isinstance(function, FunctionType):
-        what, fix = f"an object of type {type(function).__name__}", _DEFINITION
+        fix = MODELS if hasattr(function, "forward") else _DEFINITION
+        what = f"an object of type {type(function).__name__}"
     else:
         return
     raise error("bad_function", None, decorator=decorator, name=name, what=what, fix=fix)

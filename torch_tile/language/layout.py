@@ -16,7 +16,8 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const, Expr
 from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
-from torch_tile.ir.layout_ops import fit_memory, fit_threads
+from torch_tile.ir.layout_ops import fit_memory, fit_threads, same_places
+from torch_tile.ir.node import equal
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, shape_of
 from torch_tile.tileop.base import describe
@@ -36,6 +37,23 @@ class FreeLayout:
 
     shape: tuple[Expr, ...]
     function: Callable[..., Any]
+    register: Callable[..., Any] | None = None  # of a fragment whose `function` gives threads
+    replicate: int = 1
+
+    def is_equal(self, other: Any) -> bool:
+        """Return whether another layout has this shape and places every element alike."""
+        if not isinstance(other, FreeLayout) or len(self.shape) != len(other.shape):
+            return False
+        if self.replicate != other.replicate or not all(map(equal, self.shape, other.shape)):
+            return False
+        sizes = [int(n.value) for n in self.shape if isinstance(n, Const)]
+        if len(sizes) < len(self.shape) or math.prod(sizes) > MOST_ELEMENTS:
+            return (self.function, self.register) == (other.function, other.register)
+        replicas = (self.replicate,) if self.replicate > 1 else ()
+        return same_places(self.function, other.function, (*sizes, *replicas)) and (
+            self.register is other.register
+            or (None not in (self.register, other.register) and same_places(self.register, other.register, sizes))
+        )
 
     def __repr__(self) -> str:
         return f"T.Layout({describe(self.shape)}, a function without digits)"
@@ -76,7 +94,7 @@ def Fragment(
             return both(*index, *((0,) if replicate > 1 else ()))[1]  # type: ignore[misc]
 
     found = fit_threads(sizes, thread, register, replicate)
-    return found or FreeLayout(shape_of(shape, "a layout's shape"), thread)
+    return found or FreeLayout(shape_of(shape, "a layout's shape"), thread, register, replicate)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

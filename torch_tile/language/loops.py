@@ -50,6 +50,8 @@ class Loop:
         given = names if isinstance(names, tuple) else (names,)
         if isinstance(names, tuple) and None not in names and len(names) != len(self.stops):
             why, fix = f"are {len(self.stops)} for {len(names)} names", "give one name for each extent"
+            if self.kind is not LoopKind.PARALLEL:
+                fix = "name one variable; loops in each other are T.grid(m, n) or T.Parallel(m, n)"
             raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
         if self.step < 0:

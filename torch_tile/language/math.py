@@ -160,13 +160,14 @@ def cast(
 
     `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with
     a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", or True, what is too
-    large for `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other
-    names.
+    large for `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Conversions to float8 saturate
+    so in any case, as TileLang's do, and keep NaN; with sat=False float8_e5m2 takes infinities and float8_e4m3fn NaN.
+    Raises TileError for other names.
     """
     if isinstance(value, str):
         fix = f"write T.cast(x, {value!r}): the value goes before the dtype"
         raise error("bad_argument", None, op="T.cast", name="value", why=f"is the text {value!r}", fix=fix)
-    wanted = {True: "satfinite", False: None}[sat] if isinstance(sat, bool) else sat
+    wanted = "satfinite" if sat is True else sat
     return cast_rounded(value, dtype_of(dtype), round or None, wanted, rbits)
 
 

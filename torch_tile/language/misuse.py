@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, diagnose, error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Expr
 from torch_tile.language.trace import author_span
@@ -56,6 +57,11 @@ _STATEMENTS = {
         "a loop is opened by `with`",
         "write `for i in T.Parallel(n):`",
     ),
+    "'Handle' object is not callable": ("a buffer is called", "index it by brackets: A[i, j]"),
+    "'Region' object does not support item assignment": (
+        "a part of a buffer is indexed again",
+        "write all indices in one pair of brackets: A[i, j]",
+    ),
 }
 
 
@@ -73,8 +79,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
             return error("python_value", span, problem=what, fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
-        what = f"a dictionary is asked for `{str(problem.args[0])[:60] if problem.args else text}`"
-        return error("python_value", span, problem=what, fix=_TABLE)
+        return asked_of_table(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     for part, (what, fix) in _STATEMENTS.items():
@@ -98,6 +103,11 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     return error("python_value", span, problem=text, fix=fix)
 
 
+def asked_of_table(key: object, span: Span | None = None) -> TileError:
+    """Build the error for a dictionary of Python's that is asked for what only the device knows."""
+    return error("python_value", span, problem=f"a dictionary is asked for `{str(key)[:60]}`", fix=_TABLE)
+
+
 def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | None) -> TileError:
     """Build the error for a call of `T.name` whose arguments do not fit, with Python's `text` about it."""
     given = inspect.signature(function).parameters.values()
@@ -112,13 +122,6 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
     why = text[text.index("()") + 3 :] if "()" in text else text
     parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters))
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Find the name of `known` that is spelt most like `name`; empty if none is."""
-    spellings = {k.lower(): k for k in known}
-    found = [k for k in spellings if name.lower() in k.split("_")] or get_close_matches(name.lower(), spellings, 1)
-    return spellings[found[0]] if found else ""
 
 
 def _kind(name: str) -> str:
@@ -177,7 +180,6 @@ INSTEAD = {
     "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
     "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
-    "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
@@ -209,7 +211,6 @@ FAMILIES = (
     (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
      r"", "T.gemm chooses the instruction"),
-    (r"(wgmma_)?gemm_sp", "sparse products are not supported: T.gemm multiplies dense tiles"),
     (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
     (r"(call_)?llvm\w*|call_intrin|vscale|get_active_lane_mask|vector(combine|high|low)",
      "is of LLVM's code: write operators and T's functions"),
@@ -223,15 +224,14 @@ FAMILIES = (
     (r"(ptx_)?arrive_cluster_barrier|alloc_cluster_barrier", "blocks of a cluster meet at T.cluster_sync()"),
     (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|PartialFragment|BufferLoad|ProducerLoad|CallEffectKind"
      r"|CommReducer|IterVar|SizeVar|\w+Imm|PrimExpr)", "is a class of TileLang's compiler: kernels need none"),
-    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|broadcast|Ramp"
-     r"|ramp|Shuffle|Let|let|bind|type_annotation|undef|likely|q_multiply\w*|extract_lane|ignore_loop_partition)",
+    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|Ramp"
+     r"|Shuffle|Let|let|type_annotation|undef|q_multiply\w*|extract_lane|ignore_loop_partition)",
      "is a node of TVM's IR: write operators and T's functions"),
     (r"(If|Then|Else|While|Assert|Range|sblock\w*|s?block_\w*|alloc_buffer|allocate|arg|axis|buffer\w*|decl_buffer"
      r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
      r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
      "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
     (r"(ret|break_loop|continue_loop)", "write `return`, `break` or `continue`; T.thread_return() ends a thread"),
-    (r"make_tensor_from_addr", "give the address as a parameter: p: T.ptr, A = T.make_tensor(p, shape, dtype)"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
     (r"tvm_storage_sync", "write T.sync_threads()"),

@@ -61,6 +61,16 @@ def Let(expr: Scalar, where: Mapping[Any, Scalar]) -> Any:
     return _inside(expr, dict(_bound("T.Let", x, value) for x, value in where.items()))
 
 
+def bind(value: Scalar) -> Any:
+    """Name a value, so that it is computed once; `T.let(value)`."""
+    return let(value)
+
+
+def likely(condition: Scalar) -> Any:
+    """Return `condition`. That it mostly holds is a hint of TIR's without effect."""
+    return condition
+
+
 def _bound(what: str, x: Any, value: Any) -> tuple[Symbol, Expr]:
     """Check a symbol and the value that it is bound to; convert the value to the symbol's dtype."""
     if not isinstance(x, Symbol):

@@ -336,7 +336,8 @@ class _Wide(Rewriter):
     def visit_Alloc(self, node: Alloc) -> Alloc:
         """A tile of the container's type."""
         held = self.buffer(node.buffer)
-        init = None if node.init is None else cast(self(node.init), held.dtype)
+        at_address = node.buffer.scope == "global"
+        init = None if node.init is None else self(node.init) if at_address else cast(self(node.init), held.dtype)
         return rebuilt(node, buffer=held, init=init)
 
     def visit_Store(self, node: Store) -> Stmt:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import struct
 import sys
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -41,8 +41,8 @@ class PrimFunc:
     program: Program
     __name__: str
 
-    def __init__(self, function: FunctionType, program: Program):
-        self.function, self.program = function, program
+    def __init__(self, function: FunctionType, program: Program, compile_flags: Iterable[str] = ()):
+        self.function, self.program, self.compile_flags = function, program, tuple(compile_flags)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def __repr__(self) -> str:
@@ -64,6 +64,8 @@ class PrimFunc:
             found["tilelang_out_idx"] = list(range(-len(self.program.outputs), 0))
         if self.program.switches:
             found["tilelang_pass_configs"] = {SWITCH_KEYS[name]: True for name in self.program.switches}
+        if self.compile_flags:
+            found["tilelang_compile_flags"] = list(self.compile_flags)
         return found
 
     def script(self) -> str:
@@ -100,7 +102,10 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         groups[name] = len(annotation)
         types |= {f"{name}_{i}": param_type(name, a, function) for i, a in enumerate(annotation)}
 
+    flags: list[str] = []
+
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
+        at.compile_flags = flags
         params = {name: None if kind is None else make_param(name, kind) for name, kind in types.items()}
         at.params = [p for p in params.values() if p is not None]
 
@@ -121,7 +126,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         span = None if result is None else result_span(function)
         return finish(at, function.__name__, tuple(p for p in params.values() if p is not None), result, span)
 
-    return PrimFunc(function, _traced(run))
+    return PrimFunc(function, _traced(run), dict.fromkeys(flags))
 
 
 def _traced(run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program]) -> Program:

@@ -23,6 +23,7 @@ from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
 from torch_tile.language.effects import is_of_launch
 from torch_tile.language.loops import Grid, Loop, check_iterable, serial
+from torch_tile.language.misuse import asked_of_table
 from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
     Scope,
@@ -462,6 +463,38 @@ class Recorder:
         if self.tracer.scope is not self.entry:
             raise error("return_in_region", None)
         return value
+
+    def member(self, value: Any) -> Any:
+        """Return the left side of `in`. Raise TileError for what only the device knows: Python would compare texts."""
+        if isinstance(value, Expr):
+            what = f"`in` looks for `{str(value)[:60]}`"
+            fix = "compare it with each, `x == 1 or x == 2`, or with the bounds, `0 <= x < n`"
+            raise error("python_value", None, problem=what, fix=fix)
+        return value
+
+    def looking_up(self, function: Any) -> Any:
+        """Return a method of this name. That of a dictionary raises TileError for a key that only the device knows."""
+        if not isinstance(getattr(function, "__self__", None), dict):
+            return function
+
+        def look_up(key: Any, *rest: Any) -> Any:
+            if isinstance(key, Expr):
+                raise asked_of_table(key)
+            return function(key, *rest)
+
+        return look_up
+
+    def tries(self) -> None:
+        """Raise TileError for a `try` inside T.Kernel: nothing that the device does is an exception."""
+        if self.tracer.scopes:
+            fix = "test before, by `if`; bring a Python `try` before T.Kernel"
+            raise error("python_value", None, problem="`try` catches nothing that a kernel does", fix=fix)
+
+    def walrus(self, name: Any) -> None:
+        """Raise TileError for `while (name := ...)`: the test is recorded once, where no name can be bound."""
+        what = f"`{name} :=` in the test of a `while` would bind a name in each turn"
+        fix = f"write `{name} = T.alloc_var(dtype)` before the loop, and set it before and at the end of each turn"
+        raise error("python_value", None, problem=what, fix=fix)
 
     def asserts(self, test: Any, message: Any) -> None:
         """Record `assert test, message`; before T.Kernel it is a check of the launch, as T.assume of sizes is."""

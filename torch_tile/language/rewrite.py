@@ -339,7 +339,15 @@ class _Reroute(ast.NodeTransformer):
         ]
         return [ast.copy_location(s, node) for s in stmts]
 
+    def visit_Try(self, node: ast.Try) -> Any:
+        self.generic_visit(node)
+        word = ast.copy_location(ast.Constant("try"), node)
+        word.end_lineno, word.end_col_offset = node.lineno, node.col_offset + len("try")
+        return [ast.copy_location(ast.Expr(_call("tries", at=word)), word), node]
+
     def visit_While(self, node: ast.While) -> Any:
+        if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
+            return ast.copy_location(ast.Expr(_call("walrus", _names(walrus.target), at=walrus)), node)
         test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
         calls = _call("whiles", test, carried, _tells_end(node), at=node.test)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
@@ -349,6 +357,8 @@ class _Reroute(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "print":
             node.func = _call("printing", node.func, at=node.func)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):
+            node.func = _call("looking_up", node.func, at=node.func)
         return node
 
     def visit_For(self, node: ast.For) -> Any:
@@ -414,7 +424,10 @@ class _Reroute(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         if len(node.ops) == 1:
-            return self.generic_visit(node)
+            self.generic_visit(node)
+            if isinstance(node.ops[0], ast.In | ast.NotIn):
+                node.left = _call("member", node.left, at=node.left)
+            return node
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
         return _call("chain", ops, *operands, at=node)

@@ -7,6 +7,7 @@ by one step. So every target has them, and constants are folded as anywhere else
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch_tile import intrinsics
@@ -18,7 +19,8 @@ from torch_tile.tileop.base import highest_of, lowest_of, need_choice
 
 ROUNDINGS = {"rn": "rn", "rz": "rz", "ru": "ru", "rd": "rd", "rs": "rs", "rp": "ru", "rm": "rd"}  # PTX's names last
 TO_INTEGER = {"rn": "round", "ru": "ceil", "rd": "floor"}
-SATURATING = (None, "satfinite")
+SATURATING = (None, False, "satfinite")
+_OVERFLOWS = {"float8_e4m3fn": (">", 464.0, math.nan), "float8_e5m2": (">=", 61440.0, math.inf)}  # to nearest even
 _FINITE = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
            "float64": 1.7976931348623157e308, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # fmt: skip
 
@@ -37,16 +39,19 @@ def least(to: DType) -> Const:
     return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
 
 
-def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits: Any) -> Expr:
-    """Convert `value` to `to`, rounded by `how` and saturated by `sat`. None asks for nothing special."""
+def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None, rbits: Any) -> Expr:
+    """Convert `value` to `to`, rounded by `how` and saturated by `sat`. None asks for nothing special; float8 saturates
+    unless `sat` is False.
+    """
     need_choice("cast", "round", how, (None, *ROUNDINGS))
     need_choice("cast", "sat", sat, SATURATING)
     how = None if how is None else ROUNDINGS[how]
     if (rbits is None) == (how == "rs"):
         why, fix = 'belong to round="rs", and to nothing else', "give an expression of 32 random bits with it"
         raise error("bad_argument", None, op="T.cast", name="rbits", why=why, fix=fix)
-    if how is None and sat is None:
+    if how is None and not sat and not (sat is False and to.name in _OVERFLOWS):
         return cast(value, to)
+    sat = sat if to.name in _OVERFLOWS else sat or None
     x = to_expr(value, op="T.cast")
     if x.dtype in dt.NARROW and x.dtype.is_float:
         x = cast(x, dt.float32)
@@ -65,9 +70,9 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits:
     exact = "float64" in (x.dtype.name, to.name) or (x.dtype.is_integer and x.dtype.bits == 32)
     wide = dt.float64 if exact else dt.float32
     x = cast(x, wide)
-    if sat is not None:
+    if sat == "satfinite" or (sat is None and to.name in _OVERFLOWS):
         x = _within(x, const(-_FINITE[to.name], wide), const(_FINITE[to.name], wide))
-    nearest = cast(x, to)
+    nearest = cast(x, to) if sat is not False else _overflowing(x, to)
     if how in (None, "rn") or to.bits >= wide.bits:
         return nearest
     size, found = abs(x), abs(cast(nearest, wide))
@@ -85,6 +90,13 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits:
         return _of_code(select(beyond, code - 1, code), to)
     outwards = binary(">" if how == "ru" else "<", x, const(0, wide))  # codes grow with the magnitude
     return _of_code(select(outwards, select(below, code + 1, code), select(beyond, code - 1, code)), to)
+
+
+def _overflowing(x: Expr, to: DType) -> Expr:
+    """Convert a float to float8 as the formats' rules have it: too large gives infinity in e5m2, NaN in e4m3fn."""
+    op, first, beyond = _OVERFLOWS[to.name]
+    above, below = (binary(op, size, const(first, x.dtype)) for size in (x, -x))
+    return select(above, const(beyond, to), select(below, const(-beyond, to), cast(x, to)))
 
 
 def _integer(x: Expr, to: DType, how: str | None, saturating: bool) -> Expr:

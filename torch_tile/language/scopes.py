@@ -22,7 +22,7 @@ from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.thread_return import without_returns
-from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
+from torch_tile.language.trace import author_span, close_body, expand_names, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
@@ -138,12 +138,21 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
     """Record the allocation of a buffer; return its handle."""
     at = tracer(what)
-    sizes, element, lanes = sized(shape_of(shape, f"{what}'s shape"), dtype_of(dtype))
+    given = tuple(map(expand_names, shape_of(shape, f"{what}'s shape")))
+    sizes, element, lanes = sized(given, dtype_of(dtype))
     buffer = Buffer("", sizes, element, scope, offset=offset, lanes=lanes)
     request(buffer, layout, at.threads)
     at.emit(Alloc(buffer))
     at.own(buffer)
     return Handle(buffer)
+
+
+def _scope_of(meant: str, scope: str) -> str:
+    """Return the scope `meant`, if `scope` is one of its spellings; else raise TileError."""
+    if SPELLINGS.get(scope) != meant:
+        known = ", ".join(sorted(name for name, other in SPELLINGS.items() if other == meant))
+        raise error("bad_scope", None, got=scope, known=f"{known}; T.alloc_buffer takes other scopes")
+    return meant
 
 
 def alloc_shared(
@@ -152,15 +161,14 @@ def alloc_shared(
     """Allocate a tile in memory shared by the threads of a block. Content is undefined until written.
 
     Args:
-        shape: an integer or a tuple of integers, known when the kernel is compiled.
+        shape: an integer or a tuple of integers. Sizes of tensors and scalar parameters may occur: the kernel is then
+            compiled at calls, once for each value of these.
         dtype: of the elements.
         scope: one of TileLang's spellings of shared memory; all mean the same.
         layout: as for T.annotate_layout; by default the compiler chooses one.
         offset: the first byte, in printed kernels; the compiler finds it.
     """
-    if scope not in SPELLINGS:
-        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_shared", layout, offset)
+    return _alloc(_scope_of("shared", scope), shape, dtype, "T.alloc_shared", layout, offset)
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment", layout: Any = None) -> Handle:
@@ -172,9 +180,7 @@ def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragm
         scope: one of TileLang's spellings of registers; all mean the same.
         layout: as for T.annotate_layout; by default the compiler chooses one.
     """
-    if scope not in SPELLINGS:
-        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment", layout)
+    return _alloc(_scope_of("fragment", scope), shape, dtype, "T.alloc_fragment", layout)
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
@@ -182,9 +188,7 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
 
     `shape` is an integer or a tuple of integers, known when the kernel is compiled; `dtype` is of the elements.
     """
-    if scope not in SPELLINGS:
-        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
+    return _alloc(_scope_of("local", scope), shape, dtype, "T.alloc_local")
 
 
 def alloc_buffer(

@@ -51,6 +51,7 @@ class Tracer:
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.views: list[Buffer] = []  # by T.view
         self.switches: set[str] = set()  # options of the compiler that the function asks for
+        self.compile_flags: list[str] = []  # as the author wrote them
         self.assumed: list[Expr] = []  # by T.assume, of sizes and scalar parameters
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around

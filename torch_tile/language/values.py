@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import update_wrapper
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch_tile.diagnostics.errors import Span, error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
 from torch_tile.ir.dtype import DType
@@ -223,7 +223,8 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
         raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name)
     index = to_expr(key)
     if not index.dtype.is_integer:
-        raise error("bad_index", None, got=repr(index), buffer=buffer.name)
+        note = "`//` divides integers, and T.cast(x, 'int32') cuts a float"
+        raise error("bad_index", None, ((None, note),), got=repr(index), buffer=buffer.name)
     if isinstance(index, Const) and index.value < 0:  # Python's negative index
         return simplify(buffer.shape[dim] + index)
     return index
@@ -300,6 +301,8 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     if value is None:
         fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
+    if buffer.dtype.name in dt.SATURATED and is_number(value):
+        return cast(value, buffer.dtype)
     expr = constant_to_store(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
@@ -322,11 +325,9 @@ def dtype_of(value: object) -> DType:
         return dt.to_dtype(value)
     except ValueError:
         if value == "handle" or repr(value) == "T.ptr":
-            fix = "stack the tensors, or give each a parameter T.ptr and declare it by T.make_tensor"
-            why = "is a pointer, and tables of pointers are not supported"
-            raise error("bad_argument", author_span(), op="T.Tensor", name="dtype", why=why, fix=fix) from None
-        near = get_close_matches(value, dt.BY_NAME, 1) if isinstance(value, str) else []
-        meant = [(None, f"did you mean '{name}'?") for name in near]
+            return dt.int64  # an address, which T.make_tensor takes
+        near = nearest(value, dt.BY_NAME) if isinstance(value, str) else ""
+        meant = [(None, f"did you mean '{near}'?")] if near else []
         raise error("bad_dtype", author_span(), meant, got=value) from None
 
 

@@ -62,6 +62,8 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
         why, fix = "has strides", "only contiguous tensors have views: index it as it is, or T.copy it to a tile"
     elif base.scope in ("var", "barrier"):
         why = f"is a {base.scope} buffer"
+    elif base.origin == "address":
+        why, fix = "lies at an address", "T.make_tensor at the same address"
     elif not same_extents(region.extents, base.shape):
         why = "is a part of a buffer"
     elif dt.bool_ in (to, base.dtype) and to != base.dtype:

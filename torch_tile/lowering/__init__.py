@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch_tile.compiler.context import Build, is_watched
-from torch_tile.diagnostics.errors import assertions_as_bugs
+from torch_tile.diagnostics.errors import TileError, assertions_as_bugs
 from torch_tile.ir.stmt import Program
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.check import check_kernel, check_limits
@@ -24,7 +24,7 @@ from torch_tile.lowering.hopper.async_wgmma import async_wgmma, resolve_ping_pon
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
-from torch_tile.lowering.hopper.warp_specialize import specialize_warps
+from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
 from torch_tile.lowering.pipelining.prune_async_groups import prune_async_groups
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
@@ -51,13 +51,16 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
 )
 
 
-def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
-    """Return the passes for a GPU; those that ask for the target or report to the author are bound to `build`."""
+def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], ...]:
+    """Return the passes for a GPU; those that ask for the target or report to the author are bound to `build`.
 
-    def bound(step: Callable[[Program, Build], Program]) -> Pass:
+    `no_roles`, a reason, keeps the threads of each kernel together.
+    """
+
+    def bound(step: Callable[..., Program], *rest: str) -> Pass:
         @functools.wraps(step)
         def run(program: Program) -> Program:
-            return step(program, build)
+            return step(program, build, *rest)
 
         return run
 
@@ -65,7 +68,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
-        (bound(specialize_warps), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
+        (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
@@ -104,6 +107,27 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
             _dump(Path(folder), f"{program.name}_{number:02d}_{step.__name__}.py", new, seconds)
         program = new
     return program
+
+
+def lower_for_gpu(program: Program, build: Build) -> Program:
+    """Run the passes for a GPU. Where a kernel with producer warps does not fit into shared memory, run them without:
+    tiles of producers cannot share the place of tiles that other warps use after the loop.
+    """
+    try:
+        return lower(program, cuda_passes(build))
+    except TileError as problem:
+        split = [remark.span for remark in build.remarks if SPLIT in remark.became]
+        if problem.code != "shared_memory" or not split:
+            raise
+        first = problem
+    build.remarks.clear()
+    build.placements.clear()
+    why = "with them a block needs more shared memory than there is"
+    build.remark(split[0], "T.Pipelined", "no warps that copy, so that all threads copy and multiply in turn", why)
+    try:
+        return lower(program, cuda_passes(build, why))
+    except TileError:
+        raise first from None
 
 
 def _dump(folder: Path, name: str, program: Program, seconds: float) -> None:

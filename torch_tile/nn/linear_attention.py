@@ -55,22 +55,8 @@ def chunk_kda(
     return chunk_gated_delta_rule(q, k, v, g, beta, *options, run=run)
 
 
-def fused_recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
-    """`chunk_kda`, token after token."""
-    options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return fused_recurrent_gated_delta_rule(q, k, v, g, beta, *options, run=run)
+fused_recurrent_kda = fused_recurrent_gated_delta_rule
+"""`chunk_kda`, token after token: the decays of the delta rule's steps may be those of channels."""
 
 
 def chunk_gla(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from torch_tile.ops.losses import (
+    check_reduction,
     cross_entropy_loss as cross_entropy,
     linear_cross_entropy_loss as linear_cross_entropy,
 )
@@ -35,6 +36,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     ) -> None:
         super().__init__(weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         self.z_loss = z_loss
+        check_reduction("CrossEntropyLoss", reduction)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Compute `cross_entropy` of these arguments."""
@@ -75,6 +77,7 @@ class LinearCrossEntropyLoss(nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias, device, dtype)
+        check_reduction("LinearCrossEntropyLoss", reduction)
         self.ignore_index, self.reduction = ignore_index, reduction
         self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
 

@@ -72,6 +72,7 @@ class QuantizedLinear(nn.Module):
 
         Raises ValueError as `quantize_4bit` and `quantize_nvfp4` do.
         """
+        _check_linear(linear)
         bias = None if linear.bias is None else linear.bias.detach()
         if format == "nvfp4":
             if group not in (None, 16):
@@ -192,6 +193,7 @@ class Int8Linear(nn.Module):
     @classmethod
     def from_linear(cls, linear: nn.Linear, threshold: float = 0.0) -> Int8Linear:
         """Round a linear layer by the rows of its weight."""
+        _check_linear(linear)
         weight, scale = torch.ops.tile.quantize_int8.default(linear.weight.detach(), 0)
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach(), threshold)
 
@@ -206,6 +208,12 @@ class Int8Linear(nn.Module):
         """The shapes of the weight and its scales."""
         n, k = self.weight.shape
         return f"{k}, {n}, scales={list(self.scale.shape)}, threshold={self.threshold}, bias={self.bias is not None}"
+
+
+def _check_linear(layer: object) -> None:
+    """Raise TypeError unless `from_linear` is given a linear layer."""
+    if not isinstance(layer, nn.Linear):
+        raise TypeError(f"from_linear: linear is {type(layer).__name__}; expected an nn.Linear")
 
 
 class _Int8Product(torch.autograd.Function):

@@ -130,8 +130,9 @@ def mamba_chunk_scan_combined(
         z: `[B, L, H, P]`.
         dt_bias: `[H]`.
         initial_states: `[B, H, P, N]`.
-        seq_idx: refused.
-        cu_seqlens: refused.
+        seq_idx: int32 or int64 `[B, L]`, the sequence of each time.
+        cu_seqlens: `[N + 1]`, the first times of sequences that are packed into one row (B is 1), if seq_idx is not
+            given.
         dt_softplus: whether the step size is a softplus.
         dt_limit: the least and the greatest step size.
         return_final_states: whether to return the last states, too.
@@ -141,12 +142,14 @@ def mamba_chunk_scan_combined(
     Returns:
         `[B, L, H, P]`, and with return_final_states `[B, H, P, N]` in float32.
     """
-    packed = {"seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "return_varlen_states": return_varlen_states or None}
-    refuse("mamba_chunk_scan_combined", **packed)
+    refuse("mamba_chunk_scan_combined", return_varlen_states=return_varlen_states or None)
+    if seq_idx is None and cu_seqlens is not None:
+        seq_idx = numbers_of("mamba_chunk_scan_combined", cu_seqlens, x)
     low, high = dt_limit
     limits = float(low), None if high == float("inf") else float(high)
     keys = B.to(x.dtype), C.to(x.dtype)
-    out, states = run("ssd_chunk_scan", x, dt, A, *keys, D, z, dt_bias, initial_states, bool(dt_softplus), *limits)
+    more = initial_states, bool(dt_softplus), *limits, seq_idx
+    out, states = run("ssd_chunk_scan", x, dt, A, *keys, D, z, dt_bias, *more)
     return (out, states) if return_final_states else out
 
 
@@ -276,6 +279,14 @@ def fused_recurrent_gated_delta_rule(
     factor = None if scale is None else float(scale)
     out, state = run("gated_delta_rule_step", initial_state, q, k, v, g, beta, factor, bool(use_qk_l2norm_in_kernel))
     return out, state if output_final_state else None
+
+
+def numbers_of(function: str, cu_seqlens: Tensor, x: Tensor) -> Tensor:
+    """Return the number of the sequence of each time, `[1, L]`, from the first times of packed sequences."""
+    if x.shape[0] != 1:
+        raise ValueError(f"{function}: x has {x.shape[0]} rows; expected 1, as sequences are packed by cu_seqlens")
+    times = torch.arange(x.shape[1], device=x.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), times, right=True)[None]
 
 
 def activation_of(function: str, activation: str | None) -> str:

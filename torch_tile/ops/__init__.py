@@ -12,6 +12,8 @@ or IndexError (`dim`). The message names the argument, what was got and what is 
 its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
+from typing import Any
+
 from torch_tile.ops import families as families
 from torch_tile.ops.append_to_pages import append_to_pages
 from torch_tile.ops.families.attention import attention, attention_backward, attention_lse
@@ -20,6 +22,7 @@ from torch_tile.ops.families.attention_block_sparse import (
     attention_block_sparse_backward,
     attention_block_sparse_lse,
 )
+from torch_tile.ops.families.attention_fp8 import attention_fp8
 from torch_tile.ops.families.attention_paged import attention_paged, attention_paged_lse
 from torch_tile.ops.families.attention_varlen import (
     attention_varlen,
@@ -46,8 +49,10 @@ from torch_tile.ops.families.masked_scaled_gemm import masked_scaled_gemm
 from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
 from torch_tile.ops.families.mla_packed import append_latents, mla_decode_fp8, mla_sparse, pack_latents
 from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
+from torch_tile.ops.families.nsa_select import nsa_select
 from torch_tile.ops.families.quantize_fp8 import quantize_fp8, quantize_int8
 from torch_tile.ops.families.route import group_tokens, route
+from torch_tile.ops.families.rwkv7 import rwkv7, rwkv7_backward, rwkv7_step
 from torch_tile.ops.families.scaled_gemm import scaled_gemm
 from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 
@@ -60,6 +65,7 @@ __all__ = [
     "attention_block_sparse",
     "attention_block_sparse_backward",
     "attention_block_sparse_lse",
+    "attention_fp8",
     "attention_lse",
     "attention_paged",
     "attention_paged_lse",
@@ -96,11 +102,15 @@ __all__ = [
     "mla_decode_lse",
     "mla_schedule",
     "mla_sparse",
+    "nsa_select",
     "pack_latents",
     "quantize_fp8",
     "quantize_int8",
     "rms_norm",
     "route",
+    "rwkv7",
+    "rwkv7_backward",
+    "rwkv7_step",
     "scaled_gemm",
     "selective_state_update",
     "softmax",
@@ -108,3 +118,10 @@ __all__ = [
     "ssd_chunk_scan_backward",
     "swiglu",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Name the nearest of `__all__` for a name that is not there."""
+    from torch_tile.diagnostics.spelling import missing_name
+
+    raise missing_name(__name__, name, __all__)

@@ -98,9 +98,14 @@ def row_factor(target: Any, weight: Any, ignore_index: int, reduction: str, dtyp
     return (1 / total.to(dtype)).expand_as(target)
 
 
-def _check(name: str, target: torch.Tensor, reduction: str) -> None:
+def check_reduction(name: str, reduction: str) -> None:
+    """Raise ValueError unless `reduction` is one that losses know."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
+
+
+def _check(name: str, target: torch.Tensor, reduction: str) -> None:
+    check_reduction(name, reduction)
     if target.is_floating_point():
         raise TypeError(f"{name}: target holds probabilities; give class indices, or call F.{name}")
 

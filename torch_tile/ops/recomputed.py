@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute gradients by autograd of a function in plain torch, for operators whose derivative is no kernel."""
+"""Make gradients of operators whose derivative is no kernel: by autograd of plain torch, or an error that says why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -38,13 +38,15 @@ def gradients_of(
     return [by_place.get(n) for n in range(len(given))]
 
 
-def by_autograd(family: str, function: str, count: int) -> dict[str, Callable[..., Any]]:
+def by_autograd(family: str, function: str, count: int, *constants: int) -> dict[str, Callable[..., Any]]:
     """Make the `setup_context` and `backward` of an operator whose derivative autograd takes of plain torch.
 
     `function` of a family of kernels computes the operator. Its first `count` arguments are tensors or None.
+    `constants` are the numbers of results without a gradient.
     """
 
     def setup_context(ctx: Any, args: Sequence[Any], output: Any) -> None:
+        _mark(ctx, output, constants)
         ctx.options = args[count:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:count])
@@ -57,3 +59,24 @@ def by_autograd(family: str, function: str, count: int) -> dict[str, Callable[..
         return (*made, *[None] * len(ctx.options))
 
     return {"setup_context": setup_context, "backward": backward}
+
+
+def no_gradient(op: str, advice: str, *constants: int) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of an operator without a gradient: an error with `advice`.
+
+    `constants` are the numbers of results that take part in no gradient at all, so that none is refused.
+    """
+
+    def setup_context(ctx: Any, args: Any, output: Any) -> None:
+        _mark(ctx, output, constants)
+
+    def backward(ctx: Any, *grads: Any) -> Never:
+        raise NotImplementedError(f"tile.{op} has no gradient. {advice}")
+
+    return {"setup_context": setup_context, "backward": backward}
+
+
+def _mark(ctx: Any, output: Any, constants: Sequence[int]) -> None:
+    """Tell autograd that results with the numbers `constants` have no gradient."""
+    results = output if isinstance(output, tuple) else (output,)
+    ctx.mark_non_differentiable(*(results[n] for n in constants))

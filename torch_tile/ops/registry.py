@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_
 
 import torch
 
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.kernels import kernels
 from torch_tile.ops.sharding_rule import Rule
 from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
@@ -226,7 +227,10 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
     found: Any = getattr(args, "__origin__", args)
 
     def call(*given: P.args, **named: P.kwargs) -> R:
-        filled = args(*given, **named)
+        try:
+            filled = args(*given, **named)
+        except TypeError as problem:
+            raise _bad_call(name, found._fields, len(given), str(problem)) from None
         made: R = getattr(torch.ops.tile, name).default(*map(as_listed, filled))
         return made
 
@@ -234,6 +238,16 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
     call.__doc__ = doc
     call.__signature__ = _signature(found, result)  # type: ignore[attr-defined]
     return call
+
+
+def _bad_call(name: str, known: Sequence[str], given: int, text: str) -> TypeError:
+    """Build the error for a call of an operator whose arguments do not fit, with Python's `text` about it."""
+    why = text.partition("() ")[2]
+    _, unknown, keyword = why.rstrip("'").partition("unexpected keyword argument '")
+    if given > len(known):
+        why = f"takes at most {len(known)} arguments, got {given}"  # Python's text counts the class as one
+    meant = did_you_mean(keyword, known) if unknown else ""
+    return TypeError(f"tile.{name} {why}{meant or '; its parameters are ' + ', '.join(known)}")
 
 
 def as_listed(x: Any) -> Any:

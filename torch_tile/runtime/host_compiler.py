@@ -18,8 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,16 +95,6 @@ def compile_shared(source: str) -> Path:
         _log.debug("%s compiled %s in %.2f s", compiler.command[0], text, time.perf_counter() - start)
 
     return get_or_build(key, ".so", build)
-
-
-def compile_many(sources: Iterable[str], workers: int | None = None) -> list[Path]:
-    """Compile each text as `compile_shared` does, `workers` (default: one a processor) at a time."""
-    sources = list(sources)
-    if len(sources) < 2:
-        return [compile_shared(source) for source in sources]
-    find_compiler()
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        return list(pool.map(compile_shared, sources))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_tile.compiler.binding import size_of
 from torch_tile.diagnostics.errors import InternalError, LaunchError
@@ -73,7 +73,10 @@ def map_form(arg: MapArg, name: str, values: Mapping[Var, Scalar]) -> MapForm:
             f"argument `{name}` must have stride 1 in its last dimension, got {strides[last]}; pass .contiguous()"
         )
     steps = [_step(arg, name, dim, sizes[dim], strides[dim]) for dim in range(last)]
-    is_long = sizes[last] * arg.itemsize >= 256
+    # Only speed depends on it, so that a size known at run time only must not become a condition: its hint decides.
+    inner: Any = sizes[last]
+    inner = inner if isinstance(inner, int) else inner.node.hint or 0
+    is_long = inner * arg.itemsize >= 256
     return MapForm(
         name, arg.position, _TYPES.get(arg.dtype, _BYTE), tuple(reversed(sizes)), tuple(reversed(steps)),
         tuple(reversed(arg.box)), _SWIZZLES[arg.swizzle], _PROMOTE_256 if is_long else _PROMOTE_128,

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from torch_tile.compiler.binding import Binding, held, size_of
+from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
-from torch_tile.ir.stmt import Program
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import Alloc, Program
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.memory import poisoned
 from torch_tile.simulator.simt.interpreter import run_threads
@@ -31,6 +33,10 @@ def interpret(
     binding = Binding(program, allocated)
     given = binding.in_order(args)
     host = [a.detach().cpu() if isinstance(a, torch.Tensor) else a for a in given]
+    if any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in given) and any(
+        n.buffer.scope == "global" for n in find(flat, Alloc)
+    ):
+        raise LaunchError(f"{program.name} computes addresses, and the interpreter follows those of CPU tensors only")
     values: dict[Var, Scalar] = {**binding.sizes_of(host), **binding.scalars_of(host)}
     rest = iter(host)
     tensors: dict[Buffer, torch.Tensor] = {}

@@ -8,6 +8,7 @@ bytes of 0x55, and knows which of its elements were written.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,17 @@ from torch_tile.simulator.values import Value, shared, wrap
 _BITS = {"float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8, "uint16": torch.int16, "uint32": torch.int32,
          "uint64": torch.int64}  # fmt: skip
 Index = tuple[Any, ...]  # ints and tensors, one per dimension of `raw`
+
+
+def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: DType) -> torch.Tensor:
+    """Return the tensor of the process's own memory that begins at an address."""
+    steps = [math.prod(shape[d + 1 :]) for d in range(len(shape))] if strides is None else list(strides)
+    span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
+    if not span or not address:
+        return torch.empty([0] * len(shape), dtype=dtype.as_torch())
+    memory = (ctypes.c_ubyte * (span * dtype.itemsize)).from_address(address)
+    flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype.as_torch())
+    return flat.as_strided(list(shape), steps)
 
 
 def poisoned(shape: Sequence[int], dtype: DType) -> torch.Tensor:

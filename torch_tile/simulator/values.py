@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.dtype import DType, int64, to_dtype
+from torch_tile.ir.dtype import DType, converted, int64, to_dtype
 from torch_tile.ir.expr import COMPARISONS
 
 Value = Any  # int, bool or torch.Tensor
@@ -134,7 +134,7 @@ def cast(value: Value, source: DType, to: DType) -> Value:
     if to.kind == "bool":
         return shared(value != 0)
     if source.is_float and to.is_float:
-        return value.to(to.as_torch())
+        return converted(value, to)
     if source.is_float:
         number = value.double()
         if to.name == "uint64":  # numbers from 2^63 on fit, too
@@ -147,7 +147,7 @@ def cast(value: Value, source: DType, to: DType) -> Value:
         return wrap(value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value), to)
     number = value if isinstance(value, torch.Tensor) else torch.tensor(wrap(value, source))
     number = number.view(torch.uint64) if source.name == "uint64" else number
-    return number.to(torch.float32 if to.bits < 16 else to.as_torch()).to(to.as_torch())
+    return converted(number.to(torch.float32 if to.bits < 16 else to.as_torch()), to)
 
 
 def pick(condition: Value, a: Value, b: Value) -> Value:

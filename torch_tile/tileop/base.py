@@ -12,10 +12,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.errors import Diagnostic, TileError, error
+from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const
@@ -128,8 +128,9 @@ def need_region(value: Any, op: str, name: str) -> Region:
     """Return the region as `region_of` does; raise an author error if `value` names no region."""
     region = region_of(value)
     if region is None:
+        kind = f"the value `{value}`"[:60] if isinstance(value, Expr) else type(value).__name__
         raise error(
-            "bad_argument", None, op=f"T.{op}", name=name, why=f"is {type(value).__name__}, not a buffer or region",
+            "bad_argument", None, op=f"T.{op}", name=name, why=f"is {kind}, not a buffer or region",
             fix="pass a buffer, a slice A[a:b, :] or an element A[i, j]",
         )  # fmt: skip
     return region
@@ -138,8 +139,8 @@ def need_region(value: Any, op: str, name: str) -> Region:
 def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
     """Raise an author error unless `value` is one of `known`."""
     if value not in known:
-        near = get_close_matches(str(value), [str(k) for k in known], 1)
-        fix = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(repr(k) for k in known)}"
+        near = nearest(str(value), [str(k) for k in known])
+        fix = f"did you mean {near!r}?" if near else f"give one of {', '.join(repr(k) for k in known)}"
         raise error("bad_argument", None, op=f"T.{op}", name=name, why=f"is {value!r}"[:80], fix=fix)
 
 

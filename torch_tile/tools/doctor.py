@@ -12,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
+from torch_tile.diagnostics.variables import problems
+
 Check = Callable[[], str]
 
 
@@ -176,6 +178,8 @@ def check_variables() -> str:
         for name, value in sorted(os.environ.items())
         if name.startswith("TORCH_TILE_") or name in names
     ]
+    if said := list(problems(os.environ)):
+        raise RuntimeError("; ".join(said))
     if not found:
         raise RuntimeError("none is set")
     return " ".join(found)

@@ -21,6 +21,8 @@ from torch_tile.codegen.cuda import tensors_of
 from torch_tile.compiler.binding import Sizes, held
 from torch_tile.diagnostics.errors import InternalError, LaunchError
 from torch_tile.ir.expr import Scalar, Var
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import Alloc
 from torch_tile.runtime.cache import get_or_build, key_of
 from torch_tile.runtime.cuda_launch import extent, fitted, grid_of, slot_of
 from torch_tile.runtime.host_compiler import csrc_dir, find_compiler
@@ -99,7 +101,7 @@ def emulate(kernel: JITKernel, *args: Any, seed: int = 0, pauses: int = PAUSES) 
     """
     if kernel.target.kind != "cuda":
         raise LaunchError(f"{kernel!r} has no CUDA text to run; compile it with target='cuda:sm_80'")
-    launcher: Any = kernel.launcher
+    launcher: Any = kernel.specialised(*args).launcher
     return EmulatedLauncher(launcher.program, launcher.source, launcher.out_idx, seed, pauses)(*args)
 
 
@@ -133,13 +135,14 @@ class EmulatedLauncher(BaseLauncher):
                 raise LaunchError(f"{entry.name} runs in clusters of {entry.cluster} blocks, which are not emulated")
         scheduler = _scheduler()  # first: the text's calls find it
         library = ctypes.CDLL(str(self.library or build([self.source])))
+        anywhere = any(n.buffer.scope == "global" for n in find(self.program, Alloc))  # at addresses in tensors
         names = [b.name for b in tensors_of(self.program)]
         tensors = [held(b, t, {}) if t is None else t for b, t in zip(tensors_of(self.program), tensors, strict=True)]
         for number, entry in enumerate(self.source.entries):
             grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
             if grid is not None:
                 slots = [_slot(each, tensors, names, sizes, scalars) for each in entry.args]
-                _run(scheduler, library, entry, grid, slots, tensors, self.seed + number, self.pauses)
+                _run(scheduler, library, entry, grid, slots, tensors, self.seed + number, self.pauses, anywhere)
 
 
 def _slot(
@@ -180,11 +183,13 @@ def _run(
     tensors: Sequence[torch.Tensor],
     seed: int,
     pauses: int,
+    anywhere: bool,
 ) -> None:
-    """Run one entry over its grid."""
+    """Run one entry over its grid; it may access memory `anywhere`, or in tensors only."""
     memory = [ctypes.create_string_buffer(slot, max(len(slot), 8)) for slot in slots]
     pointers = (ctypes.c_void_p * len(memory))(*map(ctypes.addressof, memory))
-    ranges = (_Range * len(tensors))(*(_Range(*extent(t)) for t in tensors))
+    places = [(0, 2**64 - 1)] if anywhere else [extent(t) for t in tensors]
+    ranges = (_Range * len(places))(*(_Range(*place) for place in places))
     job = _Job(
         ctypes.cast(getattr(library, f"emulated_{entry.name}"), ctypes.c_void_p),
         ctypes.cast(pointers, ctypes.c_void_p),
@@ -193,7 +198,7 @@ def _run(
         ctypes.addressof(ctypes.c_char.in_dll(library, "shared_memory")),
         entry.shared_bytes,
         ranges,
-        len(tensors),
+        len(places),
         seed,
         pauses,
     )

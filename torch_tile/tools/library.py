@@ -17,7 +17,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, block_sparse, forward as attention, paged, varlen
+from torch_tile.kernels.attention import backward, block_sparse, forward as attention, fp8, nsa, paged, varlen
 from torch_tile.kernels.attention.scaled_keys import E4M3
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
@@ -31,7 +31,7 @@ from torch_tile.kernels.gemm import (
     masked_scaled,
     scaled,
 )
-from torch_tile.kernels.linear_attention import delta, delta_backward, linear, step
+from torch_tile.kernels.linear_attention import delta, delta_backward, linear, rwkv7, step
 from torch_tile.kernels.loss import cross_entropy, linear_cross_entropy
 from torch_tile.kernels.mla import (
     decode as mla_decode,
@@ -449,8 +449,10 @@ def _attentions_of_sequences() -> Iterator[Case]:
             yield Case(f"attention_varlen {name} d{size} causal", _varlen(dtype, size, causal=True))
         yield Case(f"attention_varlen {name} d80 grouped", _varlen(dtype, 80, groups=4))
         yield Case(f"attention_varlen {name} window cap", _varlen(dtype, 128, causal=True, window=256, score=CAP))
-        for size, block in ((64, 128), (128, 128), (80, 16)):
+        for size, block in ((64, 128), (128, 128), (192, 128), (80, 16)):
             yield Case(f"attention_block_sparse {name} d{size} blocks {block}", _block_sparse(dtype, size, block))
+        for size in (64, 96, 128, 192, 256) if dtype == torch.bfloat16 else (128,):
+            yield Case(f"attention_fp8 {name} d{size}", partial(_float8, dtype, size))
         for page in (16, 24, 64, 256):
             yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
         if dtype != torch.float32:
@@ -487,6 +489,13 @@ def _block_sparse(dtype: torch.dtype, size: int, block: int) -> Callable[[Make],
         return block_sparse.attention_block_sparse_backward(out, q, k, v, out, lse, *rest)
 
     return call
+
+
+def _float8(dtype: torch.dtype, size: int, make: Make) -> object:
+    """Call `attention_fp8`, causal at 64 and 128, with a result of `dtype`."""
+    q, k, v = (make((2, heads, 1024, size), E4M3) for heads in (16, 8, 8))
+    scales = (make((2, heads), torch.float32) for heads in (16, 8, 8))
+    return fp8.attention_fp8(q, k, v, *scales, size in (64, 128), dtype=dtype)
 
 
 def _paged(dtype: torch.dtype, page: int, queries: int, ragged: bool = False) -> Callable[[Make], object]:
@@ -531,6 +540,7 @@ def _decodings() -> Iterator[Case]:
         yield Case(f"mla {name} small pages", _decoding(dtype, 16, 4, 16))
         yield Case(f"mla {name} split", _decoding(dtype, 16, 1, 0))
         yield Case(f"lightning_index {name}", _indexing(dtype))
+        yield Case(f"nsa_select {name}", partial(_selecting, dtype))
         for heads in (16, 128):
             yield Case(f"mla {name} float8 {heads}", _packed_decoding(dtype, heads, False))
             yield Case(f"mla {name} float8 listed {heads}", _packed_decoding(dtype, heads, True))
@@ -559,6 +569,12 @@ def _indexing(dtype: torch.dtype) -> Callable[[Make], object]:
         return indexer.lightning_index(q, k, weights, 2048, make((4,), torch.int32))
 
     return call
+
+
+def _selecting(dtype: torch.dtype, make: Make) -> object:
+    """Call `nsa_select` with the sizes of its paper: 16 heads share keys, compressed keys overlap by a half."""
+    q, k, lse = make((2, 64, 1024, 192), dtype), make((2, 4, 63, 192), dtype), make((2, 64, 1024), torch.float32)
+    return nsa.nsa_select(q, k, lse, 1024, 16, 64, 32, 16)
 
 
 def _sparse_decoding(dtype: torch.dtype, heads: int) -> Callable[[Make], object]:
@@ -677,6 +693,7 @@ def _scans() -> Iterator[Case]:
         yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
         yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
         yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
+    yield Case("ssd_chunk_scan bf16 packed", _scan(torch.bfloat16, *usual, packed=True))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
             yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 1024, 4, 8, size, size))
@@ -689,6 +706,8 @@ def _scans() -> Iterator[Case]:
     for name, channels in (("gated_linear_attention", False), ("gla", True)):
         for of, size in ((torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)):
             yield Case(f"{name} {of} {size}", _linear_attention(of, 2, 1024, 8, size, channels))
+    for of, size in ((torch.bfloat16, 64), (torch.bfloat16, 256), (torch.float32, 128)):
+        yield Case(f"rwkv7 {of} {size}", _rwkv7(of, 2, 1024, 8, size))
 
 
 def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> Callable[[Make], object]:
@@ -704,7 +723,14 @@ def _convolution(dtype: torch.dtype, batch: int, length: int, channels: int) -> 
 
 
 def _scan(
-    dtype: torch.dtype, batch: int, length: int, heads: int, head_dim: int, groups: int, states: int
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    states: int,
+    packed: bool = False,
 ) -> Callable[[Make], object]:
     """Return calls of `ssd_chunk_scan` and its backward."""
 
@@ -713,8 +739,9 @@ def _scan(
         keys = make((batch, length, groups, states), dtype)
         numbers, state = make((heads,), wide), make((batch, heads, head_dim, states), wide)
         given = x, make((batch, length, heads), dtype), numbers, keys, keys, numbers
-        ssd.ssd_chunk_scan(*given, x, numbers, state, True)
-        return ssd.ssd_chunk_scan_backward(x, state, *given, numbers, state, True)
+        index = make((batch, length), torch.int32) if packed else None
+        ssd.ssd_chunk_scan(*given, x, numbers, state, True, seq_idx=index)
+        return ssd.ssd_chunk_scan_backward(x, state, *given, numbers, state, True, seq_idx=index)
 
     return call
 
@@ -753,6 +780,19 @@ def _delta_rule(
         given = q, q, v, decays, g, state, starts, None, True
         delta.gated_delta_rule(*given)
         return delta_backward.gated_delta_rule_backward(v, state, *given)
+
+    return call
+
+
+def _rwkv7(dtype: torch.dtype, batch: int, length: int, heads: int, size: int) -> Callable[[Make], object]:
+    """Return calls of `rwkv7`, its step and its backward."""
+
+    def call(make: Make) -> object:
+        q, state = make((batch, length, heads, size), dtype), make((batch, heads, size, size), torch.float32)
+        given = q, q, q, make((batch, length, heads, size), torch.float32), q, q
+        rwkv7.rwkv7_step(state, *given)
+        rwkv7.rwkv7(*given, state)
+        return rwkv7.rwkv7_backward(q, state, *given, state)
 
     return call
 

@@ -87,8 +87,7 @@ def test_random_problems(form, rounds, problems, check, engine, monkeypatch):
         raise AssertionError("no kernel ran")
 
     monkeypatch.setattr(block_sparse, "reference", by_torch)
-    if engine not in ("threads", "text"):  # on GPUs no tiling of the gradients divides the smallest blocks
-        monkeypatch.setattr(block_sparse, "backward_reference", by_torch)
+    monkeypatch.setattr(block_sparse, "backward_reference", by_torch)
     dtype = FORMS[form][0]
     for _ in rounds(2):
         args, grad = problem(form, problems, 48 if engine in ("threads", "text") else 100)

@@ -116,7 +116,7 @@ def test_random_problems(spec, rounds, problems, check):
             problems.pick("dense", "turned", "slice", "gaps") if number % 8 == 0 else problems.pick("dense", "turned")
         )
         a, bs, aux = random_operands(problems, spec, batch, problems.pick(True, False), m, n, k, layout)
-        got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
+        got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config=config)
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
         want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
         assert got.dtype == out_dtype
@@ -132,7 +132,7 @@ def test_sums_of_clusters(spec, engine, problems, check):
         config = Config(16, 64, 32, 128, 2, splits=count, cluster=True, transposed=problems.pick(False, True))
         m, n, k, batch = problems.size(40), problems.size(150), problems.size(500), problems.pick(None, 2)
         a, bs, aux = random_operands(problems, spec, batch, True, m, n, k, problems.pick("dense", "turned"))
-        got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
+        got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config=config)
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
         want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
         check(got, want, f"{spec} {batch}x{m}x{n}x{k} {count}", small(dtype))
@@ -149,7 +149,7 @@ def test_every_epilogue_function(name, engine, problems):
         a = (a > 0).float() * 0 if name == "where" else a * 0
         full = full.round()
     aux, kinds = ([full, row], "tr") if len(arguments) > 1 else ([], "")
-    got = gemm(a, [b], aux, kinds, text, torch.float32, SMALL)
+    got = gemm(a, [b], aux, kinds, text, torch.float32, config=SMALL)
     want = reference(a, [b], aux, kinds, text, torch.float32)
     torch.testing.assert_close(got, want, rtol=2e-4 if name == "pow" else 2e-5, atol=2e-5)
 
@@ -162,7 +162,7 @@ def test_nan_passes_as_in_torch(name, engine):
     text = f"v={name}({','.join(['acc0', 'x0', 'x1'][:count])});ret v"
     aux, kinds = [other, other][: count - 1], "tt"[: count - 1]
     product = torch.where(a.isnan() | a.isinf(), a, a)
-    got = gemm(product, [torch.eye(2)[:, :1]], [x[:, :1] for x in aux], kinds, text, torch.float32, SMALL)
+    got = gemm(product, [torch.eye(2)[:, :1]], [x[:, :1] for x in aux], kinds, text, torch.float32, config=SMALL)
     want = reference(product, [torch.eye(2)[:, :1]], [x[:, :1] for x in aux], kinds, text, torch.float32)
     torch.testing.assert_close(got, want, equal_nan=True)
 
@@ -172,7 +172,7 @@ def test_nan_passes_as_in_torch(name, engine):
 def test_empty_and_tiny(shape, splits, engine):
     m, k, n = shape
     a, b, row = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
-    got = gemm(a, [b], [row], "r", "v=add(acc0,x0);ret v", torch.float32, replace(SMALL, splits=splits))
+    got = gemm(a, [b], [row], "r", "v=add(acc0,x0);ret v", torch.float32, config=replace(SMALL, splits=splits))
     torch.testing.assert_close(got, a @ b + row)
 
 

@@ -89,7 +89,7 @@ def test_random_problems(spec, rounds, problems, check):
         config = problems.pick(*CUTS) if number % 4 else None
         groups, m, n, k = problems.size(9), problems.size(90), problems.size(70), problems.size(90)
         args = operands(problems, spec, groups, m, n, k, None if number % 4 else problems.pick("slice", "gaps"))
-        got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype, config)
+        got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype, config=config)
         assert got.dtype == out_dtype
         check(
             got,
@@ -107,15 +107,15 @@ def test_aligned_rows(config, rounds, problems, check):
         groups, m, n, k = problems.size(6), problems.size(300), 8 * problems.size(20), 64 * problems.pick(1, 3, 4)
         args = operands(problems, "bfloat16", groups, m, n, k, "dense")
         args = (args[0], [problems.tensor(groups, n, k, dtype=BF16, layout="dense").mT], *args[2:])
-        got = by_rows.grouped_gemm(*args, *FORMS["bfloat16"][3:1:-1], BF16, config)
+        got = by_rows.grouped_gemm(*args, *FORMS["bfloat16"][3:1:-1], BF16, config=config)
         check(got, exact(*args, *FORMS["bfloat16"][3:1:-1]), f"{args[2].tolist()} {m}x{n}x{k}", BF16, own=True)
 
 
 def test_more_groups_than_are_planned_at_a_time(problems, check):
     args = operands(problems, "plain", 2 * PLANNERS + 3, 700, 8, 5)
-    check(by_rows.grouped_gemm(*args, "", "", torch.float32, SMALL), exact(*args, "", ""), "many groups")
+    check(by_rows.grouped_gemm(*args, "", "", torch.float32, config=SMALL), exact(*args, "", ""), "many groups")
     want = by_k.reference(args[0].double(), args[0].double(), args[2], F64)
-    check(by_k.k_grouped_gemm(args[0], args[0], args[2], torch.float32, SMALL), want, "many groups")
+    check(by_k.k_grouped_gemm(args[0], args[0], args[2], torch.float32, config=SMALL), want, "many groups")
 
 
 def test_offsets_that_make_no_sense_reach_nothing_else(engine, problems):
@@ -125,9 +125,9 @@ def test_offsets_that_make_no_sense_reach_nothing_else(engine, problems):
         a, bs, _, _ = operands(problems, "plain", 3, 40, 24, 9)
         offsets = torch.tensor(values, dtype=torch.int32)
         guarded = torch.full((42, 24), 7.0)
-        by_rows.grouped_gemm(a, bs, offsets, [], "", "", torch.float32, SMALL, guarded[1:41])
+        by_rows.grouped_gemm(a, bs, offsets, [], "", "", torch.float32, config=SMALL, out=guarded[1:41])
         assert guarded[0].eq(7).all() and guarded[41].eq(7).all()
-        assert by_k.k_grouped_gemm(a, a, offsets, torch.float32, SMALL).isfinite().all()
+        assert by_k.k_grouped_gemm(a, a, offsets, torch.float32, config=SMALL).isfinite().all()
 
 
 def test_without_a_cut_it_is_plain_torch(monkeypatch, problems, check):

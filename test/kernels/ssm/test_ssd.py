@@ -10,6 +10,7 @@ from torch_tile.kernels.ssm.args import GRADIENTS
 from torch_tile.kernels.ssm.ssd import (
     Config,
     config_for,
+    config_of_states,
     gradient_reference,
     reference,
     ssd_chunk_scan,
@@ -19,7 +20,21 @@ from torch_tile.kernels.ssm.ssd import (
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
 
 
-def recurrence(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None, softplus=False, low=0.0, high=None):
+def recurrence(
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D=None,
+    z=None,
+    dt_bias=None,
+    initial_states=None,
+    softplus=False,
+    low=0.0,
+    high=None,
+    seq_idx=None,
+):
     """The scan, one time after the other."""
     share = x.shape[2] // B.shape[2]
     B, C = B.repeat_interleave(share, 2), C.repeat_interleave(share, 2)
@@ -29,6 +44,8 @@ def recurrence(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None
     out = []
     for t in range(x.shape[1]):
         added = torch.einsum("bhp,bhn,bh->bhpn", x[:, t], B[:, t], dt[:, t])
+        if t and seq_idx is not None:
+            state = state * (seq_idx[:, t] == seq_idx[:, t - 1])[:, None, None, None]
         state = state * torch.exp(dt[:, t] * A)[..., None, None] + added
         y = torch.einsum("bhpn,bhn->bhp", state, C[:, t])
         y = y if D is None else y + x[:, t] * (D[:, None] if D.dim() == 1 else D)
@@ -50,13 +67,21 @@ def problem(problems, dtype, most_times, most):
         "D": problems.pick(None, tensor(heads), tensor(heads, head_dim, dtype=dtype)),
         "dt_bias": problems.pick(None, tensor(heads)),
         "initial_states": problems.pick(None, tensor(b, heads, head_dim, states, dtype=dtype)),
+        "seq_idx": problems.pick(None, sequences(problems, b, length)),
     }
     options = {"dt_softplus": problems.pick(True, False), "dt_max": problems.pick(None, 1.25)}
     return given, options, f"{[b, length, groups, heads, head_dim, states]} {options} {given['x'].stride()}"
 
 
+def sequences(problems, b, length):
+    """Numbers of packed sequences, of which some come again; a length of 1 and whole chunks may be among them."""
+    often = problems.pick(2, 20, 90)
+    begins = torch.randint(often, (b, length), generator=problems.generator) == 0
+    return (begins.cumsum(1) % 3).to(problems.pick(torch.int32, torch.int64))
+
+
 def double(given):
-    return {name: None if t is None else t.double() for name, t in given.items()}
+    return {n: t if t is None or not t.is_floating_point() else t.double() for n, t in given.items()}
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -64,9 +89,12 @@ def test_reference_is_the_recurrence(full, problems):
     def t(*shape):
         return torch.randn(shape, generator=problems.generator, dtype=torch.float64).requires_grad_()
 
+    numbers = torch.tensor([[0] * 30 + [1] * 40 + [0] * 20, [2] * 64 + [3, 4] + [5] * 24])
     more = (t(4, 3), t(2, 90, 4, 3), t(4), t(2, 4, 3, 5)) if full else (None,) * 4
+    numbers = numbers if full else None
     given = (t(2, 90, 4, 3), t(2, 90, 4), -torch.rand(4).double(), t(2, 90, 2, 5), t(2, 90, 2, 5), *more)
-    want, got = recurrence(*given, softplus=True), reference(*given, True)
+    want = recurrence(*given, softplus=True, seq_idx=numbers)
+    got = reference(*given, True, seq_idx=numbers)
     torch.testing.assert_close(got, want)
     leaves = [x for x in given if x is not None and x.requires_grad]
     grads = [torch.randn_like(y) for y in want]
@@ -146,3 +174,6 @@ def test_empty(shape):
 def test_chunks_on_gpus():
     machine = Machine(Target("cuda", 90), 132)
     assert [config_for(torch.bfloat16, n, machine).chunk for n in (5, 700, 8192)] == [64, 128, 256]
+    config = config_for(torch.bfloat16, 8192, machine)
+    assert [config_of_states(config, torch.bfloat16, n, machine).state_tile for n in (64, 128)] == [64, 128]
+    assert config_of_states(config, torch.float32, 128, machine) is config

@@ -433,3 +433,34 @@ def test_branches_of_a_producer_fill_a_tile_that_consumers_change() -> None:
         a[k % 2, :, k * 64 : k * 64 + 64].relu().double() @ b[:, k * 64 : k * 64 + 64].double().T for k in range(3)
     ]
     torch.testing.assert_close(c.double(), 2 * sum(parts), rtol=1e-4, atol=1e-4)
+
+
+def product_in_memory_for(stage):
+    """A product whose result goes through a tile of 64 KiB, with operands of `stage` columns a turn."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256, 512), H), B: T.Tensor((512, 128), H), C: T.Tensor((256, 128), H)):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((256, stage), H), T.alloc_shared((stage, 128), H)
+            c, acc = T.alloc_shared((256, 128), H), T.alloc_fragment((256, 128), F)
+            T.clear(acc)
+            for k in T.Pipelined(512 // stage, num_stages=1):
+                T.copy(A[0, k * stage], a)
+                T.copy(B[k * stage, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, c)
+            T.copy(c, C)
+
+    return kernel
+
+
+def test_no_producers_where_their_tiles_leave_no_room():
+    """The tile of the result lies where those of the operands did; with a producer warp it cannot."""
+    short = torch_tile.compile(product_in_memory_for(256), target="cuda:sm_90a")
+    assert "needs more shared memory than there is" in str(short.schedule)
+    assert "by a warp of its own" in str(torch_tile.compile(product_in_memory_for(64), target="cuda:sm_90a").schedule)
+    a, b, c = torch.randn(256, 512).half(), torch.randn(512, 128).half(), torch.zeros(256, 128).half()
+    assert "nothing found" in short.interpret(a, b, c).report()
+    torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=1e-2, atol=1e-1)
+    with pytest.raises(torch_tile.TileError, match="shared memory"):
+        torch_tile.compile(product_in_memory_for(512), target="cuda:sm_90a")

@@ -305,7 +305,7 @@ def test_latent_attention_by_warpgroups(case, on_gpu):
         kv, k_pe = (pages_of(x, lengths, table) for x in (kv, k_pe))
     config = replace(HOPPER, split=bool(splits) and splits > 1)
     schedule = None if splits else mla_schedule.reference(seq_lens, heads, 2)  # each takes parts of both
-    got = mla_decode.mla_decode(q, q_pe, kv, k_pe, table, seq_lens, None, splits or 0, schedule, config)
+    got = mla_decode.mla_decode(q, q_pe, kv, k_pe, table, seq_lens, None, splits or 0, schedule, config=config)
     assert "wgmma" in repr(on_gpu[0].flat)
     torch.testing.assert_close(got[0].double(), want[0], rtol=2e-2, atol=2e-3)
     torch.testing.assert_close(got[1].double(), want[1], rtol=1e-3, atol=1e-3)

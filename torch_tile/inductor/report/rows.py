@@ -17,6 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_tile.inductor.settings import FAMILIES
+
 if TYPE_CHECKING:
     import torch
 
@@ -123,7 +125,9 @@ class Report:
     graph_breaks: int = 0
 
     def select(self, family: str | None = None, status: str | None = None) -> list[Row]:
-        """Return the rows of one family, one status, or both."""
+        """Return the rows of one family, one status, or both. Raises ValueError for an unknown family."""
+        if family is not None and family not in {*FAMILIES, *(r.family for r in self.rows)}:
+            raise ValueError(f"Report: family is {family!r}; expected one of {', '.join(FAMILIES)}")
         return [r for r in self.rows if family in (None, r.family) and status in (None, r.status)]
 
     def replaced(self, family: str | None = None) -> list[Row]:
@@ -196,8 +200,10 @@ class Report:
         return page(self, title)
 
     def save(self, path: str | Path) -> Path:
-        """Write `html()` to a file; returns its path."""
+        """Write `html()` to a file; returns its path. Raises ValueError for a name of another kind of file."""
         path = Path(path)
+        if path.suffix.lower() not in (".html", ".htm", ""):
+            raise ValueError(f"Report.save: path ends in {path.suffix!r}, and the page is HTML; expected '.html'")
         path.write_text(self.html(), encoding="utf-8")
         return path
 

@@ -128,6 +128,38 @@ class PagedArgs(NamedTuple, Generic[V]):
     v_scale: V | None = None
 
 
+class AttentionFp8Args(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_fp8`, which its documentation explains."""
+
+    q: V
+    k: V
+    v: V
+    q_scale: V | None = None
+    k_scale: V | None = None
+    v_scale: V | None = None
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    q_offset: int | torch.SymInt = 0
+    dtype: torch.dtype | None = None
+
+
+class NsaSelectArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.nsa_select`, which its documentation explains."""
+
+    q: V
+    k_cmp: V
+    lse: V
+    keys: int | torch.SymInt
+    top: int
+    block: int = 64
+    length: int = 64
+    stride: int = 64
+    initial: int = 1
+    local: int = 2
+    scale: float | None = None
+
+
 class BlockSparseArgs(NamedTuple, Generic[V]):
     """Arguments of `tile.attention_block_sparse`, which its documentation explains."""
 

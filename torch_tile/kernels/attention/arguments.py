@@ -23,19 +23,20 @@ def order_of(strides: Sequence[Any]) -> list[int]:
     return order
 
 
-def empty_beside(q: torch.Tensor, width: Any) -> torch.Tensor:
-    """Return an empty dense tensor `[*q.shape[:-1], width]` of q's dtype, with its dimensions in q's memory order.
+def empty_beside(q: torch.Tensor, width: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return an empty dense tensor `[*q.shape[:-1], width]` with its dimensions in q's memory order, of q's dtype or
+    the one that is given.
 
     The last dimension is always the innermost; the others lie by falling stride in q (`order_of`).
     """
     shape = (*q.shape[:-1], width)
     order = order_of(q.stride()[:-1])
     if order == sorted(order):
-        return q.new_empty(shape)
+        return q.new_empty(shape, dtype=dtype)
     strides, step = [1] * len(shape), width
     for dim in reversed(order):
         strides[dim], step = step, step * shape[dim]
-    return q.new_empty_strided(shape, strides)
+    return q.new_empty_strided(shape, strides, dtype=dtype)
 
 
 def placed_beside(values: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

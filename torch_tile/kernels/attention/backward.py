@@ -40,7 +40,7 @@ from torch_tile.kernels.attention.sequences import (
 )
 from torch_tile.kernels.attention.softmax import weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
-from torch_tile.kernels.attention.tiling import SIDE_BY_SIDE, Problem, divides
+from torch_tile.kernels.attention.tiling import LIST_REGISTERS, SIDE_BY_SIDE, Problem, divides
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
@@ -313,8 +313,16 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
         if (lists := spec.lists) is not None:
             plain = Config(math.gcd(64, lists.own), math.gcd(64, lists.other), packed=False)
         return Tilings(plain, plain)
-    hopper = machine.target.has_wgmma and spec.dtype.itemsize == 2 and spec.vector >= 8
-    kind = HOPPER if hopper else HALVES if spec.dtype.itemsize == 2 else WIDE
+    kinds = [HALVES if spec.dtype.itemsize == 2 else WIDE]
+    if machine.target.has_wgmma and spec.dtype.itemsize == 2 and spec.vector >= 8:
+        # The smallest blocks of lists are divided by tiles of mma.sync alone.
+        kinds = [HOPPER, *kinds] if spec.lists is not None else [HOPPER]
+    found = (_of_kind(kind, spec, problem, machine) for kind in kinds)
+    return next((tilings for tilings in found if tilings is not None), None)
+
+
+def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
+    """Choose the first tiling of each kernel that fits the machine, among those of a kind."""
 
     def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
         """Return the first candidate that fits the kernel with these outputs."""
@@ -349,8 +357,8 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
 class _Kind:
     """A list of candidate tilings by falling size, with the register budget of a thread that they must fit. The
     registers hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of
-    the registers, or `masked_text` where elements of a mask are held as well. `dv` and `dk` are for kernels of their
-    own.
+    the registers, or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them. `dv`
+    and `dk` are for kernels of their own.
     """
 
     dq: Sequence[Config]
@@ -358,13 +366,14 @@ class _Kind:
     registers: int
     text: int = 0
     masked_text: int = 0
+    lists: int = 0
     dv: Sequence[Config] = ()
     dk: Sequence[Config] = ()
 
     def room(self, spec: Spec) -> int:
         """Return the registers of a thread that remain for tiles after other values."""
         taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
-        return self.registers - (taken if spec.score else 0)
+        return self.registers - (taken if spec.score else 0) - (self.lists if spec.lists else 0)
 
 
 # Queries and keys of a block, threads, stages.
@@ -393,6 +402,7 @@ HALVES = _Kind(
     200,
     text=28,
     masked_text=28,
+    lists=LIST_REGISTERS,
 )
 WIDE = _Kind(
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dq),

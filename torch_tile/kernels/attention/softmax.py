@@ -51,6 +51,7 @@ def exponentiate(
     parts: int = 1,
     slack: float = 0.0,
     subtracts: bool = False,
+    gain: float = 0.0,
 ) -> None:
     """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, where `row_max` becomes the rows'
     running maximum.
@@ -63,6 +64,8 @@ def exponentiate(
     With `subtracts`, maxima are subtracted before `scale_log2` multiplies, which is exact. Else `base` is the product,
     which a GPU takes off in the instruction that multiplies. Its rounding changes all weights of a row by one factor,
     from 2 ** -8 to 2 ** 8: quotients of sums are right.
+
+    With `gain`, which goes with `subtracts`, weights and their sums are times `2 ** gain`.
 
     With `slack`, `row_max` follows the maxima only where results would pass `2 ** slack` otherwise: quotients of sums
     are the same, and `rescale` is exactly 1 for most blocks, which `T.scale_rows` then skips. Scores as low as numbers
@@ -84,7 +87,8 @@ def exponentiate(
         base[i] = new_base
     for i, j in T.Parallel(rows, keys):
         if subtracts:
-            scores[i, j] = T.exp2((scores[i, j] - base[i]) * scale_log2)
+            exponent = (scores[i, j] - base[i]) * scale_log2
+            scores[i, j] = T.exp2(exponent + gain if gain else exponent)
         else:
             scores[i, j] = T.exp2(T.fma(scores[i, j], factor[i], -base[i]))
     if len(row_sum.shape) == 2:

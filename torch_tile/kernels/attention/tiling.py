@@ -84,8 +84,8 @@ WIDE = (
     *LONG[-3:],
 )  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
-# Fewer registers for operands of scores, and for addresses of elements that are read one by one.
-SCORE_REGISTERS, LOOSE_REGISTERS = 30, 42
+# Fewer registers for operands of scores, for addresses of elements that are read one by one, and for walking lists.
+SCORE_REGISTERS, LOOSE_REGISTERS, LIST_REGISTERS = 30, 42, 34
 
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
@@ -287,5 +287,7 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     held += config.block_q * spec.tile_d * size // 4 if config.resident else 0
     shared = footprint(replace(config, tiled=True), spec, bulk=False)
     spare = LOOSE_REGISTERS if _is_loose(config, spec, problem) else SCORE_REGISTERS if spec.score or spec.mask else 0
+    # Queries in registers cost more of them than they have numbers, where lists are walked.
+    spare += LIST_REGISTERS * (2 if config.resident else 1) if spec.lists else 0
     registers = MOST_REGISTERS[size] - spare
     return held // config.threads <= registers and shared.fits(machine.target)

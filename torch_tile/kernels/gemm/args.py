@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of products whose operands are stored in few bits, spelled once for kernels, operators and graphs.
+"""The arguments of products, spelled once for kernels, operators and graphs.
 
 Those of groups of rows are those of one product, `dense`, and where groups end. Imports nothing but torch: the
 declaration of the operators asks for it before any kernel is imported.
@@ -13,6 +13,29 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 V = TypeVar("V")
+
+
+class GemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gemm`."""
+
+    a: V
+    bs: Sequence[V]
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+class GroupedGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.grouped_gemm`."""
+
+    a: V
+    bs: Sequence[V]
+    offsets: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
 
 
 class DequantGemmArgs(NamedTuple, Generic[V]):

@@ -24,6 +24,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue.program import evaluate
+from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
@@ -36,19 +37,14 @@ def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
     return [x.reshape(()) if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 
-def reference(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue(a @ b0, ..., aux)` in float32 (float64 for float64 `a`), rounded once to `dtype`.
 
-    a `[*batch, M, K]`, each b `[*batch or 1, K, N]`; aux by kind: `t` `[*batch, M, N]`, `r` `[N]`, `c`
-    `[*batch, M, 1]`, `s` one element. Returns `[*batch, M, N]`.
+    Takes the arguments of `GemmArgs`: a `[*batch, M, K]`, each b `[*batch or 1, K, N]`; aux by kind: `t`
+    `[*batch, M, N]`, `r` `[N]`, `c` `[*batch, M, 1]`, `s` one element. Returns `[*batch, M, N]`.
     """
+    args: GemmArgs[torch.Tensor] = GemmArgs(*given, **named)
+    a, bs, aux, kinds, epilogue, dtype = args
     compute = compute_dtype(a.dtype)
     products = [torch.matmul(a.to(compute), b.to(compute)) for b in bs]
     out = evaluate(epilogue, products, [x.to(compute) for x in aux_views(aux, kinds)])
@@ -267,43 +263,27 @@ def row_times_matrix(config: Config, spec: Spec) -> Any:
     return gemv
 
 
-def gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `config_for`. `out` may be given,
-    contiguous.
+def gemm(*given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
+    """Compute the product as `reference` does, from the arguments of `GemmArgs`. `config` overrides the choice of
+    `config_for`. `out` may be given, contiguous.
     """
-    if not has_kernels(a):
-        return into(out, reference(a, bs, aux, kinds, epilogue, dtype))
+    args: GemmArgs[torch.Tensor] = GemmArgs(*given, **named)
+    if not has_kernels(args.a):
+        return into(out, reference(*args))
     if out is None:
-        out = a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
+        out = args.a.new_empty((*args.a.shape[:-1], args.bs[0].shape[-1]), dtype=args.dtype)
     if out.numel():
-        run(a, bs, aux, kinds, epilogue, out, config)
+        _run(args, out, config)
     return out
 
 
-def run(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    out: torch.Tensor,
-    config: Config | None = None,
-) -> None:
+def _run(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None) -> None:
     """Launch `gemm` into `out`, which must be contiguous and not empty."""
-    if not a.shape[-1]:  # tensor maps cannot describe tensors without elements
-        out.copy_(reference(a, bs, aux, kinds, epilogue, out.dtype))
+    if not args.a.shape[-1]:  # tensor maps cannot describe tensors without elements
+        out.copy_(reference(*args))
         return
-    given, whole = (a, bs, aux, kinds, epilogue, out.dtype), out
-    a, bs, aux, out = as_batches(a, bs, aux, kinds, out)
+    whole, kinds, epilogue = out, args.kinds, args.epilogue
+    a, bs, aux, out = as_batches(args.a, args.bs, args.aux, kinds, out)
     batch, m, n = out.shape
     a, a_transposed = matrix(a)
     matrices = [matrix(b) for b in bs]
@@ -317,7 +297,7 @@ def run(
     row = bool(m == 1) and not a_transposed and all(b_transposed)  # a comparison of symbols could not be remembered
     config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1), machine)
     if config is None:
-        whole.copy_(reference(*given))
+        whole.copy_(reference(*args))
         return
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul

@@ -26,6 +26,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue.program import evaluate
+from torch_tile.kernels.gemm.args import GroupedGemmArgs
 from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
@@ -34,21 +35,16 @@ from torch_tile.kernels.row_groups import COUNT, END, FIELDS, FIRST, GROUP, most
 CROWDED = 85  # rows: groups of fewer on average get tiles for half as many again, since a second tile reads all of b
 
 
-def reference(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue(a[rows of g] @ b0[g], ..., aux)` for each group g, in float32 (float64 for float64 `a`).
 
-    a `[S, K]`, each b `[G, K, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`; aux by
-    kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element, `g` `[G, N]`. Returns `[S, N]`. Rows behind the last
-    group have no matrices: their products are 0, and so are their operands of kind `g`.
+    Takes the arguments of `GroupedGemmArgs`: a `[S, K]`, each b `[G, K, N]`; group g has the rows from `offsets[g - 1]`
+    (0) to `offsets[g]`, int32 `[G]`; aux by kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element, `g` `[G, N]`.
+    Returns `[S, N]`. Rows behind the last group have no matrices: their products are 0, and so are their operands of
+    kind `g`.
     """
+    args: GroupedGemmArgs[torch.Tensor] = GroupedGemmArgs(*given, **named)
+    a, bs, offsets, aux, kinds, epilogue, dtype = args
     compute = compute_dtype(a.dtype)
     group = groups_of(offsets, a)
     products = by_groups(
@@ -247,50 +243,30 @@ def tiling_for(problem: Problem, machine: Machine) -> Config | None:
 
 
 def grouped_gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
-    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
-    contiguous.
+    """Compute the product as `reference` does, from the arguments of `GroupedGemmArgs`. `config` overrides the choice
+    of `tiling_for`. `out` may be given, contiguous.
     """
+    args: GroupedGemmArgs[torch.Tensor] = GroupedGemmArgs(*given, **named)
+    a, bs, offsets, aux, kinds, epilogue, dtype = args
     if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
-        return into(out, reference(a, bs, offsets, aux, kinds, epilogue, dtype))
+        return into(out, reference(*args))
     if out is None:
         out = a.new_empty((a.shape[0], bs[0].shape[2]), dtype=dtype)
-    if out.numel():
-        run(a, bs, offsets, aux, kinds, epilogue, out, config)
-    return out
-
-
-def run(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    out: torch.Tensor,
-    config: Config | None = None,
-) -> None:
-    """Launch `grouped_gemm` into `out`, which must be contiguous and not empty."""
+    if not out.numel():
+        return out
     (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
     a = dense_last(a)
     matrices = [matrix(b) for b in bs]
     views, specs = parameters(aux, kinds, machine.is_gpu)
-    given = (a[None], *(b for b, _ in matrices))
-    vector = vector_of((*given, out), (n, k)) if machine.is_gpu else 1
+    operands = (a[None], *(b for b, _ in matrices))
+    vector = vector_of((*operands, out), (n, k)) if machine.is_gpu else 1
     spec = Spec(a.dtype, out.dtype, False, tuple(transposed for _, transposed in matrices), specs, epilogue, vector)
     config = config or tiling_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1), machine)
     if config is None:
-        out.copy_(reference(a, bs, offsets, aux, kinds, epilogue, out.dtype))
-        return
+        return out.copy_(reference(*args))
     table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
-    machine.kernel(kernel)(config, spec)(*given, *views, offsets.contiguous(), table, out[None])
+    machine.kernel(kernel)(config, spec)(*operands, *views, offsets.contiguous(), table, out[None])
+    return out

@@ -96,6 +96,45 @@ class GatedLinearAttentionBackwardArgs(NamedTuple, Generic[V]):
         return GatedDeltaRuleBackwardArgs(*self[:2], *self.forward.rule)
 
 
+RWKV7_GRADIENTS = "q", "k", "v", "g", "a", "b", "initial_state"
+"""The arguments of RWKV-7 that have gradients, in the order of the results."""
+
+
+class Rwkv7Args(NamedTuple, Generic[V]):
+    """Arguments of `tile.rwkv7`, which its documentation explains; V stands for a tensor."""
+
+    q: V
+    k: V
+    v: V
+    g: V
+    a: V
+    b: V
+    initial_state: V | None = None
+    cu_seqlens: V | None = None
+    scale: float = 1.0
+
+
+class Rwkv7BackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.rwkv7_backward`: gradients of the results, then those of the recurrence."""
+
+    grad: V
+    grad_state: V | None
+    q: V
+    k: V
+    v: V
+    g: V
+    a: V
+    b: V
+    initial_state: V | None = None
+    cu_seqlens: V | None = None
+    scale: float = 1.0
+
+    @property
+    def forward(self) -> Rwkv7Args[V]:
+        """Return the arguments of the recurrence."""
+        return Rwkv7Args(*self[2:])
+
+
 def scale_of(args: Any) -> float:
     """Return the factor of queries: as given, or one over the root of the size of keys."""
     return float(args.scale if args.scale is not None else max(1, int(args.q.shape[-1])) ** -0.5)

@@ -20,7 +20,8 @@ from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, place
 def channel_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for decays of channels from the start of each chunk, `[B, L, H, K]`.
 
-    It also stores queries and keys that have decayed since then, and keys that decay until the chunk's end.
+    It also stores queries and keys that have decayed since then, and keys that decay until the chunk's end. Keys that
+    only read the state, the last of the others, have decayed in place of those that it learns.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.channel_tile
 
@@ -29,7 +30,7 @@ def channel_decays(config: Config, spec: Spec) -> Any:
         q: s.keys("q"),
         k: s.keys("k"),
         g: strided("g", (s.b, s.length, s.h, s.k), spec.g, unit=False),
-        *others: s.table(),
+        *others: [*s.table(), *s.reads()],
         sums: s.of_channels(),
         grown_q: s.keys_of_heads(),
         grown_k: s.keys_of_heads(),
@@ -52,7 +53,8 @@ def channel_decays(config: Config, spec: Spec) -> Any:
                     query = T.cast(q[bz, time, head, column], compute)
                     sums[bz, time, head, column] = logs[i, j]
                     grown_q[bz, time, head, column] = T.cast(query * grown, spec.dtype)
-                    grown_k[bz, time, head, column] = T.cast(key * grown, spec.dtype)
+                    read = T.cast(others[-1][bz, time, head, column], compute) if spec.reads else key
+                    grown_k[bz, time, head, column] = T.cast(read * grown, spec.dtype)
                     later[bz, time, head, column] = T.cast(key * T.exp2(logs[size - 1, j] - logs[i, j]), spec.dtype)
 
     return delta_channel_decays
@@ -90,7 +92,7 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
         k: s.keys("k"),
         sums: s.of_channels(),
         betas: s.of_times(),
-        *others: [*s.table(), *s.pairs_of_delta()],
+        *others: [*s.table(), *s.reads(), *s.pairs_of_delta()],
         weights: s.pairs(),
         slots: T.int32,
         scale: compute,
@@ -99,6 +101,7 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
+            read_tile = T.alloc_shared((size, tile), spec.dtype) if spec.reads else k_tile
             logs = T.alloc_shared((size, tile), compute)
             earlier = T.alloc_shared((size, tile), spec.dtype)
             own_q = T.alloc_shared((block, tile), spec.dtype)
@@ -117,6 +120,8 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
             for n in T.serial(T.ceildiv(s.k, tile)):
                 load_chunk(s, q, q_tile, (bz, first, count, head, n * tile))
                 load_chunk(s, k, k_tile, (bz, first, count, head, n * tile))
+                if spec.reads:
+                    load_chunk(s, others[-2], read_tile, (bz, first, count, head, n * tile))
                 load_decays(s, sums, logs, (bz, first, count, head, n * tile))
                 for begin in tuple(range(block, size, block)):
                     for i, j in T.Parallel(size, tile):
@@ -126,7 +131,7 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
                     for i, j in T.Parallel(block, tile):
                         grown = T.exp2(logs[begin + i, j] - logs[begin - 1, j])
                         own_q[i, j] = T.cast(T.cast(q_tile[begin + i, j], compute) * grown, spec.dtype)
-                        own_k[i, j] = T.cast(T.cast(k_tile[begin + i, j], compute) * grown, spec.dtype)
+                        own_k[i, j] = T.cast(T.cast(read_tile[begin + i, j], compute) * grown, spec.dtype)
                     T.gemm(own_q, earlier, part_q, transpose_B=True, clear_accum=True)
                     for i, j in T.Parallel(block, size):
                         of_queries[begin + i, j] += part_q[i, j]
@@ -142,7 +147,7 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
                         between = T.exp2(T.min(logs[i, c] - logs[j, c], 0.0))
                         key = T.cast(k_tile[j, c], compute) * between
                         total_q += T.cast(q_tile[i, c], compute) * key
-                        total_k += T.cast(k_tile[i, c], compute) * key
+                        total_k += T.cast(read_tile[i, c], compute) * key
                     of_queries[i, j] += total_q
                     of_keys[i, j] += total_k
             for i, j in T.Parallel(size, size):
@@ -161,11 +166,13 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
 def channel_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q, k and g, all `[B, L, H, K]`, where channels decay.
 
-    `of_queries` and `of_keys` weigh pairs of times, without beta. `rates` are parts of the gradient of beta.
+    `of_queries` and `of_keys` weigh pairs of times, without beta. `rates` are parts of the gradient of beta. Keys that
+    only read the state, and their gradient, stand before the last two of the others.
     """
     s, compute, size, block = Sizes(config, spec), spec.compute, config.chunk, config.base
     tile, columns = config.channel_tile, config.key_tile
-    of_delta = [s.like_values(), s.pairs()] if spec.delta else []
+    of_delta = [*s.reads(), *([s.keys_of_heads()] if spec.reads else [])]
+    of_delta += [s.like_values(), s.pairs()] if spec.delta else []
 
     @T.prim_func
     def delta_channel_gradients(
@@ -193,6 +200,7 @@ def channel_gradients(config: Config, spec: Spec) -> Any:
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
+            read_tile = T.alloc_shared((size, tile), spec.dtype) if spec.reads else k_tile
             logs = T.alloc_shared((size, tile), compute)
             factor = T.alloc_shared((size,), compute)
             row_tile = T.alloc_shared((size, columns), spec.dtype)
@@ -214,6 +222,8 @@ def channel_gradients(config: Config, spec: Spec) -> Any:
             place = bz, first, count, head, at
             load_chunk(s, q, q_tile, place)
             load_chunk(s, k, k_tile, place)
+            if spec.reads:
+                load_chunk(s, others[-4], read_tile, place)
             load_decays(s, sums, logs, place)
             for i in T.Parallel(size):
                 time = T.min(first + i, s.length - 1)
@@ -274,7 +284,7 @@ def channel_gradients(config: Config, spec: Spec) -> Any:
                 for i, j in T.Parallel(size, tile):
                     grown = T.exp2(T.min(logs[i, j] - logs[begin - 1, j], 0.0))
                     later = i >= begin
-                    query, key = T.cast(q_tile[i, j], compute) * grown, T.cast(k_tile[i, j], compute) * grown
+                    query, key = T.cast(q_tile[i, j], compute) * grown, T.cast(read_tile[i, j], compute) * grown
                     scaled[i, j] = T.cast(T.if_then_else(later, query, 0.0), spec.dtype)
                     scaled_k[i, j] = T.cast(T.if_then_else(later, key, 0.0), spec.dtype)
                 T.gemm(weight_q[0:size, begin - block : begin], scaled, some, transpose_A=True, clear_accum=True)
@@ -297,22 +307,31 @@ def channel_gradients(config: Config, spec: Spec) -> Any:
                     taught += T.cast(weight_q[n, i], compute) * T.cast(q_tile[n, j], compute) * between
                     if spec.delta:
                         said += T.cast(weight_k[i, n], compute) * key * factor[n] * between
-                        taught += T.cast(weight_k[n, i], compute) * key * between
+                        read = T.cast(read_tile[n, j], compute) if spec.reads else key
+                        taught += T.cast(weight_k[n, i], compute) * read * between
                 of_q[i, j] += asked
                 as_output[i, j] += said
                 as_input[i, j] += taught
             for i, j in T.Parallel(size, tile):
                 query, key = T.cast(q_tile[i, j], compute), T.cast(k_tile[i, j], compute)
                 terms[i, j] = key * as_input[i, j]
-                logs[i, j] = query * of_q[i, j] + key * (as_output[i, j] - factor[i] * as_input[i, j])
-                as_output[i, j] += factor[i] * as_input[i, j]
+                learned = factor[i] * as_input[i, j]
+                if spec.reads:
+                    read = T.cast(read_tile[i, j], compute)
+                    logs[i, j] = query * of_q[i, j] + read * as_output[i, j] - key * learned
+                    as_input[i, j] = learned
+                else:
+                    logs[i, j] = query * of_q[i, j] + key * (as_output[i, j] - learned)
+                    as_output[i, j] += learned
             T.reduce_sum(terms, rate, dim=1)
             T.cumsum(logs, dim=0, reverse=True)
             for i in T.Parallel(size):
                 if i < count:
                     rates[part, bz, first + i, head] = rate[i]
             store_rows(s, of_q, dq, place)
-            store_rows(s, as_output, dk, place)
+            store_rows(s, as_input if spec.reads else as_output, dk, place)
+            if spec.reads:
+                store_rows(s, as_output, others[-3], place)
             for i, j in T.Parallel(size, tile):
                 if i < count:
                     dg[bz, first + i, head, at + j] = T.cast(logs[i, j] + end[j], spec.g)

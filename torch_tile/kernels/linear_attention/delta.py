@@ -271,9 +271,17 @@ class Chunks:
 
     grown_q, grown_k, later: queries and keys to multiply states with. Where channels decay, they have decayed since the
     start of their chunk, or decay until its end; elsewhere the kernels weigh rows, and they are q, k and k.
+    reads: keys `[B, L, H, K]` that errors come from, if not from k; where channels decay.
     """
 
-    def __init__(self, machine: Machine, args: Any, config: Config | None, *dense: torch.Tensor) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        args: Any,
+        config: Config | None,
+        *dense: torch.Tensor,
+        reads: torch.Tensor | None = None,
+    ) -> None:
         self.machine, self.args, self.scale = machine, args, scale_of(args)
         self.v = dense_last(args.v)
         self.batch, self.length, self.heads, self.values = args.v.shape
@@ -285,11 +293,13 @@ class Chunks:
         packed = args.cu_seqlens is not None
         self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
         q, k = dense_last(args.q), dense_last(args.k)
+        self.reads = [] if reads is None else [dense_last(reads)]
+        dense = *dense, *self.reads
         sizes, vectors = (self.keys, self.values), self.machine.is_gpu
         vector = vector_of((q, k, self.v, *dense), sizes) if vectors else 1
         starts = args.cu_seqlens.dtype if packed else None
         beta = None if args.beta is None else args.beta.dtype
-        self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels)
+        self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads))
         self.given = q, k
         self.q, self.k = (self.normalized(t) for t in (q, k)) if args.use_qk_l2norm else (q, k)
         self.starts = [args.cu_seqlens] if packed else []
@@ -305,7 +315,7 @@ class Chunks:
             self.sums = [self.empty(*shape)]
             self.grown_q, self.grown_k, self.later = (self.empty(*shape, dtype=self.v.dtype) for _ in range(3))
             made = *self.sums, self.grown_q, self.grown_k, self.later
-            self.run(channel_decays, self.q, self.k, args.g, *self.table, *made, self.slots)
+            self.run(channel_decays, self.q, self.k, args.g, *self.table, *self.reads, *made, self.slots)
 
     @property
     def later_keys(self) -> list[torch.Tensor]:
@@ -341,7 +351,7 @@ class Chunks:
     def pairs_of_chunks(self) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Compute the inverse for errors, in a list that is empty without the delta rule, and weights of errors."""
         inverses, weights = [self.pairs()] if self.spec.delta else [], self.pairs()
-        operands = self.betas, *self.table, *inverses, weights, self.slots, self.scale
+        operands = self.betas, *self.table, *self.reads, *inverses, weights, self.slots, self.scale
         if self.sums:
             self.run(channel_pairs, self.q, self.k, *self.sums, *operands)
         else:
@@ -371,6 +381,7 @@ def gated_delta_rule(
     config: Config | None = None,
     out: torch.Tensor | None = None,
     final_state: torch.Tensor | None = None,
+    reads: torch.Tensor | None = None,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the rule as `reference` does.
@@ -384,9 +395,9 @@ def gated_delta_rule(
         shape = sequences_of(args), args.v.shape[2], args.k.shape[3], args.v.shape[3]
         final_state = args.v.new_empty(shape, dtype=compute_dtype(args.v.dtype))
     if not fits(args):
-        all_into((out, final_state), reference(*args))
+        all_into((out, final_state), reference(*args, reads=reads))
         return out, final_state
-    chunks = Chunks(machine_of(args.v), args, config, out)
+    chunks = Chunks(machine_of(args.v), args, config, out, reads=reads)
     inverses, weights = chunks.pairs_of_chunks()
     errors, states = chunks.scan(inverses, final_state)
     operands = chunks.grown_q, weights, chunks.decays, errors, states, *chunks.table, out, chunks.slots, chunks.scale

@@ -470,11 +470,17 @@ def normalize_gradients(config: Config, spec: Spec) -> Any:
 
 
 def gated_delta_rule_backward(
-    *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
+    *given: Any,
+    config: Config | None = None,
+    results: tuple[torch.Tensor, ...] | None = None,
+    reads: torch.Tensor | None = None,
+    of_reads: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, ...]:
     """Compute the gradients as `gradient_reference` does.
 
-    `results` may be given, contiguous. `config` overrides the tiling.
+    `results` may be given, contiguous. `config` overrides the tiling. Of calls with `reads`, for which there must be
+    kernels, the gradient of these is written to `of_reads`.
     """
     args: GatedDeltaRuleBackwardArgs[Any] = GatedDeltaRuleBackwardArgs(*given, **named)
     if results is None:
@@ -482,7 +488,7 @@ def gated_delta_rule_backward(
     if not fits(args):
         return all_into(results, gradient_reference(*args))
     grad, (dq, dk, dv, dg, *dbeta, dinitial) = dense_last(args.grad), results
-    chunks = Chunks(machine_of(args.v), args, config, grad)
+    chunks = Chunks(machine_of(args.v), args, config, grad, reads=reads)
     inverses, weights = chunks.pairs_of_chunks()
     shape = chunks.sequences, chunks.heads, chunks.keys, chunks.values
     of_first = chunks.empty(*shape)  # before that the last state, which nobody reads
@@ -499,7 +505,7 @@ def gated_delta_rule_backward(
     of_keys = [chunks.pairs() for _ in inverses]
     operands = chunks.q, chunks.k, grad, dv, errors, *times, *table, *of_keys, of_queries, outs, ins, *launch
     chunks.run(pair_gradients, *operands)
-    found = Found(dq, dk, dg, dbeta, states, behind, of_queries, of_keys, outs, ins)
+    found = Found(dq, dk, dg, dbeta, states, behind, of_queries, of_keys, outs, ins, of_reads)
     (gradients_of_channels if chunks.sums else gradients_of_heads)(chunks, grad, dv, errors, found)
     if args.use_qk_l2norm:
         for x, rows in zip(chunks.given, (dq, dk), strict=True):
@@ -522,6 +528,7 @@ class Found(NamedTuple):
     of_keys: list[torch.Tensor]
     outs: torch.Tensor
     ins: torch.Tensor
+    of_reads: torch.Tensor | None
 
 
 def gradients_of_heads(
@@ -546,7 +553,8 @@ def gradients_of_channels(
     """Write the gradients of q, k, g and beta where channels decay by themselves."""
     tiles = -(-chunks.keys // chunks.config.channel_tile)
     rates = chunks.empty(tiles, chunks.batch, chunks.length, chunks.heads)
-    of_delta = [dv, *found.of_keys] if found.of_keys else []
+    of_delta = [*chunks.reads, found.of_reads, dv, *found.of_keys] if chunks.reads else [dv, *found.of_keys]
+    of_delta = of_delta if found.of_keys else []
     operands = chunks.q, chunks.k, *chunks.sums, grad, errors, found.states, found.behind, found.of_queries
     results = found.dq, found.dk, found.dg, rates, chunks.slots, chunks.scale
     chunks.run(channel_gradients, *operands, chunks.betas, *chunks.table, *of_delta, *results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,12 +27,15 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
-def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    *given: Any, at_once: bool = False, reads: torch.Tensor | None = None, **named: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.gated_delta_rule` in plain torch, chunk by chunk, in float32 (float64 for float64).
 
     Without beta nothing is corrected: this is `tile.gated_linear_attention`.
 
     at_once: all times in one chunk, which needs memory for all pairs but has no loop that a tracer would unroll.
+    reads: keys that errors come from, if not from k; then channels decay, and there is a beta.
     """
     args: GatedDeltaRuleArgs[torch.Tensor] = GatedDeltaRuleArgs(*given, **named)
     compute = compute_dtype(args.v.dtype)
@@ -46,6 +49,8 @@ def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.T
     tensors.append(g.to(compute).transpose(1, 2))
     if args.beta is not None:
         tensors.append(args.beta.to(compute).transpose(1, 2)[..., None])
+    if reads is not None:
+        tensors.append(reads.to(compute).transpose(1, 2))
     first = args.initial_state
     if first is not None:
         first = first.to(compute)
@@ -68,9 +73,9 @@ def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.T
 def of_sequence(
     tensors: list[torch.Tensor], state: torch.Tensor | None, at_once: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute outputs and the last state from q, k, v, g, beta `[B, H, L, ...]`; beta may be missing.
+    """Compute outputs and the last state from q, k, v, g, beta, reads `[B, H, L, ...]`.
 
-    beta has a last size of 1, and g 1 or that of keys. at_once: all times in one chunk.
+    The last ones may be missing. beta has a last size of 1, and g 1 or that of keys. at_once: all times in one chunk.
     """
     k, v = tensors[1:3]
     if state is None:
@@ -86,10 +91,11 @@ def of_sequence(
 
 def of_chunk(tensors: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute one chunk as `of_sequence` does, without loops. It has a time."""
-    q, k, v, g, *beta = tensors
+    q, k, v, g, *more = tensors
+    beta, reads = more[:1], more[1] if len(more) > 1 else k
     logs = g.cumsum(2)
     grown, seen = torch.exp(logs), _lower(logs.shape[2], v.device)
-    errors = v if not beta else _errors(k, v - (k * grown) @ state, logs, beta[0], seen)
+    errors = v if not beta else _errors(reads, k, v - (reads * grown) @ state, logs, beta[0], seen)
     out = (q * grown) @ state + _products(q, k, logs, seen) @ _times(errors, *beta)
     last = logs[:, :, -1:]
     return out, torch.exp(last).mT * state + (k * torch.exp(last - logs)).mT @ _times(errors, *beta)
@@ -99,7 +105,8 @@ def of_packed(
     tensors: list[torch.Tensor], states: torch.Tensor | None, cu_seqlens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute packed sequences `[1, H, L, ...]` from states `[N, H, K, V]`, all times at once and without loops."""
-    q, k, v, g, *beta = tensors
+    q, k, v, g, *more = tensors
+    beta, reads = more[:1], more[1] if len(more) > 1 else k
     length, starts = v.shape[2], cu_seqlens.long()
     sequence = torch.searchsorted(starts[1:].contiguous(), torch.arange(length, device=v.device), right=True)
     member = torch.nn.functional.one_hot(sequence, starts.shape[0] - 1).to(v.dtype).mT  # [N, L]
@@ -114,7 +121,7 @@ def of_packed(
         return torch.einsum("hlk,nl,nhkv->hlv", (x * torch.exp(logs))[0], member, states)
 
     inside = _lower(length, v.device) & (sequence[:, None] == sequence)
-    errors = v if not beta else _errors(k, v - asked(k), logs, beta[0], inside)
+    errors = v if not beta else _errors(reads, k, v - asked(reads), logs, beta[0], inside)
     weighed = _times(errors, *beta)
     totals = (begins[:, 1:] - begins[:, :-1]).transpose(0, 1)  # [N, H, 1 or K]
     kept = torch.exp((totals[:, :, None] - logs[0]).masked_fill(member[:, None, :, None] == 0, -torch.inf))
@@ -144,10 +151,15 @@ def _times(errors: torch.Tensor, beta: torch.Tensor | None = None) -> torch.Tens
 
 
 def _errors(
-    k: torch.Tensor, wanted: torch.Tensor, logs: torch.Tensor, beta: torch.Tensor, seen: torch.Tensor
+    reads: torch.Tensor,
+    k: torch.Tensor,
+    wanted: torch.Tensor,
+    logs: torch.Tensor,
+    beta: torch.Tensor,
+    seen: torch.Tensor,
 ) -> torch.Tensor:
     """Return the errors that the state learns from `wanted` values."""
-    pairs = _products(k, k, logs, seen) * beta.mT
+    pairs = _products(reads, k, logs, seen) * beta.mT
     solved: torch.Tensor = torch.linalg.solve_triangular(pairs, wanted, upper=False, unitriangular=True)
     return solved
 
@@ -169,6 +181,14 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """
     args: GatedDeltaRuleBackwardArgs[Any] = GatedDeltaRuleBackwardArgs(*given, **named)
     names = tuple(name for name in GRADIENTS if name != "beta" or args.beta is not None)
+    return gradients_in_torch(args, names, reference)
+
+
+def gradients_in_torch(args: Any, names: tuple[str, ...], function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients by the arguments `names` of a function with the parameter `at_once`, by autograd of it.
+
+    args: gradients of the results, and then the function's arguments, as its `forward`.
+    """
     forward = args.forward
     wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (args.grad, args.grad_state, *forward))
     twice = torch.is_grad_enabled() and wanted
@@ -177,7 +197,7 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
         # Views, as what one of them was computed from is no way for gradients here.
         leaves = {name: t.view_as(t) if twice else t.detach() for name, t in leaves.items()}
         leaves = {name: t if t.requires_grad else t.requires_grad_() for name, t in leaves.items()}
-        out, state = reference(*forward._replace(**leaves), at_once=twice and forward.v.shape[1] > 0)
+        out, state = function(*forward._replace(**leaves), at_once=twice and forward.v.shape[1] > 0)
         results, upstream = [out], [args.grad]
         if args.grad_state is not None:
             results.append(state)

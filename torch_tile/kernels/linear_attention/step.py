@@ -34,6 +34,7 @@ class Spec:
     """Facts that the kernel is compiled for: the dtypes of operands, and whether q and k are normalized.
 
     Without beta the state adds values as they are. If `channels` decay, each channel of the keys does so by itself.
+    With `reads` errors are what other keys read from the state.
     """
 
     dtype: torch.dtype
@@ -42,6 +43,7 @@ class Spec:
     state: torch.dtype
     normalize: bool
     channels: bool
+    reads: bool = False
 
 
 def reference(
@@ -53,20 +55,25 @@ def reference(
     beta: torch.Tensor | None,
     scale: float | None = None,
     use_qk_l2norm: bool = False,
+    reads: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `tile.gated_delta_rule_step` in plain torch, token after token; without beta nothing is corrected."""
+    """Compute `tile.gated_delta_rule_step` in plain torch, token after token; without beta nothing is corrected.
+
+    reads: keys that errors come from, if not from k.
+    """
     compute, share = compute_dtype(v.dtype), v.shape[2] // q.shape[2]
     q, k = (t.to(compute) for t in (q, k))
     if use_qk_l2norm:
         q, k = normalized(q), normalized(k)
     q = q * (max(1, int(q.shape[3])) ** -0.5 if scale is None else scale)
     q, k = (t if share == 1 else t.repeat_interleave(share, 2) for t in (q, k))
+    asked = k if reads is None else reads.to(compute)
     now, outs = state.to(compute), []
     decay, values = torch.exp((g if g.dim() == 4 else g[..., None]).to(compute)), v.to(compute)
     for t in range(v.shape[1]):
         now, error = now * decay[:, t, :, :, None], values[:, t]
         if beta is not None:
-            error = (error - torch.einsum("bhkv,bhk->bhv", now, k[:, t])) * beta[:, t, :, None].to(compute)
+            error = (error - torch.einsum("bhkv,bhk->bhv", now, asked[:, t])) * beta[:, t, :, None].to(compute)
         now = now + k[:, t, :, :, None] * error[:, :, None]
         outs.append(torch.einsum("bhkv,bhk->bhv", now, q[:, t]))
     out = torch.stack(outs, 1) if outs else values
@@ -79,6 +86,7 @@ def step(config: Config, spec: Spec) -> Any:
     compute, rows, columns = compute_dtype(spec.dtype), config.keys, config.columns
     b, length, g_heads, h, n, p = T.dynamic("b, length, g_heads, h, n, p")
     beta = [] if spec.beta is None else [strided("beta", (b, length, h), spec.beta, unit=False)]
+    reads = [strided("reads", (b, length, h, n), spec.dtype, unit=False)] if spec.reads else []
 
     @T.prim_func
     def gated_delta_rule_step(
@@ -87,7 +95,7 @@ def step(config: Config, spec: Spec) -> Any:
         k: strided("k", (b, length, g_heads, n), spec.dtype, unit=False),
         v: strided("v", (b, length, h, p), spec.dtype, unit=False),
         g: strided("g", (b, length, h, n) if spec.channels else (b, length, h), spec.g, unit=False),
-        *others: beta,
+        *others: [*beta, *reads],
         out: T.Tensor((b, length, h, p), spec.dtype),
         new_state: T.Tensor((b, h, n, p), spec.state),
         scale: compute,
@@ -129,7 +137,8 @@ def step(config: Config, spec: Spec) -> Any:
                         queries[i] = queries[i] / T.sqrt(of_queries[0] + NORM_EPS)
                 for i, j in T.Parallel(rows, columns):
                     now[i, j] *= keeps[i] if spec.channels else keep
-                    terms[i, j] = now[i, j] * keys[i]
+                    read = T.cast(others[-1][sequence, t, head, T.min(i, n - 1)], compute) if spec.reads else keys[i]
+                    terms[i, j] = now[i, j] * read
                 if spec.beta is not None:
                     T.reduce_sum(terms, error, dim=0)
                 for j in T.Parallel(columns):
@@ -162,21 +171,23 @@ def gated_delta_rule_step(
     config: Config | None = None,
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
+    reads: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the tokens as `reference` does.
 
     `out` and `new_state` may be given, contiguous; `new_state` may be `state` itself. `config` overrides the tiling.
     """
     if not has_kernels(v) or not (state.numel() and v.numel()) or q.shape[3] > most_keys(v.dtype):
-        found = reference(state, q, k, v, g, beta, scale, use_qk_l2norm)
+        found = reference(state, q, k, v, g, beta, scale, use_qk_l2norm, reads)
         return into(out, found[0]), into(new_state, found[1])
     out = v.new_empty(v.shape) if out is None else out
     new_state = state.new_empty(state.shape) if new_state is None else new_state
     factor = float(int(q.shape[3]) ** -0.5 if scale is None else scale)
-    rates = [] if beta is None else [beta]
+    rates = [t for t in (beta, reads) if t is not None]
     spec = Spec(
-        v.dtype, g.dtype, beta.dtype if beta is not None else None, state.dtype, bool(use_qk_l2norm), g.dim() == 4
-    )
+        v.dtype, g.dtype, beta.dtype if beta is not None else None, state.dtype, bool(use_qk_l2norm), g.dim() == 4,
+        reads is not None,
+    )  # fmt: skip
     keys = max(16, power_of_two(q.shape[3]))
     config = config or Config(keys, 4 if keys > 128 and spec.channels else 8)  # registers are short
     machine_of(v).kernel(step)(config, spec)(state, q, k, v, g, *rates, out, new_state, factor)

@@ -52,6 +52,7 @@ class Spec:
 
     `vector` divides K, V and the strides of rows. `packed` sequences have a table of chunks. Without beta the state
     adds values as they are, and there is no triangle. If `channels` decay, each channel of the keys does so by itself.
+    With `reads` errors are what other keys read from the state (RWKV-7); channels decay then.
     """
 
     dtype: torch.dtype
@@ -61,6 +62,7 @@ class Spec:
     starts: torch.dtype | None = None
     vector: int = 1
     channels: bool = False
+    reads: bool = False
 
     @property
     def delta(self) -> bool:
@@ -147,6 +149,10 @@ class Sizes:
     def pairs_of_delta(self) -> list[Any]:
         """Return the type of what only the delta rule has for pairs of times, in a list that is empty without it."""
         return [self.pairs()] if self.spec.delta else []
+
+    def reads(self) -> list[Any]:
+        """Return the type of keys that only read the state, in a list that is empty without them."""
+        return [self.keys("reads")] if self.spec.reads else []
 
     def later_keys(self) -> list[Any]:
         """Return the types of `Chunks.later_keys`."""

@@ -28,6 +28,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.loss.args import CrossEntropyArgs, CrossEntropyBackwardArgs
 
 
 @dataclass(frozen=True)
@@ -92,45 +93,32 @@ def config_for(n: int, vector: int, machine: Machine) -> Config:
     return Config(threads // lanes, lanes, pieces, vector, is_gpu=True)
 
 
-def loss_reference(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `tile.cross_entropy` in plain torch."""
-    x = logits.to(compute_dtype(logits.dtype))
+def loss_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.cross_entropy` in plain torch. Takes the arguments of `CrossEntropyArgs`."""
+    args: CrossEntropyArgs[torch.Tensor] = CrossEntropyArgs(*given, **named)
+    target, weight, ignore_index = args.target, args.weight, args.ignore_index
+    x = args.logits.to(compute_dtype(args.logits.dtype))
     n = x.shape[-1]
     lse = x.logsumexp(-1)
     if isinstance(n, int) and n == 0:  # no target names a class
         return torch.where(target != ignore_index, torch.nan, torch.zeros_like(lse)), lse
     at, counted, valid = _classes(target, ignore_index, n)
-    own_weight, smoothing, total = _weights(x, at, weight, label_smoothing)
+    own_weight, smoothing, total = _weights(x, at, weight, args.label_smoothing)
     picked = x.gather(-1, at[..., None])[..., 0]
-    loss = own_weight * (lse - picked) + z_loss * lse.square()
-    if label_smoothing:
+    loss = own_weight * (lse - picked) + args.z_loss * lse.square()
+    if args.label_smoothing:
         spread = x.sum(-1) if weight is None else x @ weight.to(x.dtype)
         loss = loss + smoothing * (total * lse - spread)
     return torch.where(counted, loss.masked_fill(~valid, torch.nan), 0.0), lse
 
 
-def gradient_reference(
-    grad: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> torch.Tensor:
-    """Compute `tile.cross_entropy_backward` in plain torch."""
-    if isinstance(logits.shape[-1], int) and logits.shape[-1] == 0:
-        return logits.new_empty(logits.shape)
-    slope, _ = logit_slopes(logits, target, lse, weight, ignore_index, label_smoothing, z_loss)
-    return (grad.to(slope.dtype)[..., None] * slope).to(logits.dtype).contiguous()
+def gradient_reference(*given: Any, **named: Any) -> torch.Tensor:
+    """Compute `tile.cross_entropy_backward` in plain torch. Takes the arguments of `CrossEntropyBackwardArgs`."""
+    args: CrossEntropyBackwardArgs[torch.Tensor] = CrossEntropyBackwardArgs(*given, **named)
+    if isinstance(args.logits.shape[-1], int) and args.logits.shape[-1] == 0:
+        return args.logits.new_empty(args.logits.shape)
+    slope, _ = logit_slopes(*args[1:])
+    return (args.grad.to(slope.dtype)[..., None] * slope).to(args.logits.dtype).contiguous()
 
 
 def logit_slopes(
@@ -463,57 +451,50 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
 
 
 def cross_entropy(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    *given: Any,
     config: Config | None = None,
     loss: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `loss_reference` with the kernel. `loss` and `lse` may be given, contiguous; `config` replaces that of
     `config_for`.
     """
+    args: CrossEntropyArgs[torch.Tensor] = CrossEntropyArgs(*given, **named)
+    logits, target = args.logits, args.target
     if not has_kernels(logits) or not logits.numel():
-        found = loss_reference(logits, target, weight, ignore_index, label_smoothing, z_loss)
+        found = loss_reference(*args)
         return into(loss, found[0]), into(lse, found[1])
     compute = compute_dtype(logits.dtype)
     loss = torch.empty(target.shape, dtype=compute, device=logits.device) if loss is None else loss
     lse = torch.empty(target.shape, dtype=compute, device=logits.device) if lse is None else lse
     x = as_rows(logits)
-    kernel, weights = _kernel(loss_rows, (x,), target, weight, label_smoothing, config)
-    numbers = int(ignore_index), float(label_smoothing), float(z_loss)
-    kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *numbers)
+    kernel, weights = _kernel(loss_rows, (x,), target, args.weight, args.label_smoothing, config)
+    kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *_numbers(args))
     return loss, lse
 
 
 def cross_entropy_backward(
-    grad: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
     """Compute `gradient_reference` with the kernel. `out`, contiguous, may be given; `config` overrides the choice of
     `config_for`.
     """
+    args: CrossEntropyBackwardArgs[torch.Tensor] = CrossEntropyBackwardArgs(*given, **named)
+    logits, target = args.logits, args.target
     if not has_kernels(logits) or not logits.numel():
-        given = weight, ignore_index, label_smoothing, z_loss
-        return into(out, gradient_reference(grad, logits, target, lse, *given))
+        return into(out, gradient_reference(*args))
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if out is None else out
     x = as_rows(logits)
     result = out.view(x.shape)
-    kernel, weights = _kernel(gradient_rows, (x, result), target, weight, label_smoothing, config)
-    numbers = int(ignore_index), float(label_smoothing), float(z_loss)
-    kernel(grad.reshape(-1), x, target.reshape(-1), lse.reshape(-1), *weights, result, *numbers)
+    kernel, weights = _kernel(gradient_rows, (x, result), target, args.weight, args.label_smoothing, config)
+    kernel(args.grad.reshape(-1), x, target.reshape(-1), args.lse.reshape(-1), *weights, result, *_numbers(args))
     return out
+
+
+def _numbers(args: Any) -> tuple[int, float, float]:
+    """Return the scalars of a kernel."""
+    return int(args.ignore_index), float(args.label_smoothing), float(args.z_loss)
 
 
 def loss_and_gradient(

@@ -18,6 +18,7 @@ from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, machi
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.loss import cross_entropy as rows
+from torch_tile.kernels.loss.args import LinearCrossEntropyArgs, LinearCrossEntropyGradientsArgs
 
 CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 32 << 20}  # of logits at a time, by the target's kind
 MOST_CHUNKS = 8  # the head's gradient is rounded to its dtype once for each chunk
@@ -38,51 +39,35 @@ def linear_logits(
     return softcap * share, 1.0 - share * share
 
 
-def reference(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    class_weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.linear_cross_entropy` in plain torch."""
-    logits, _ = linear_logits(hidden, weight, bias, softcap)
-    return rows.loss_reference(logits, target, class_weight, ignore_index, label_smoothing, z_loss)
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tile.linear_cross_entropy` in plain torch. Takes the arguments of `LinearCrossEntropyArgs`."""
+    args: LinearCrossEntropyArgs[torch.Tensor] = LinearCrossEntropyArgs(*given, **named)
+    logits, _ = linear_logits(args.hidden, args.weight, args.bias, args.softcap)
+    return rows.loss_reference(logits, args.target, *_options(args))
 
 
-def gradients_reference(
-    grad: torch.Tensor,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    class_weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    of_hidden: bool = True,
-    of_weight: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`tile.linear_cross_entropy_gradients` in plain torch."""
-    logits, cap_slope = linear_logits(hidden, weight, bias, softcap)
-    options = class_weight, ignore_index, label_smoothing, z_loss
-    loss, lse = rows.loss_reference(logits, target, *options)
+def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`tile.linear_cross_entropy_gradients` in plain torch, of the arguments of `LinearCrossEntropyGradientsArgs`."""
+    args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
+    grad, hidden, weight, bias = args.grad, args.hidden, args.weight, args.bias
+    logits, cap_slope = linear_logits(hidden, weight, bias, args.softcap)
+    loss, lse = rows.loss_reference(logits, args.target, *_options(args))
     if isinstance(weight.shape[0], int) and weight.shape[0] == 0:
         slope = torch.zeros_like(logits)
     else:
-        slope, _ = rows.logit_slopes(logits, target, lse, *options)
+        slope, _ = rows.logit_slopes(logits, args.target, lse, *_options(args))
     slope = grad.to(slope.dtype)[..., None] * (slope if cap_slope is None else slope * cap_slope)
     flat, x = (y.flatten(0, -2) if y.dim() > 1 else y[None] for y in (slope, hidden.to(slope.dtype)))
     nothing = hidden.new_empty(0)
-    dhidden = (slope @ weight.to(slope.dtype)).to(hidden.dtype).contiguous() if of_hidden else nothing
-    dweight = (flat.mT @ x).to(weight.dtype).contiguous() if of_weight else nothing
-    dbias = flat.sum(0).to(bias.dtype) if bias is not None and of_weight else nothing
+    dhidden = (slope @ weight.to(slope.dtype)).to(hidden.dtype).contiguous() if args.of_hidden else nothing
+    dweight = (flat.mT @ x).to(weight.dtype).contiguous() if args.of_weight else nothing
+    dbias = flat.sum(0).to(bias.dtype) if bias is not None and args.of_weight else nothing
     return (grad * loss).sum(), dhidden, dweight, dbias
+
+
+def _options(args: Any) -> tuple[torch.Tensor | None, int, float, float]:
+    """Return the arguments of the loss besides logits and target."""
+    return args.class_weight, args.ignore_index, args.label_smoothing, args.z_loss
 
 
 def chunks(count: Any, classes: Any, itemsize: int, kind: str, size: int | None) -> Iterator[tuple[Any, Any]]:
@@ -119,56 +104,41 @@ def sum_products(dtype: torch.dtype, threads: int) -> Any:
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    class_weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
+    *given: Any,
     chunk: int | None = None,
     loss: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference`. `loss` and `lse` may be given, contiguous; `chunk` is a number of rows instead of our choice."""
+    args: LinearCrossEntropyArgs[torch.Tensor] = LinearCrossEntropyArgs(*given, **named)
+    hidden, weight, target = args.hidden, args.weight, args.target
     compute = compute_dtype(hidden.dtype)
     loss = torch.empty(target.shape, dtype=compute, device=hidden.device) if loss is None else loss
     lse = torch.empty_like(loss) if lse is None else lse
-    options = ignore_index, label_smoothing, z_loss
     if not has_kernels(hidden) or not hidden.numel() or not weight.numel():
-        found = reference(hidden, weight, target, bias, class_weight, *options, softcap)
+        found = reference(*args)
         return loss.copy_(found[0]), lse.copy_(found[1])
     x, labels = as_rows(hidden), target.reshape(-1)
-    for start, end, logits in _logits(x, weight, bias, softcap, chunk):
-        outs = loss.view(-1)[start:end], lse.view(-1)[start:end]
-        rows.cross_entropy(logits, labels[start:end], class_weight, *options, None, *outs)
+    for start, end, logits in _logits(x, weight, args.bias, args.softcap, chunk):
+        part = slice(start, end)
+        rows.cross_entropy(logits, labels[part], *_options(args), loss=loss.view(-1)[part], lse=lse.view(-1)[part])
     return loss, lse
 
 
 def linear_cross_entropy_gradients(
-    grad: torch.Tensor,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    class_weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    of_hidden: bool = True,
-    of_weight: bool = True,
+    *given: Any,
     chunk: int | None = None,
     loss: torch.Tensor | None = None,
     dhidden: torch.Tensor | None = None,
     dweight: torch.Tensor | None = None,
     dbias: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `gradients_reference`. The results may be given, contiguous; `chunk` is a number of rows."""
+    args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
+    hidden, weight, bias, of_hidden, of_weight = args.hidden, args.weight, args.bias, args.of_hidden, args.of_weight
     compute = compute_dtype(hidden.dtype)
-    options = ignore_index, label_smoothing, z_loss, softcap
     loss = hidden.new_empty((), dtype=compute) if loss is None else loss
     dhidden = hidden.new_empty(hidden.shape if of_hidden else (0,)) if dhidden is None else dhidden
     dweight = weight.new_empty(weight.shape if of_weight else (0,)) if dweight is None else dweight
@@ -178,16 +148,15 @@ def linear_cross_entropy_gradients(
     )
     made = loss, dhidden, dweight, dbias
     if not has_kernels(hidden) or not hidden.numel() or not weight.numel():
-        found = gradients_reference(grad, hidden, weight, target, bias, class_weight, *options, of_hidden, of_weight)
-        for out, result in zip(made, found, strict=True):
+        for out, result in zip(made, gradients_reference(*args), strict=True):
             out.copy_(result)
         return made
-    x, labels, factors = as_rows(hidden), target.reshape(-1), grad.reshape(-1)
+    x, labels, factors = as_rows(hidden), args.target.reshape(-1), args.grad.reshape(-1)
     losses = loss.new_empty(labels.shape)
     column_sums = loss.new_empty(weight.shape[:1]) if of_bias else None
-    for start, end, logits in _logits(x, weight, bias, softcap, chunk):
+    for start, end, logits in _logits(x, weight, bias, args.softcap, chunk):
         part = slice(start, end)
-        rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], class_weight, *options)
+        rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], *_options(args), args.softcap)
         if of_hidden:
             gemm(logits, [weight], [], "", "", dhidden.dtype, out=dhidden.view(x.shape)[part])
         if of_weight:  # added to what the chunks before left there: each element is read once, then written

@@ -29,6 +29,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for, splits_for
@@ -84,28 +85,20 @@ def probabilities(
     return softmax_with_lse((s * scale).masked_fill(~keep.unsqueeze(2), float("-inf")))
 
 
-def reference(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-    schedule: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `softmax(scale (q kv^T + q_pe k_pe^T)) kv` per head, summed in float32 (float64 for float64 inputs).
 
-    q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe `[B, S, R]`, or paged `[pages, page, C]` and
-    `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32 `[B]` (default: the whole cache). The Sq queries
-    are the last Sq positions, causal among themselves. Returns out `[B, Sq, H, C]` in q's dtype, which lies in memory
-    as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing dtype. `num_splits` and `schedule` only say how
-    a kernel divides the work. Without them, threads or multiprocessors decide, so the last bits follow their number.
+    Takes the arguments of `MlaDecodeArgs`: q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe
+    `[B, S, R]`, or paged `[pages, page, C]` and `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32
+    `[B]` (default: the whole cache). The Sq queries are the last Sq positions, causal among themselves. Returns out
+    `[B, Sq, H, C]` in q's dtype, which lies in memory as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing
+    dtype. `num_splits` and `schedule` only say how a kernel divides the work. Without them, threads or multiprocessors
+    decide, so the last bits follow their number.
     """
-    compute = compute_dtype(q.dtype)
-    scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
-    latent, rotary, keep = gather_cache(q, kv, k_pe, block_table, seq_lens)
+    args: MlaDecodeArgs[torch.Tensor] = MlaDecodeArgs(*given, **named)
+    q, q_pe = args.q, args.q_pe
+    compute, scale = compute_dtype(q.dtype), scale_of(args)
+    latent, rotary, keep = gather_cache(q, args.kv, args.k_pe, args.block_table, args.seq_lens)
     p, lse = probabilities(q.to(compute), q_pe.to(compute), latent, rotary, keep, scale)
     return placed_beside(torch.einsum("bths,bsc->bthc", p, latent), q), lse.contiguous()
 
@@ -231,49 +224,38 @@ def flash_mla(config: Config, spec: Spec) -> Any:
     return mla_decode
 
 
+def scale_of(args: Any) -> Any:
+    """Return the factor of scores: as given, or one over the root of the columns of queries."""
+    return default_scale(args.q.shape[3] + args.q_pe.shape[3]) if args.scale is None else args.scale
+
+
 def mla_decode(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-    schedule: torch.Tensor | None = None,
+    *given: Any,
     config: Config | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode as `reference` does. `config` overrides the choice of `config_for`.
 
     `out` may be given, laid out as q is, and `lse`, contiguous.
     """
-    if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
-        result, lse_made = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale)
+    args: MlaDecodeArgs[torch.Tensor] = MlaDecodeArgs(*given, **named)
+    q = args.q
+    if not has_kernels(q) or not (q.shape[3] and args.q_pe.shape[3]):
+        result, lse_made = reference(*args)
         return into(out, result), into(lse, lse_made)
     if out is None:
         out = empty_beside(q, q.shape[3])
     if lse is None:
         lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
-    if lse.numel():
-        scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
-        given = q, q_pe, kv, k_pe, block_table, seq_lens, scale
-        if not run(*given, num_splits, schedule, out, lse, machine_of(q), config):
-            all_into((out, lse), reference(*given))
+    if lse.numel() and not run(args, out, lse, machine_of(q), config):
+        all_into((out, lse), reference(*args))
     return out, lse
 
 
 def run(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None,
-    seq_lens: torch.Tensor | None,
-    scale: float,
-    num_splits: int,
-    schedule: torch.Tensor | None,
+    args: MlaDecodeArgs[Any],
     out: torch.Tensor,
     lse: torch.Tensor,
     machine: Machine,
@@ -287,6 +269,8 @@ def run(
     With `scales` `[.., C / 128]`, kv is float8. With `indices` int32 `[B, n]` a query, the only one of its sequence,
     sees the listed positions; neighbouring sequences share a cache.
     """
+    q, q_pe, kv, k_pe, block_table, seq_lens, _, num_splits, schedule = args
+    scale = scale_of(args)
     if not kv.numel():  # tensor maps cannot describe tensors without elements
         out.zero_()
         lse.fill_(float("-inf"))

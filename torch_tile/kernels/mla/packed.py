@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
-from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
+from torch_tile.kernels.attention.forward import softmax_with_lse
 from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
 from torch_tile.kernels.mla import decode
+from torch_tile.kernels.mla.args import MlaDecodeArgs, MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.kernels.mla.tiles import GROUP
 from torch_tile.kernels.norm import quantize
 
@@ -53,45 +54,31 @@ def wide(cache: torch.Tensor, latent: int, dtype: torch.dtype) -> tuple[torch.Te
     return (values.float() * scales.repeat_interleave(GROUP, -1)).to(dtype), rotary.to(dtype)
 
 
-def fp8_reference(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    cache: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-) -> Results:
+def fp8_reference(*given: Any, **named: Any) -> Results:
     """Compute `decode.reference`, or with indices `sparse_reference`, over a packed cache uint8 `[B, S, bytes]` or
-    `[pages, page, bytes]`.
+    `[pages, page, bytes]`. Takes the arguments of `MlaDecodeFp8Args`.
     """
-    kv, k_pe = wide(cache, q.shape[3], q.dtype)
-    if indices is not None:
-        return sparse_reference(q, q_pe, kv, k_pe, indices, block_table, seq_lens, scale)
-    return decode.reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale)
+    args: MlaDecodeFp8Args[Any] = MlaDecodeFp8Args(*given, **named)
+    kv, k_pe = wide(args.cache, args.q.shape[3], args.q.dtype)
+    options = args.block_table, args.seq_lens, args.scale
+    if args.indices is not None:
+        return sparse_reference(args.q, args.q_pe, kv, k_pe, args.indices, *options)
+    return decode.reference(args.q, args.q_pe, kv, k_pe, *options)
 
 
-def sparse_reference(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    indices: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-) -> Results:
+def sparse_reference(*given: Any, **named: Any) -> Results:
     """Compute attention of each query over the positions that its list names, summed as in `decode.reference`.
 
-    q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; the cache as there; indices int32 `[B, Sq, n]`. Positions that do not
-    exist, such as -1, are left out; one that stands twice counts twice. Returns out `[B, Sq, H, C]` and lse.
+    Takes the arguments of `MlaSparseArgs`: q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; the cache as there; indices int32
+    `[B, Sq, n]`. Positions that do not exist, such as -1, are left out; one that stands twice counts twice. Returns out
+    `[B, Sq, H, C]` and lse.
     """
-    compute = compute_dtype(q.dtype)
-    scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
-    latent, rotary = (decode.gather_pages(x, block_table).to(compute) for x in (kv, k_pe))
-    length = latent.shape[1] if seq_lens is None else seq_lens.clamp(max=latent.shape[1])[:, None, None]
+    args: MlaSparseArgs[Any] = MlaSparseArgs(*given, **named)
+    q, q_pe, indices, compute = args.q, args.q_pe, args.indices, compute_dtype(args.q.dtype)
+    latent, rotary = (decode.gather_pages(x, args.block_table).to(compute) for x in (args.kv, args.k_pe))
+    length = latent.shape[1]
+    if args.seq_lens is not None:
+        length = args.seq_lens.clamp(max=length)[:, None, None]
     keep = (indices >= 0) & (indices < length)
     at = indices.clamp(0, max(latent.shape[1] - 1, 0)).long()
     if not latent.shape[1]:
@@ -101,54 +88,34 @@ def sparse_reference(
     s = torch.einsum("bthc,btkc->bthk", q.to(compute), chosen) + torch.einsum(
         "bthr,btkr->bthk", q_pe.to(compute), beside
     )
-    p, lse = softmax_with_lse((s * scale).masked_fill(~keep.unsqueeze(2), float("-inf")))
+    p, lse = softmax_with_lse((s * decode.scale_of(args)).masked_fill(~keep.unsqueeze(2), float("-inf")))
     return placed_beside(torch.einsum("bthk,btkc->bthc", p, chosen), q), lse.contiguous()
 
 
 def mla_decode_fp8(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    cache: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-    config: Any = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
+    *given: Any, config: Any = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, **named: Any
 ) -> Results:
     """Decode over a packed cache as `fp8_reference` does. `config` overrides the choice of a tiling."""
-    results = _results(q, out, lse)
-    if has_kernels(q) and q.shape[3] and q_pe.shape[3]:
-        kv, k_pe, scales = unpack(cache, q.shape[3])
-        given = q, q_pe, kv, k_pe, scales, indices, block_table, seq_lens, scale, num_splits
-        if _run(*given, results, config):
+    args: MlaDecodeFp8Args[Any] = MlaDecodeFp8Args(*given, **named)
+    results = _results(args.q, out, lse)
+    if has_kernels(args.q) and args.q.shape[3] and args.q_pe.shape[3]:
+        kv, k_pe, scales = unpack(args.cache, args.q.shape[3])
+        if _run(args, kv, k_pe, scales, results, config):
             return results
-    all_into(results, fp8_reference(q, q_pe, cache, block_table, seq_lens, indices, scale))
+    all_into(results, fp8_reference(*args))
     return results
 
 
 def mla_sparse(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    indices: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-    config: Any = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
+    *given: Any, config: Any = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, **named: Any
 ) -> Results:
     """Compute attention over listed positions as `sparse_reference` does. `config` overrides the choice of a tiling."""
-    results = _results(q, out, lse)
-    given = q, q_pe, kv, k_pe, None, indices, block_table, seq_lens, scale, num_splits
-    if has_kernels(q) and q.shape[3] and q_pe.shape[3] and _run(*given, results, config):
-        return results
-    all_into(results, sparse_reference(q, q_pe, kv, k_pe, indices, block_table, seq_lens, scale))
+    args: MlaSparseArgs[Any] = MlaSparseArgs(*given, **named)
+    q, results = args.q, _results(args.q, out, lse)
+    if not (
+        has_kernels(q) and q.shape[3] and args.q_pe.shape[3] and _run(args, args.kv, args.k_pe, None, results, config)
+    ):
+        all_into(results, sparse_reference(*args))
     return results
 
 
@@ -159,36 +126,31 @@ def _results(q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
 
 
 def _run(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
+    args: MlaDecodeFp8Args[Any] | MlaSparseArgs[Any],
     kv: torch.Tensor,
     k_pe: torch.Tensor,
     scales: torch.Tensor | None,
-    indices: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    seq_lens: torch.Tensor | None,
-    scale: float | None,
-    num_splits: int,
     results: Results,
     config: Any,
 ) -> bool:
     """Launch the kernel of decoding into the results. Return whether it has a tiling."""
-    out, lse = results
+    (out, lse), q, indices = results, args.q, args.indices
     if not lse.numel():
         return True
-    scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
-    options = block_table, seq_lens, scale, num_splits, None
+    options = args.block_table, args.seq_lens, args.scale, args.num_splits
     if indices is None:
-        return decode.run(q, q_pe, kv, k_pe, *options, out, lse, machine_of(q), config, scales)
+        whole: MlaDecodeArgs[Any] = MlaDecodeArgs(q, args.q_pe, kv, k_pe, *options)
+        return decode.run(whole, out, lse, machine_of(q), config, scales)
     if not indices.shape[2]:
         out.zero_()
         lse.fill_(float("-inf"))
         return True
     # Each query is a sequence of its own, beside those that read the same cache.
     target = out if out.is_contiguous() else q.new_empty(q.shape)
-    q, q_pe, made = (x.flatten(0, 1)[:, None] for x in (q, q_pe, target))
+    q, q_pe, made = (x.flatten(0, 1)[:, None] for x in (q, args.q_pe, target))
     sums, lists = lse.flatten(0, 1)[:, None], indices.flatten(0, 1)
-    done = decode.run(q, q_pe, kv, k_pe, *options, made, sums, machine_of(q), config, scales, lists)
+    whole = MlaDecodeArgs(q, q_pe, kv, k_pe, *options)
+    done = decode.run(whole, made, sums, machine_of(q), config, scales, lists)
     if done and target is not out:
         out.copy_(target)
     return done

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of Mamba-2's scan and of its gradient, spelled once for kernels and operators.
+"""The arguments of Mamba-2's scan, of short convolutions and of gradients, spelled once for kernels and operators.
 
 Imports nothing but torch: the declaration of the operators asks for it before any kernel is imported.
 """
@@ -31,6 +31,7 @@ class SsdChunkScanArgs(NamedTuple, Generic[V]):
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
+    seq_idx: V | None = None
 
 
 class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
@@ -49,11 +50,65 @@ class SsdChunkScanBackwardArgs(NamedTuple, Generic[V]):
     dt_softplus: bool = False
     dt_min: float = 0.0
     dt_max: float | None = None
+    seq_idx: V | None = None
 
     @property
     def forward(self) -> SsdChunkScanArgs[V]:
         """Return the arguments of the scan."""
         return SsdChunkScanArgs(**{n: getattr(self, n) for n in SsdChunkScanArgs._fields if n != "z"})
+
+
+class SelectiveStateUpdateArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.selective_state_update`."""
+
+    state: V
+    x: V
+    dt: V
+    A: V
+    B: V
+    C: V
+    D: V | None = None
+    z: V | None = None
+    dt_bias: V | None = None
+    dt_softplus: bool = False
+
+
+class CausalConv1dArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.causal_conv1d`."""
+
+    x: V
+    weight: V
+    bias: V | None = None
+    initial_state: V | None = None
+    activation: str = "none"
+    seq_idx: V | None = None
+
+
+class CausalConv1dBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.causal_conv1d_backward`."""
+
+    grad: V
+    x: V
+    weight: V
+    bias: V | None = None
+    initial_state: V | None = None
+    activation: str = "none"
+    seq_idx: V | None = None
+
+    @property
+    def forward(self) -> CausalConv1dArgs[V]:
+        """Return the arguments of the convolution."""
+        return CausalConv1dArgs(*self[1:])
+
+
+class CausalConv1dUpdateArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.causal_conv1d_update`."""
+
+    x: V
+    state: V
+    weight: V
+    bias: V | None = None
+    activation: str = "none"
 
 
 def empty_gradients(args: SsdChunkScanBackwardArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:

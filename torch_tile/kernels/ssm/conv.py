@@ -25,6 +25,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardArgs
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -77,26 +78,15 @@ def gradient_config_for(length: int, channels: int, batch: int, dtype: torch.dty
     return Config(rows, columns, steps=steps)
 
 
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    initial_state: torch.Tensor | None = None,
-    activation: str = "none",
-    seq_idx: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute `tile.causal_conv1d` in plain torch."""
-    return activated(sums(x, weight, bias, initial_state, seq_idx), activation).to(x.dtype).contiguous()
+def reference(*given: Any, **named: Any) -> torch.Tensor:
+    """Compute `tile.causal_conv1d` in plain torch. Takes the arguments of `CausalConv1dArgs`."""
+    args: CausalConv1dArgs[torch.Tensor] = CausalConv1dArgs(*given, **named)
+    return activated(sums(args), args.activation).to(args.x.dtype).contiguous()
 
 
-def sums(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    initial_state: torch.Tensor | None,
-    seq_idx: torch.Tensor | None = None,
-) -> torch.Tensor:
+def sums(args: CausalConv1dArgs[torch.Tensor]) -> torch.Tensor:
     """Compute the convolution in plain torch before its activation, `[B, L, D]` in the dtype of sums."""
+    x, weight, bias, initial_state, _, seq_idx = args
     compute, width = compute_dtype(x.dtype), weight.shape[1]
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if initial_state is None else initial_state
     padded = torch.cat([before.to(compute), x.to(compute)], 1)
@@ -122,20 +112,14 @@ def activated(total: torch.Tensor, activation: str) -> torch.Tensor:
     return torch.nn.functional.silu(total) if activation == "silu" else total
 
 
-def gradient_reference(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    initial_state: torch.Tensor | None = None,
-    activation: str = "none",
-    seq_idx: torch.Tensor | None = None,
-) -> Gradients:
-    """Compute `tile.causal_conv1d_backward` in plain torch."""
+def gradient_reference(*given: Any, **named: Any) -> Gradients:
+    """Compute `tile.causal_conv1d_backward` in plain torch. Takes the arguments of `CausalConv1dBackwardArgs`."""
+    args: CausalConv1dBackwardArgs[torch.Tensor] = CausalConv1dBackwardArgs(*given, **named)
+    grad, x, weight, bias, initial_state, activation, seq_idx = args
     compute, width, length = compute_dtype(x.dtype), weight.shape[1], x.shape[1]
     slope = grad.to(compute)
     if activation == "silu":
-        total = sums(x, weight, bias, initial_state, seq_idx)
+        total = sums(args.forward)
         gate = torch.sigmoid(total)
         slope = slope * gate * (1.0 + total * (1.0 - gate))
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if initial_state is None else initial_state
@@ -375,63 +359,55 @@ def step(config: Config, spec: Spec) -> Any:
 
 
 def causal_conv1d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    initial_state: torch.Tensor | None = None,
-    activation: str = "none",
-    seq_idx: torch.Tensor | None = None,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
     """Compute the convolution as `reference` does. `out`, contiguous, may be given. `config` overrides the tiling."""
-    if not has_kernels(x):
-        return into(out, reference(x, weight, bias, initial_state, activation, seq_idx))
-    out = x.new_empty(x.shape) if out is None else out
+    args: CausalConv1dArgs[torch.Tensor] = CausalConv1dArgs(*given, **named)
+    if not has_kernels(args.x):
+        return into(out, reference(*args))
+    out = args.x.new_empty(args.x.shape) if out is None else out
     if not out.numel():
         return out
-    x, machine = dense_last(x), machine_of(x)
-    spec = _spec(x, weight, bias, initial_state, seq_idx, activation, machine, out)
+    args = args._replace(x=dense_last(args.x))
+    machine = machine_of(args.x)
     config = config or config_for(machine)
-    given = [each for each in (bias, initial_state, seq_idx) if each is not None]
-    machine.kernel(convolve)(config, spec)(x, weight, *given, out)
+    machine.kernel(convolve)(config, _spec(args, machine, out))(args.x, args.weight, *_given(args), out)
     return out
 
 
 def causal_conv1d_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    initial_state: torch.Tensor | None = None,
-    activation: str = "none",
-    seq_idx: torch.Tensor | None = None,
-    config: Config | None = None,
-    results: Gradients | None = None,
+    *given: Any, config: Config | None = None, results: Gradients | None = None, **named: Any
 ) -> Gradients:
     """Compute the gradients as `gradient_reference` does.
 
     `results` may be given, contiguous. `config` overrides the tiling.
     """
-    results = results or empty_gradients(x, weight, bias, initial_state)
-    if not has_kernels(x) or not x.numel():
-        all_into(results, gradient_reference(grad, x, weight, bias, initial_state, activation, seq_idx))
+    whole: CausalConv1dBackwardArgs[torch.Tensor] = CausalConv1dBackwardArgs(*given, **named)
+    args = whole.forward
+    results = results or empty_gradients(args.x, args.weight, args.bias, args.initial_state)
+    if not has_kernels(args.x) or not args.x.numel():
+        all_into(results, gradient_reference(*whole))
         return results
-    x, grad, machine = dense_last(x), dense_last(grad), machine_of(x)
-    batch, length, channels = x.shape
+    args, grad, machine = args._replace(x=dense_last(args.x)), dense_last(whole.grad), machine_of(args.x)
+    x, (batch, length, channels) = args.x, args.x.shape
     dx, dweight, dbias, dstate = results
-    spec = _spec(x, weight, bias, initial_state, seq_idx, activation, machine, dx, grad)
+    spec = _spec(args, machine, dx, grad)
     config = config or gradient_config_for(length, channels, batch, x.dtype, machine)
     parts = -(-length // (config.rows * config.steps))
     sums_of_parts = x.new_empty((batch, parts, spec.width + 1, channels), dtype=compute_dtype(x.dtype))
-    given = [each for each in (bias, initial_state, seq_idx) if each is not None]
-    states = [] if initial_state is None else [dstate]
-    machine.kernel(convolve_back)(config, spec)(grad, x, weight, *given, *states, dx, sums_of_parts)
+    states = [] if args.initial_state is None else [dstate]
+    kernel = machine.kernel(convolve_back)(config, spec)
+    kernel(grad, x, args.weight, *_given(args), *states, dx, sums_of_parts)
     adding = Config(8, 64) if machine.is_gpu else config
     machine.kernel(add_parts)(adding, Spec(spec.dtype, spec.weight, spec.bias, None, spec.width, False))(
-        sums_of_parts.flatten(0, 1), *([] if bias is None else [dbias]), dweight
+        sums_of_parts.flatten(0, 1), *([] if args.bias is None else [dbias]), dweight
     )
     return results
+
+
+def _given(args: CausalConv1dArgs[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the optional operands that are given, as kernels take them."""
+    return [each for each in (args.bias, args.initial_state, args.seq_idx) if each is not None]
 
 
 def empty_gradients(
@@ -467,18 +443,10 @@ def causal_conv1d_update(
     return out, new_state
 
 
-def _spec(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    initial_state: torch.Tensor | None,
-    seq_idx: torch.Tensor | None,
-    activation: str,
-    machine: Machine,
-    *dense: torch.Tensor,
-) -> Spec:
+def _spec(args: CausalConv1dArgs[torch.Tensor], machine: Machine, *dense: torch.Tensor) -> Spec:
     """Collect the compile-time facts of a call, with the widest vector that its strides allow."""
-    bias_dtype, state_dtype = (None if each is None else each.dtype for each in (bias, initial_state))
+    x, weight, bias, initial_state, activation, seq_idx = args
     vector = vector_of((x, *dense), x.shape[2:]) if machine.is_gpu else 1
-    index, dtypes = None if seq_idx is None else seq_idx.dtype, (x.dtype, weight.dtype, bias_dtype, state_dtype)
+    bias_type, state, index = (None if t is None else t.dtype for t in (bias, initial_state, seq_idx))
+    dtypes = x.dtype, weight.dtype, bias_type, state
     return Spec(*dtypes, weight.shape[1], activation == "silu", vector, index=index)

@@ -28,53 +28,12 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.ssm.args import SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
+from torch_tile.kernels.ssm.ssd_gradients import GROUP_HEADS, group_scan, pair_sums, step_gradients
 from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
 from torch_tile.kernels.ssm.sums import add_up
+from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
 
-DECAY_HEADS = 8  # heads of a block that sums up decays
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
-
-
-@dataclass(frozen=True)
-class Config:
-    """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
-
-    A tile has `head_tile` columns of P and `state_tile` columns of N.
-    """
-
-    chunk: int = 64
-    rows: int = 64
-    step: int = 64
-    head_tile: int = 64
-    state_tile: int = 64
-    threads: int = 128
-    stages: int = 2
-    shared_weights: bool = False
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Compile-time facts of the scan's kernels: dtypes (None for absent operands), vector width, and flags.
-
-    `vector` divides P, N and the strides of rows. With `reverse` a kernel is the gradient's: it scans from the end.
-    """
-
-    dtype: torch.dtype
-    dt: torch.dtype = torch.float32
-    A: torch.dtype = torch.float32
-    dt_bias: torch.dtype | None = None
-    D: torch.dtype | None = None
-    z: torch.dtype | None = None
-    initial: torch.dtype | None = None
-    softplus: bool = False
-    vector: int = 1
-    reverse: bool = False
-    dots: bool = False
-
-    @property
-    def compute(self) -> torch.dtype:
-        """Return the dtype of sums and decays."""
-        return compute_dtype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -95,24 +54,18 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
     return Config(chunk=size, shared_weights=dtype.itemsize > 2, stages=1 if dtype.itemsize > 2 else 2)
 
 
+def config_of_states(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
+    """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once."""
+    wide = machine.is_gpu and dtype.itemsize == 2 and states > config.state_tile
+    return replace(config, state_tile=2 * config.state_tile) if wide else config
+
+
+def config_of_groups(config: Config, dtype: torch.dtype, machine: Machine) -> Config:
+    """Choose the tiling of `group_scan`, whose three accumulators leave 128 threads too few registers."""
+    return replace(config, threads=256, shared_weights=True) if machine.is_gpu and dtype.itemsize <= 4 else config
+
+
 # The kernels.
-
-
-@T.macro
-def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
-    """Compute the step size of a time and head: clamped, before clamping, and before softplus. Return it within its
-    limits, before them, and before softplus.
-    """
-    raw = T.cast(dt, spec.compute)
-    if spec.dt_bias is not None:
-        raw = raw + T.cast(bias, spec.compute)
-    value = raw
-    if spec.softplus:
-        value = T.max(raw, 0.0) + T.log(1.0 + T.exp(-T.abs(raw)))
-        # The logarithm of 1 + e is no digit of e where e is small; there the series is.
-        small = T.exp(raw)
-        value = T.if_then_else(raw < -10.0, small * (1.0 - 0.5 * small), value)
-    return T.min(T.max(value, low), high), value, raw
 
 
 @jit
@@ -155,45 +108,31 @@ def sum_decays(config: Config, spec: Spec) -> Any:
     return ssd_sum_decays
 
 
-class Sizes:
-    """The run-time sizes of a scan."""
+@jit
+def mark_sequences(config: Config, spec: Spec) -> Any:
+    """Build the kernel for marks: how many sequences begin in a chunk up to each time, `[B, chunks * chunk]`.
 
-    b: Any
-    length: Any
-    h: Any
-    g: Any
-    states_of: Any
-    p: Any
-    n: Any
+    Times with equal marks belong to one sequence, and those with mark 0 to that of the state before the chunk.
+    """
+    size = config.chunk
+    b, length = T.dynamic("b, length")
+    padded = dynamic("padded", size)
 
-    def __init__(self, config: Config, spec: Spec) -> None:
-        self.b, self.length, self.h, self.g, self.states_of = T.dynamic("b, length, h, g, states_of")
-        self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
-        self.padded: Any = dynamic("padded", config.chunk)
-        self.count: Any = self.padded // config.chunk
+    @T.prim_func
+    def ssd_mark_sequences(
+        seq_idx: strided("seq_idx", (b, length), spec.seq_idx, unit=False), marks: T.Tensor((b, padded), "int32")
+    ):
+        with T.Kernel(padded // size, b, threads=config.threads) as (chunk, sequence):
+            tile = T.alloc_shared((1, size), "float32")
+            for i, j in T.Parallel(1, size):
+                time = T.min(chunk * size + j, length - 1)
+                begins = seq_idx[sequence, time] != seq_idx[sequence, T.max(time - 1, 0)]
+                tile[i, j] = T.if_then_else(T.logical_and(begins, chunk * size + j < length), 1.0, 0.0)
+            T.cumsum(tile, dim=1)
+            for i, j in T.Parallel(1, size):
+                marks[sequence, chunk * size + j] = T.cast(tile[i, j], "int32")
 
-    def values(self, name: str, spec: Spec) -> Any:
-        """Return the type of a tensor `[B, L, H, P]`."""
-        return strided(name, (self.b, self.length, self.h, self.p), spec.dtype, multiple=spec.vector)
-
-    def keys(self, name: str, spec: Spec) -> Any:
-        """Return the type of a tensor `[B, L, G, N]`."""
-        return strided(name, (self.b, self.length, self.g, self.n), spec.dtype, multiple=spec.vector)
-
-    def of_times(self, spec: Spec) -> Any:
-        """Return the type of a tensor `[B, H, L]`, padded to whole chunks."""
-        return T.Tensor((self.b, self.h, self.padded), spec.compute)
-
-    def states(self, dtype: torch.dtype) -> Any:
-        """Return the type of states, one for each chunk and one more, which `chunk_states` leaves alone.
-
-        A tensor of so many chunks would ask whether they are 1, which is unknown while sizes are symbols.
-        """
-        return T.Tensor((self.b, self.states_of, self.h, self.p, self.n), dtype)
-
-    def scores(self, config: Config, spec: Spec) -> Any:
-        """Return the type of scores: for each time and group those with the times of its chunk."""
-        return T.Tensor((self.b, self.padded, self.g, config.chunk), spec.dtype)
+    return ssd_mark_sequences
 
 
 @jit
@@ -239,6 +178,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
         keys: s.keys("keys", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
+        *marks: s.marks(spec),
         out: s.states(spec.compute),
     ):
         tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
@@ -263,6 +203,9 @@ def chunk_states(config: Config, spec: Spec) -> Any:
                         factor[i] = T.exp2(here)
                     else:
                         factor[i] = T.exp2(decays[bz, head, first + size - 1] - here) * steps[bz, head, at + i]
+                    if spec.packed:
+                        other = 0 if spec.reverse else marks[0][bz, first + size - 1]
+                        factor[i] = T.if_then_else(marks[0][bz, at + i] == other, factor[i], 0.0)
                 for i, j in T.Parallel(step, tile_p):
                     weighed[i, j] = T.cast(T.cast(x_tile[i, j], spec.compute) * factor[i], spec.dtype)
                 T.gemm(weighed, key_tile, acc, transpose_A=True)
@@ -281,7 +224,8 @@ def pass_states(config: Config, spec: Spec) -> Any:
     s, compute, rows, columns = Sizes(config, spec), spec.compute, *PASSED
     state_shape = (s.b, s.h, s.p, s.n)
     parts = T.dynamic("parts")
-    others_types = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+    others_types = s.marks(spec)
+    others_types += [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     if spec.reverse:
         others_types += [s.states(spec.dtype), T.Tensor((s.b, s.h, s.states_of, parts), compute)]
 
@@ -300,11 +244,13 @@ def pass_states(config: Config, spec: Spec) -> Any:
             T.clear(state)
             if spec.initial is not None:
                 for i, j in T.Parallel(rows, columns):
-                    given = others[0][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
+                    given = others[int(spec.packed)][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
                     state[i, j] = T.cast(given, compute)
             for k in T.serial(s.count):
                 chunk = s.count - 1 - k if spec.reverse else k
                 keep = T.exp2(decays[bz, head, chunk * config.chunk + config.chunk - 1])
+                if spec.packed:
+                    keep = T.if_then_else(others[0][bz, chunk * config.chunk + config.chunk - 1] == 0, keep, 0.0)
                 if spec.reverse:
                     product = T.alloc_fragment((rows, columns), compute)
                     of_rows = T.alloc_fragment((rows,), compute)
@@ -333,12 +279,18 @@ def pass_states(config: Config, spec: Spec) -> Any:
 
 @T.macro
 def weigh_scores(
-    config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, row: Any, column: Any, weights: Any
-) -> None:
-    """Multiply scores by the decay between both times, and forward by the earlier time's step size; zero the others."""
+    config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, marks: Any, row: Any, column: Any,
+    weights: Any,
+) -> None:  # fmt: skip
+    """Multiply scores by the decay between both times, and forward by the earlier time's step size; zero the others.
+
+    marks: those of rows and of columns, if sequences are packed.
+    """
     for i, j in T.Parallel(config.rows, config.step):
         between = decays[j] - own[i] if spec.reverse else own[i] - decays[j]
         path = row + i <= column + j if spec.reverse else row + i >= column + j
+        if spec.packed:
+            path = T.logical_and(path, marks[0][i] == marks[1][j])
         value = T.cast(scores[i, j], spec.compute) * T.exp2(T.if_then_else(path, between, 0.0))
         value = value if spec.reverse else value * steps[j]
         weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), weights.dtype)
@@ -372,7 +324,8 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
     tile_p, tile_n = config.head_tile, config.state_tile
     parts, tiles = T.dynamic("parts, tiles")
     second = spec.reverse or spec.dots
-    more = [s.values("second", spec)] if second else []
+    more, base = s.marks(spec), int(spec.packed)
+    more += [s.values("second", spec)] if second else []
     more += [] if spec.D is None or spec.dots else [strided("D", (s.h, s.p), spec.D, unit=False)]
     more += [] if spec.z is None else [strided("z", (s.b, s.length, s.h, s.p), spec.z)]
     results = [] if spec.dots else [T.Tensor((s.b, s.length, s.h, s.p), spec.dtype)]
@@ -405,7 +358,11 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
             acc = T.alloc_fragment((rows, tile_p), compute)
             own = T.alloc_fragment((rows,), compute)
             factor = T.alloc_fragment((rows,), compute)
+            own_marks = T.alloc_fragment((rows,), "int32")
+            mark_tile = T.alloc_shared((step,), "int32")
             T.copy(decays[bz, head, first + row], own)
+            if spec.packed:
+                T.copy(others[0][bz, first + row], own_marks)
             T.clear(acc)
             for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
                 at = k * tile_n
@@ -415,10 +372,13 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 T.gemm(key_tile, state_tile, acc, transpose_B=True)
             for i in T.Parallel(rows):
                 factor[i] = T.exp2(decays[bz, head, first + size - 1] - own[i] if spec.reverse else own[i])
+                if spec.packed:
+                    other = others[0][bz, first + size - 1] if spec.reverse else 0
+                    factor[i] = T.if_then_else(own_marks[i] == other, factor[i], 0.0)
             for i, j in T.Parallel(rows, tile_p):
                 acc[i, j] *= factor[i]
             if second:
-                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
+                dot_rows(s, acc, others[base], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
             if not spec.dots:
                 begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
                 for k in T.Pipelined(end - begin, num_stages=config.stages):
@@ -427,10 +387,13 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     T.copy(decays[bz, head, first + column], decay_tile)
                     T.copy(steps[bz, head, first + column], step_tile)
                     T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
-                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, row, column, weights)
+                    if spec.packed:
+                        T.copy(others[0][bz, first + column], mark_tile)
+                    marks = own_marks, mark_tile
+                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, marks, row, column, weights)
                     T.gemm(weights, value_tile, acc)
             if spec.reverse:
-                dot_rows(s, acc, others[0], (bz, head, first + row, p), others[len(more) + 2], tile)
+                dot_rows(s, acc, others[base], (bz, head, first + row, p), others[len(more) + 2], tile)
             if spec.reverse:
                 for i in T.Parallel(rows):
                     factor[i] = steps[bz, head, first + row + i]
@@ -442,7 +405,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     for i, j in T.Parallel(rows, tile_p):
                         inside = T.logical_and(first + row + i < s.length, p + j < s.p)
                         time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
-                        there = T.cast(others[0][bz, time, head, column], compute)
+                        there = T.cast(others[base][bz, time, head, column], compute)
                         grad = T.cast(values[bz, time, head, column], compute)
                         product[i, j] = T.if_then_else(inside, grad * there, 0.0)
                     T.reduce_sum(product, total, dim=0)
@@ -454,242 +417,13 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     value = acc[i, j]
                     if spec.D is not None:
                         given = T.cast(values[bz, time, head, column], compute)
-                        value = value + given * T.cast(others[1 if second else 0][head, column], compute)
+                        value = value + given * T.cast(others[base + second][head, column], compute)
                     if spec.z is not None:
                         gate = T.cast(others[len(more) - 1][bz, time, head, column], compute)
                         value = value * gate / (1.0 + T.exp(-gate))
                     others[len(more)][bz, first + row + i, head, p + j] = T.cast(value, spec.dtype)
 
     return ssd_chunk_scan
-
-
-@jit
-def group_scan(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradient of C, summed over the heads of a group; in reverse, that of B.
-
-    left `[B, L, H, P]` is the gradient, right is x, keys are B; with reverse they are x, the gradient and C. The scores
-    of all heads are added up first, so that each step has one product with the keys.
-    """
-    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
-    tile_p, tile_n = config.head_tile, config.state_tile
-
-    @T.prim_func
-    def ssd_group_scan(
-        left: s.values("left", spec),
-        right: s.values("right", spec),
-        keys: s.keys("keys", spec),
-        steps: s.of_times(spec),
-        decays: s.of_times(spec),
-        states: s.states(spec.dtype),
-        out: T.Tensor((s.b, s.length, s.g, s.n), spec.dtype),
-    ):
-        tiles_n = T.ceildiv(s.n, tile_n)
-        with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
-            row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
-            chunk, group, members, first = by // s.g, by % s.g, s.h // s.g, by // s.g * size
-            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
-            weighed = T.alloc_shared((rows, tile_p), spec.dtype)
-            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
-            state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
-            key_tile = T.alloc_shared((step, tile_n), spec.dtype)
-            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
-            scores = T.alloc_fragment((rows, step), compute)
-            total = T.alloc_fragment((rows, step), compute)
-            acc = T.alloc_fragment((rows, tile_n), compute)
-            own = T.alloc_fragment((rows,), compute)
-            factor = T.alloc_fragment((rows,), compute)
-            tiles_p = T.ceildiv(s.p, tile_p)
-            T.clear(acc)
-            for k in T.Pipelined(members * tiles_p, num_stages=config.stages):
-                head, p = group * members + k // tiles_p, k % tiles_p * tile_p
-                T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                behind = chunk + 1 if spec.reverse else chunk
-                T.copy(states[bz, behind, head, p : p + tile_p, n : n + tile_n], state_tile)
-                for i in T.Parallel(rows):
-                    here = decays[bz, head, first + row + i]
-                    if spec.reverse:
-                        last = decays[bz, head, first + size - 1]
-                        factor[i] = T.exp2(last - here) * steps[bz, head, first + row + i]
-                    else:
-                        factor[i] = T.exp2(here)
-                for i, j in T.Parallel(rows, tile_p):
-                    weighed[i, j] = T.cast(T.cast(left_tile[i, j], compute) * factor[i], spec.dtype)
-                T.gemm(weighed, state_tile, acc)
-            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
-            for k in T.serial(end - begin):
-                column = (begin + k) * step
-                T.clear(total)
-                for member in T.serial(members):
-                    head = group * members + member
-                    T.clear(scores)
-                    for m in T.Pipelined(tiles_p, num_stages=config.stages):
-                        p = m * tile_p
-                        T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                        T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
-                        T.gemm(left_tile, right_tile, scores, transpose_B=True)
-                    for i in T.Parallel(rows):
-                        own[i] = decays[bz, head, first + row + i]
-                        factor[i] = steps[bz, head, first + row + i] if spec.reverse else 1.0
-                    for i, j in T.Parallel(rows, step):
-                        there = decays[bz, head, first + column + j]
-                        between = there - own[i] if spec.reverse else own[i] - there
-                        path = row + i <= column + j if spec.reverse else row + i >= column + j
-                        value = scores[i, j] * T.exp2(T.if_then_else(path, between, 0.0))
-                        value = value * factor[i] if spec.reverse else value * steps[bz, head, first + column + j]
-                        total[i, j] += T.if_then_else(path, value, 0.0)
-                T.copy(total, weights)
-                T.copy(keys[bz, first + column : first + column + step, group, n : n + tile_n], key_tile)
-                T.gemm(weights, key_tile, acc)
-            T.copy(acc, out[bz, first + row : first + row + rows, group, n : n + tile_n])
-
-    return ssd_group_scan
-
-
-@jit
-def pair_sums(config: Config, spec: Spec) -> Any:
-    """Build the kernel that sums, for each time, the output gradient times the contributions of earlier times of the
-    chunk; in reverse, the contributions of the time to later outputs.
-
-    Both add up the same numbers in float32, so that those of times between which nothing decays cancel later.
-    """
-    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
-    tile_p = config.head_tile
-
-    @T.prim_func
-    def ssd_pair_sums(
-        scores: s.scores(config, spec),
-        left: s.values("left", spec),
-        right: s.values("right", spec),
-        steps: s.of_times(spec),
-        decays: s.of_times(spec),
-        out: s.of_times(spec),
-    ):
-        with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
-            row, head = bx % (size // rows) * rows, bx // (size // rows)
-            group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
-            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
-            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
-            products = T.alloc_fragment((rows, step), compute)
-            own = T.alloc_fragment((rows,), compute)
-            factor = T.alloc_fragment((rows,), compute)
-            total = T.alloc_fragment((rows,), compute)
-            T.clear(total)
-            for i in T.Parallel(rows):
-                own[i] = decays[bz, head, first + row + i]
-                factor[i] = steps[bz, head, first + row + i]
-            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
-            for k in T.serial(end - begin):
-                column = (begin + k) * step
-                T.clear(products)
-                for m in T.Pipelined(tiles_p, num_stages=config.stages):
-                    p = m * tile_p
-                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
-                    T.gemm(left_tile, right_tile, products, transpose_B=True)
-                for i, j in T.Parallel(rows, step):
-                    there = decays[bz, head, first + column + j]
-                    between = there - own[i] if spec.reverse else own[i] - there
-                    path = row + i < column + j if spec.reverse else row + i > column + j
-                    size_of_step = factor[i] if spec.reverse else steps[bz, head, first + column + j]
-                    score = T.cast(scores[bz, first + row + i, group, column + j], compute)
-                    value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
-                    products[i, j] = T.if_then_else(path, value, 0.0)
-                T.reduce_sum(products, total, dim=1, clear=False)
-            T.copy(total, out[bz, head, first + row])
-
-    return ssd_pair_sums
-
-
-@jit
-def step_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradient of dt, and for each chunk's parts of those of A and of the bias.
-
-    The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
-    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the
-    state behind it, and these two states.
-    """
-    compute, size = spec.compute, config.chunk
-    b, length, h, chunks = T.dynamic("b, length, h, chunks")
-    parts, parts_of_ends = T.dynamic("parts, parts_of_ends")
-    padded = dynamic("padded", size)
-    bias = [] if spec.dt_bias is None else [strided("dt_bias", (h,), spec.dt_bias, unit=False)]
-    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]  # one more, for which there is 0
-
-    @T.prim_func
-    def ssd_step_gradients(
-        dt: strided("dt", (b, length, h), spec.dt, unit=False),
-        A: strided("A", (h,), spec.A, unit=False),
-        steps: T.Tensor((b, h, padded), compute),
-        later: T.Tensor((b, h, padded), compute),
-        earlier: T.Tensor((b, h, padded), compute),
-        outputs: T.Tensor((b, h, parts, padded), compute),
-        to_states: T.Tensor((b, h, parts, padded), compute),
-        inputs: T.Tensor((b, h, parts, padded), compute),
-        ends: T.Tensor((b, h, chunks, parts_of_ends), compute),
-        *others: [*bias, *of_bias],
-        ddt: T.Tensor((b, length, h), spec.dt),
-        of_A: T.Tensor((b, chunks, h), compute),
-        low: compute,
-        high: compute,
-    ):
-        with T.Kernel(T.ceildiv(h, DECAY_HEADS), chunks, b, threads=config.threads) as (bx, chunk, bz):
-            logs = T.alloc_shared((DECAY_HEADS, size), compute)
-            direct = T.alloc_shared((DECAY_HEADS, size), compute)
-            behind = T.alloc_shared((DECAY_HEADS, size), compute)
-            terms = T.alloc_fragment((DECAY_HEADS, size), compute)
-            total = T.alloc_fragment((DECAY_HEADS,), compute)
-            end = T.alloc_fragment((DECAY_HEADS,), compute)
-            if chunk == chunks - 1:
-                for i in T.Parallel(DECAY_HEADS):
-                    of_A[bz, chunk, bx * DECAY_HEADS + i] = 0.0
-                    if spec.dt_bias is not None:
-                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = 0.0
-            else:
-                for i, j in T.Parallel(DECAY_HEADS, size):
-                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                    of_output = T.alloc_var(compute, 0.0)
-                    of_input = T.alloc_var(compute, 0.0)
-                    to_state = T.alloc_var(compute, 0.0)
-                    for k in T.serial(parts):
-                        of_output += outputs[bz, head, k, time]
-                        of_input += inputs[bz, head, k, time]
-                        to_state += to_states[bz, head, k, time]
-                    logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
-                    direct[i, j] = of_input
-                    behind[i, j] = to_state * steps[bz, head, time]
-                    terms[i, j] = behind[i, j]
-                T.cumsum(logs, dim=1, reverse=True)
-                T.cumsum(behind, dim=1)
-                for i in T.Parallel(DECAY_HEADS):
-                    head = T.min(bx * DECAY_HEADS + i, h - 1)
-                    found = T.alloc_var(compute, 0.0)
-                    for k in T.serial(parts_of_ends):
-                        found += ends[bz, head, chunk, k]
-                    end[i] = found
-                for i, j in T.Parallel(DECAY_HEADS, size):
-                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                    log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
-                    logs[i, j] = log
-                    terms[i, j] = log * steps[bz, head, time]
-                T.reduce_sum(terms, total, dim=1)
-                for i in T.Parallel(DECAY_HEADS):
-                    of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
-                for i, j in T.Parallel(DECAY_HEADS, size):
-                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                    given = dt[bz, T.min(time, length - 1), head]
-                    _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
-                    slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
-                    inside = T.logical_and(value >= low, value <= high)
-                    whole = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
-                    of_step = T.if_then_else(T.logical_and(inside, time < length), whole, 0.0)
-                    terms[i, j] = of_step
-                    ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(of_step, spec.dt)
-                if spec.dt_bias is not None:
-                    T.reduce_sum(terms, total, dim=1)
-                    for i in T.Parallel(DECAY_HEADS):
-                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
-
-    return ssd_step_gradients
 
 
 # Entry functions.
@@ -720,7 +454,8 @@ class Scan:
         self.limits: tuple[float, float] = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
         sizes = self.head_dim, self.states
         vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
-        self.plain: Spec = Spec(args.x.dtype, vector=vector)
+        packed = args.seq_idx is not None
+        self.plain: Spec = Spec(args.x.dtype, vector=vector, packed=packed)
         self.times: Spec = replace(
             self.plain,
             dt=args.dt.dtype,
@@ -732,14 +467,17 @@ class Scan:
         self.args = args
         self.steps, self.decays = (self.empty(self.batch, self.heads, self.padded) for _ in range(2))
         self.run(sum_decays, self.times, args.dt, args.A, *self.bias, self.steps, self.decays, *self.limits)
+        self.marks = [self.empty(self.batch, self.padded, dtype=torch.int32)] if packed else []
+        if packed:
+            self.run(mark_sequences, Spec(args.x.dtype, seq_idx=args.seq_idx.dtype), args.seq_idx, *self.marks)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a tensor, in the dtype of sums if none is given."""
         return self.x.new_empty(shape, dtype=dtype or self.compute)
 
-    def run(self, kernel: Any, spec: Spec, *operands: Any) -> None:
+    def run(self, kernel: Any, spec: Spec, *operands: Any, config: Config | None = None) -> None:
         """Launch a kernel of the scan."""
-        self.machine.kernel(kernel)(self.config, spec)(*operands)
+        self.machine.kernel(kernel)(config or self.config, spec)(*operands)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
         """Launch `chunk_scores`: the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
@@ -756,7 +494,9 @@ class Scan:
         """Launch `chunk_states`: each chunk's contribution to the next state."""
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
-        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, self.steps, self.decays, out)
+        times = self.steps, self.decays, *self.marks
+        config = config_of_states(self.config, self.x.dtype, self.states, self.machine)
+        self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, *times, out, config=config)
         return out
 
     def passed(
@@ -766,8 +506,19 @@ class Scan:
         before = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
         given = [] if initial is None else [initial]
         spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
-        self.run(pass_states, spec, own, self.decays, *given, *more, before, last)
+        self.run(pass_states, spec, own, self.decays, *self.marks, *given, *more, before, last)
         return before
+
+    def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
+        """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
+        parts = -(-(self.heads // self.groups) // GROUP_HEADS)
+        config = config_of_groups(self.config, self.x.dtype, self.machine)
+        if parts == 1:
+            self.run(group_scan, spec, *operands, out, config=config)
+            return
+        sums = self.empty(parts, *out.shape)
+        self.run(group_scan, replace(spec, split=True), *operands, sums, config=config)
+        add_up(sums.view(parts, -1, 1), out.view(-1), self.machine)
 
     def skip(self, reverse: bool = False) -> list[torch.Tensor]:
         """Return D as `[H, P]`, in a list that is empty without D."""
@@ -799,7 +550,7 @@ def ssd_chunk_scan(
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
     z = [] if args.z is None else [dense_last(args.z)]
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
-    operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before
+    operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
     scan.run(chunk_scan, spec, *operands, *scan.skip(), *z, out)
     return out, final_states
 
@@ -836,16 +587,18 @@ def ssd_chunk_scan_backward(
     scores = scan.scores()
     times = scan.steps, scan.decays
     back = replace(scan.plain, reverse=True)
-    scan.run(chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, grad, outputs)
-    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, later)
+    scan.run(
+        chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, *scan.marks, grad, outputs
+    )
+    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, later)
     scores = scan.scores(reverse=True)
-    scan.run(pair_sums, back, scores, scan.x, grad, *times, earlier)
+    scan.run(pair_sums, back, scores, scan.x, grad, *times, *scan.marks, earlier)
     of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
     spec = replace(back, D=None if args.D is None else args.D.dtype)
-    operands = scores, grad, scan.B, *times, behind, scan.x, *scan.skip()
+    operands = scores, grad, scan.B, *times, behind, *scan.marks, scan.x, *scan.skip()
     scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
-    scan.run(group_scan, scan.plain, grad, scan.x, scan.B, *times, before, dC)
-    scan.run(group_scan, back, scan.x, grad, scan.C, *times, behind, dB)
+    scan.sum_heads(scan.plain, (grad, scan.x, scan.B, *times, before, *scan.marks), dC)
+    scan.sum_heads(back, (scan.x, grad, scan.C, *times, behind, *scan.marks), dB)
     of_A = scan.empty(batch, chunks + 1, heads)
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
     operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias

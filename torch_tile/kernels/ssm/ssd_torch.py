@@ -25,6 +25,13 @@ def steps_of(args: Any, compute: torch.dtype) -> torch.Tensor:
     return found
 
 
+def changes_of(seq_idx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """Return whether a new sequence begins at a time, `[B, L]`: another number than just before, never at the first."""
+    if seq_idx is None:
+        return x.new_zeros(x.shape[:2], dtype=torch.int64)
+    return F.pad((seq_idx[:, 1:] != seq_idx[:, :-1]).long(), (1, 0))[:, : x.shape[1]]
+
+
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.ssd_chunk_scan` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
     args: SsdChunkScanArgs[torch.Tensor] = SsdChunkScanArgs(*given, **named)
@@ -36,8 +43,9 @@ class Pieces:
     """Intermediate results of the chunked scan in plain torch, in the dtype of sums.
 
     logs: logarithms of the decay from the chunk's begin. decay: between two times of a chunk, 0 to earlier ones.
-    to_end: from a time to the chunk's end. own: the first state and what each chunk adds. passed: the decay between the
-    ends of chunks. states: before each chunk, and the last one.
+    to_end: from a time to the chunk's end. sofar: from the state before the chunk to a time. own: the first state and
+    what each chunk adds. passed: the decay between the ends of chunks. states: before each chunk, and the last one.
+    Decays from one sequence to the next are 0.
     """
 
     batch: Any
@@ -59,14 +67,19 @@ class Pieces:
         device = args.x.device
         lower = torch.ones(size, size, dtype=torch.bool, device=device).tril()[..., None]
         between = self.logs[:, :, :, None] - self.logs[:, :, None]
-        self.decay: torch.Tensor = torch.exp(between.masked_fill(~lower, -torch.inf))
-        self.to_end: torch.Tensor = torch.exp(self.logs[:, :, -1:] - self.logs)
+        marks = self.chunked(changes_of(args.seq_idx, args.x)).cumsum(2)
+        seen = lower & (marks[:, :, :, None] == marks[:, :, None])[..., None]
+        self.decay: torch.Tensor = torch.exp(between.masked_fill(~seen, -torch.inf))
+        self.to_end: torch.Tensor = _decay(self.logs[:, :, -1:] - self.logs, marks == marks[:, :, -1:])
+        self.sofar: torch.Tensor = _decay(self.logs, marks == 0)
         own = torch.einsum("zcshn,zcsh,zcshp->zchpn", self.b, self.to_end, self.inputs)
         first = args.initial_states
         first = own.new_zeros(self.batch, heads, head_dim, states) if first is None else first.to(compute)
         self.own: torch.Tensor = torch.cat([first[:, None], own], 1)
         ends = F.pad(self.logs[:, :, -1], (0, 0, 1, 0)).cumsum(1)
-        before = torch.ones(self.chunks + 1, self.chunks + 1, dtype=torch.bool, device=device).tril()[..., None]
+        before = torch.ones(self.chunks + 1, self.chunks + 1, dtype=torch.bool, device=device).tril()
+        begun = F.pad(marks[:, :, -1], (1, 0)).cumsum(1)
+        before = (before & (begun[:, :, None] == begun[:, None]))[..., None]
         self.passed: torch.Tensor = torch.exp((ends[:, :, None] - ends[:, None]).masked_fill(~before, -torch.inf))
         self.states: torch.Tensor = torch.einsum("zcsh,zshpn->zchpn", self.passed, self.own)
 
@@ -77,12 +90,16 @@ class Pieces:
         return whole.reshape(self.batch, self.chunks, size, *t.shape[2:])
 
 
+def _decay(logs: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
+    """Return decays of logarithms `[..., H]`, 0 between times `[...]` that are not joined."""
+    return torch.exp(logs.masked_fill(~joined[..., None], -torch.inf))
+
+
 def scan_in_torch(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the chunked scan in plain torch: outputs and final states in the dtype of sums."""
     compute, pieces = compute_dtype(args.x.dtype), Pieces(args)
     out = torch.einsum("zclhn,zcshn,zclsh,zcshp->zclhp", pieces.c, pieces.b, pieces.decay, pieces.inputs)
-    sofar = torch.exp(pieces.logs)
-    out = out + torch.einsum("zclhn,zclh,zchpn->zclhp", pieces.c, sofar, pieces.states[:, :-1])
+    out = out + torch.einsum("zclhn,zclh,zchpn->zclhp", pieces.c, pieces.sofar, pieces.states[:, :-1])
     out = out.flatten(1, 2)[:, : pieces.length]
     if args.D is not None:
         d = args.D.to(compute)
@@ -102,7 +119,7 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     batch, length, heads, _ = args.x.shape
     pieces = Pieces(args.forward)
     x, dt, grad, einsum = args.x.to(compute), pieces.dt, pieces.chunked(args.grad.to(compute)), torch.einsum
-    own, sofar, c, b, decay = pieces.inputs, torch.exp(pieces.logs), pieces.c, pieces.b, pieces.decay
+    own, sofar, c, b, decay = pieces.inputs, pieces.sofar, pieces.c, pieces.b, pieces.decay
     last = args.grad_states
     last = x.new_zeros(pieces.own[:, 0].shape) if last is None else last.to(compute)
     of_states = torch.cat([einsum("zclhp,zclhn,zclh->zchpn", grad, c, sofar), last[:, None]], 1)

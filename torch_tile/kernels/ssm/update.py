@@ -16,7 +16,8 @@ from torch.nn import functional as F
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
-from torch_tile.kernels.ssm.ssd import Spec as ScanSpec, step_size
+from torch_tile.kernels.ssm.args import SelectiveStateUpdateArgs
+from torch_tile.kernels.ssm.tiles import Spec as ScanSpec, step_size
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,9 @@ class Spec:
     softplus: bool
 
 
-def reference(
-    state: torch.Tensor,
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    dt_bias: torch.Tensor | None = None,
-    dt_softplus: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `tile.selective_state_update` in plain torch."""
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.selective_state_update` in plain torch. Takes the arguments of `SelectiveStateUpdateArgs`."""
+    state, x, dt, A, B, C, D, z, dt_bias, dt_softplus = SelectiveStateUpdateArgs(*given, **named)
     compute, heads = compute_dtype(x.dtype), x.shape[1]
     step = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)
     step = F.softplus(step) if dt_softplus else step
@@ -130,32 +121,26 @@ def update(config: Config, spec: Spec) -> Any:
 
 
 def selective_state_update(
-    state: torch.Tensor,
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    dt_bias: torch.Tensor | None = None,
-    dt_softplus: bool = False,
+    *given: Any,
     config: Config | None = None,
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the update as `reference` does.
 
     `out` and `new_state` may be given, contiguous. `config` overrides the tiling.
     """
+    args: SelectiveStateUpdateArgs[Any] = SelectiveStateUpdateArgs(*given, **named)
+    x, state = args.x, args.state
     if not has_kernels(x) or not state.numel():
-        found = reference(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+        found = reference(*args)
         return into(out, found[0]), into(new_state, found[1])
     out = x.new_empty(x.shape) if out is None else out
     new_state = state.new_empty(state.shape) if new_state is None else new_state
-    of_D, of_z, of_bias = (None if t is None else t.dtype for t in (D, z, dt_bias))
-    spec = Spec(state.dtype, x.dtype, dt.dtype, A.dtype, B.dtype, C.dtype, of_D, of_z, of_bias, bool(dt_softplus))
+    *tensors, softplus = args
+    dtypes: list[Any] = [None if t is None else t.dtype for t in tensors]
+    spec = Spec(*dtypes, softplus=bool(softplus))
     config = config or Config(8, min(128, max(16, power_of_two(state.shape[3]))))
-    given = [t for t in (D, z, dt_bias) if t is not None]
-    machine_of(x).kernel(update)(config, spec)(state, x, dt, A, B, C, *given, out, new_state)
+    machine_of(x).kernel(update)(config, spec)(*(t for t in tensors if t is not None), out, new_state)
     return out, new_state

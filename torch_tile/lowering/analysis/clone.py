@@ -61,8 +61,9 @@ class Instance(Rewriter):
         if not self.fresh:
             return self.children(node)
         old = node.buffer
+        shape, strides = tuple(map(self, old.shape)), None if old.strides is None else tuple(map(self, old.strides))
         new = Buffer(
-            old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout, padding=old.padding
+            old.name, shape, old.dtype, old.scope, strides, old.origin, old.layout, align=old.align, padding=old.padding
         )
         self.buffers[old] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)

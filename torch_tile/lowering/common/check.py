@@ -77,6 +77,7 @@ class _Check(Rewriter):
         self.divergence: Divergence | None = None  # facts of a kernel that names its threads
         self.thread: Var | None = None
         self.in_nest = False  # whether the visitor is inside T.Parallel
+        self.in_pipeline = False  # whether it is inside T.Pipelined
         self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads enter
 
     def __call__(self, node: Any) -> Any:
@@ -124,9 +125,11 @@ class _Check(Rewriter):
         if loop.kind is LoopKind.PARALLEL:
             self._by_all(loop, "T.Parallel")
         parted = next(filter(self._parts, (*loop.starts, *loop.stops)), None)
-        nest, self.in_nest = self.in_nest, self.in_nest or loop.kind is LoopKind.PARALLEL
+        inside = self.in_nest, self.in_pipeline
+        self.in_nest |= loop.kind is LoopKind.PARALLEL
+        self.in_pipeline |= loop.kind is LoopKind.PIPELINED
         self._within(self.ranges, self.path.loop(loop), loop.body, runs, parted)
-        self.ranges, self.in_nest = outer, nest
+        self.ranges, (self.in_nest, self.in_pipeline) = outer, inside
         return loop
 
     def visit_While(self, loop: stmt.While) -> Stmt:
@@ -203,8 +206,11 @@ class _Check(Rewriter):
         return node
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
-        """Check that a tile has a constant, positive shape."""
+        """Check that a tile has a constant, positive shape, and a tensor one address for all threads."""
         buffer = node.buffer
+        if buffer.scope == "global":
+            self._address(node)
+            return node
         for size in buffer.shape:
             if not isinstance(size, Const):
                 self.found.append(diagnose("dynamic_tile", node.span, buffer=buffer.name, size=repr(size)))
@@ -213,6 +219,19 @@ class _Check(Rewriter):
                     diagnose("bad_shape", node.span, what=f"`{buffer.name}`'s shape", want="positive", got=size.value)
                 )
         return node
+
+    def _address(self, node: Alloc) -> None:
+        """Check that the whole block has one address, and that no pass takes its loop apart."""
+        assert node.init is not None
+        self(node.init)
+        why = "is an address that differs between threads" if self._parts(node.init) else ""
+        if self.in_nest:
+            why = "is an address in a T.Parallel, whose iterations threads share"
+        elif self.in_pipeline:
+            why = "is an address in a T.Pipelined, whose copies run ahead"
+        if why:
+            fix = "make the tensor before the loop, from an address that all threads of the block compute alike"
+            self.found.append(diagnose("bad_argument", node.span, op="T.make_tensor", name="ptr", why=why, fix=fix))
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """Check the operands of a tile op, and that all threads reach it."""

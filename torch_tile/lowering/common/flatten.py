@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, TensorMap
-from torch_tile.ir.expr import Address, Binary, Expr, Load, binary, const
+from torch_tile.ir.expr import Address, Binary, Expr, Load, binary, const, select
 from torch_tile.ir.node import Rewriter, equal, rebuilt
 from torch_tile.ir.polynomial import Atoms
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
-from torch_tile.tileop.base import strides_of
+from torch_tile.tileop.base import conjunction, strides_of
 
 A = TypeVar("A", Load, Address, Store)
 
@@ -58,7 +58,7 @@ class _Flatten(Rewriter):
             return buffer
         found = self.flat.get(buffer)
         if found is None:
-            size = simplify(product(buffer.shape))
+            size = simplify(reach(buffer) if buffer.origin == "address" else product(buffer.shape))
             if buffer.layout is not None and self.on_threads:
                 size = const(buffer.layout.extent("m"), dt.int32)
             found = replace(buffer, shape=(size,), strides=None, layout=None)
@@ -127,6 +127,17 @@ def _rejoined(high: Expr, outer: Expr, low: Expr, inner: Expr) -> Expr | None:
     atoms = Atoms()
     whole = binary("*", inner, high.b)
     return high.a if atoms.of(outer).key == atoms.of(whole).key else None
+
+
+def reach(buffer: Buffer) -> Expr:
+    """Return the number of elements from the first one to the last one in memory."""
+    if buffer.strides is None:
+        return product(buffer.shape)
+    one: Expr = const(1, dt.int32)
+    none: Expr = const(0, dt.int32)
+    steps = (binary("*", binary("-", n, one), s) for n, s in zip(buffer.shape, buffer.strides, strict=True))
+    last = reduce(lambda a, b: binary("+", a, b), steps, none)
+    return select(conjunction([binary(">", n, none) for n in buffer.shape]), binary("+", last, one), none)
 
 
 def product(sizes: Sequence[Expr]) -> Expr:

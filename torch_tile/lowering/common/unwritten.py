@@ -8,16 +8,14 @@ condition. Values that are dropped beyond a tensor may be garbage. The simulator
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
-from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Expr, Load, Select, const, unary
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, children, contains, contents, equal, find
+from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -35,7 +33,7 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.lowering.common.written_boxes import MOST, ONE, Box, Scopes, missing
+from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import need_region
 from torch_tile.tileop.copy.op import Copy
@@ -43,16 +41,12 @@ from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.reduce.op import Reduce
 
-SCOPES = ("fragment", "shared", "local")
-
 
 def unwritten_reads(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for the first read of each unwritten tile, and for each lost result."""
     found = [*_lost_results(program), *_unwritten_results(program)]
     for kernel in program.kernels:
-        order = _Order(kernel)
-        order(kernel.body)
-        found += order.found
+        found += _Order(kernel).found
     return found
 
 
@@ -60,9 +54,7 @@ def cleared(program: Program) -> Program:
     """Return the program with each tile cleared that is read unwritten: it compiles, and must not run."""
     tiles: IdSet[Buffer] = IdSet()
     for kernel in program.kernels:
-        order = _Order(kernel)
-        order(kernel.body)
-        tiles.update(order.tiles)
+        tiles.update(_Order(kernel).tiles)
     return _Clear(tiles)(program)  # type: ignore[no-any-return]
 
 
@@ -81,31 +73,19 @@ class _Clear(Rewriter):
         return Block(tuple(new), span=block.span) if len(new) != len(block.stmts) else self.children(block)
 
 
-class _Order(Rewriter):
-    """Visit a kernel in the order of its statements, a loop's body once.
+class _Order(InOrder):
+    """Find certain reads of unwritten elements.
 
     A read under a condition is a fault only if no statement of the kernel writes the tile at all.
     """
 
     def __init__(self, kernel: Kernel):
-        self.found: list[Diagnostic] = []
         self.tiles: IdSet[Buffer] = IdSet()  # that `found` is about
-        self.waiting: IdMap[Buffer, list[Box]] = IdMap()  # tiles of which a part has no write so far, and the rest
         self.ever = _written_somewhere(kernel)
         self.conditional = 0
         self.partly = 0  # loops around whose iterations may end early
         self.dropped = False  # whether the values that are visited may change nothing
-        self.outer = Scopes(ranges_of(kernel))
-
-    def __call__(self, node: Any) -> Any:
-        """Skip values that read no memory."""
-        plain = isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit)
-        return node if plain else super().__call__(node)
-
-    def visit_Alloc(self, node: Alloc) -> Stmt:
-        if node.buffer.scope in SCOPES and node.init is None:
-            self.waiting[node.buffer] = []
-        return node
+        super().__init__(kernel)
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """Check the reads of a tile op, then count its writes."""
@@ -113,109 +93,71 @@ class _Order(Rewriter):
         self._may_be_dropped(op, True)
         for region in reads:
             self._read(region.buffer, op)
-            if region.buffer in self.waiting and self._reaches(op, region):
+            if region.buffer in self.written and self._reaches(op, region):
                 self._read_part(region.buffer, region.starts, region.extents, op)
         garbage: list[Box] = []
         if isinstance(op, Copy) and equal(op.src.ranges, op.dst.ranges):
             garbage = self._lost(op.src.buffer, op.src.starts, op.src.extents, op)
         for region in writes:
-            self._write(region.buffer, region.starts, region.extents, garbage)
+            self.write(region.buffer, region.starts, region.extents, garbage)
         return op
 
     def visit_Store(self, store: Store) -> Stmt:
         on_chip = store.buffer.scope != "global"
-        self._may_be_dropped(store, on_chip or (bool(self.waiting) and not self._stays_inside(store)))
-        if store.buffer in self.waiting:
+        self._may_be_dropped(store, on_chip or (bool(self.written) and not self._stays_inside(store)))
+        if store.buffer in self.written:
             same = [load for load in _needed(store.value) if equal(load.indices, store.indices)]
             one = [ONE] * len(store.indices)
             garbage = [box for load in same for box in self._lost(load.buffer, load.indices, one, load)]
-            self._write(store.buffer, store.indices, one, garbage)
+            self.write(store.buffer, store.indices, one, garbage)
         return store
 
     def visit_Load(self, load: Load) -> Any:
         self._read(load.buffer, load)
-        if load.buffer in self.waiting and not self.dropped:
+        if load.buffer in self.written and not self.dropped:
             self._read_part(load.buffer, load.indices, [ONE] * len(load.indices), load)
         return self.children(load)
-
-    def visit_Address(self, node: Address) -> Any:
-        """Count the tile as written: the call may write there."""
-        self.waiting.pop(node.buffer, None)
-        return self.children(node)
 
     def visit_Print(self, node: Print) -> Stmt:
         if not hasattr(node.value, "dtype"):
             self._read(node.value.buffer, node)
         return self.children(node)
 
-    def visit_Block(self, block: Block) -> Block:
-        """Visit statements in order, each with the names before it."""
-        depth = len(self.outer)
-        for one in block.stmts:
-            self(one)
-            if isinstance(one, Let):
-                self.outer.name(one)
-        self.outer.leave(depth)
-        return block
-
     def visit_Let(self, let: Let) -> Stmt:
         """Visit a named value, whose uses are not looked for."""
         self._may_be_dropped(let, True)
         return let
 
-    def visit_For(self, loop: For) -> Stmt:
+    def loop_body(self, loop: For) -> None:
         """Visit the body once; where an iteration may end early, it is one that may not run."""
-        for value in (*loop.starts, *loop.stops):
-            self(value)
-        depth = len(self.outer)
-        self.outer.enter_loop(loop)
-        self.outer.loops.append(loop)
         early = contains(loop.body, Break, Continue)
         self.partly += early
-        self(loop.body)
+        super().loop_body(loop)
         self.partly -= early
-        self.outer.loops.pop()
-        self.outer.leave(depth)
-        return loop
 
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        self._perhaps(node.then, under=node.condition)
-        self._perhaps(node.otherwise, under=unary("not", node.condition))
+        self.under(node.condition, node.then)
+        self.under(unary("not", node.condition), node.otherwise)
         return node
 
     def visit_While(self, node: While) -> Stmt:
         self(node.condition)
-        self._perhaps(node.body)
+        self.under(None, node.body)
         return node
 
     def visit_Role(self, node: Role) -> Stmt:
         """Visit a role as conditional: roles run at the same time, whatever their order."""
-        self._perhaps(node.body)
+        self.under(None, node.body)
         return node
 
-    def visit_Select(self, node: Select) -> Any:
-        self(node.condition)
-        self._perhaps(node.a, node.b)
-        return node
-
-    def visit_Binary(self, node: Binary) -> Any:
-        """Visit both operands, the second one of `and` and `or` as conditional."""
-        self(node.a)
-        if node.op in LOGICAL:
-            self._perhaps(node.b)
-        else:
-            self(node.b)
-        return node
-
-    def _perhaps(self, *nodes: Any, under: Expr | None = None) -> None:
-        """Visit nodes that may not run, or only where a condition holds."""
+    def under(self, condition: Expr | None, node: Node) -> None:
+        """Visit a node that may not run, or only where a condition holds."""
         depth = len(self.outer)
-        if under is not None:
-            self.outer.enter(lambda known: known.assume(under))
+        if condition is not None:
+            self.outer.enter(lambda known: known.assume(condition))
         self.conditional += 1
-        for node in nodes:
-            self(node)
+        self(node)
         self.conditional -= 1
         self.outer.leave(depth)
 
@@ -236,29 +178,16 @@ class _Order(Rewriter):
             return op.dst.buffer.scope == "global" and self.outer.stays_inside(op.dst)
         return isinstance(op, Reduce) and region is op.src
 
-    def _write(
-        self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], garbage: Sequence[Box] = ()
-    ) -> None:
-        """Count a write for the box that holds its elements, but for elements that certainly hold garbage again."""
-        boxes, shape = self.waiting.get(buffer), buffer.static_shape
-        if boxes is None:
-            return
-        if shape is not None and len(boxes) < MOST:
-            boxes += missing(self.outer.may_touch(starts, extents, shape), garbage)
-            if missing(tuple((0, n) for n in shape), boxes):
-                return
-        del self.waiting[buffer]
-
     def _read_part(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> None:
         """Report a certain read of elements that have no write before it."""
         if self._lost(buffer, starts, extents, node):
-            del self.waiting[buffer]
+            del self.written[buffer]
             self.tiles.add(buffer)
             self.found.append(diagnose("unwritten_element", node.span, buffer=buffer.name))
 
     def _lost(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> list[Box]:
         """Return elements that `node` certainly reads and that have no write before it."""
-        boxes, loops = self.waiting.get(buffer), self.outer.loops
+        boxes, loops = self.written.get(buffer), self.outer.loops
         if boxes is None or self.conditional or self.partly:
             return []
         # The first turns of the loops around see no later write of their bodies, but those of the same nest.
@@ -274,20 +203,14 @@ class _Order(Rewriter):
 
     def _read(self, buffer: Buffer, node: Node) -> None:
         """Report a read of a tile that has no write before it."""
-        if self.waiting.get(buffer) != [] or (self.conditional and buffer in self.ever):
+        if self.written.get(buffer) != [] or (self.conditional and buffer in self.ever):
             return
-        del self.waiting[buffer]
+        del self.written[buffer]
         self.tiles.add(buffer)
         adds = isinstance(node, Gemm) and node.C.buffer is buffer
         clear = f"T.clear({buffer.name})"
         fix = f"clear it first, `{clear}`, or pass clear_accum=True" if adds else f"write to it first, as by `{clear}`"
         self.found.append(diagnose("unwritten", node.span, buffer=buffer.name, fix=fix))
-
-
-def ranges_of(kernel: Kernel) -> Ranges:
-    """Return the ranges of a kernel's blocks and threads."""
-    known = Ranges().kernel(kernel)
-    return known if kernel.thread is None else known.loop(kernel.thread, 0, math.prod(kernel.threads))
 
 
 def _writes_elsewhere(loop: For, buffer: Buffer, node: Node) -> bool:
@@ -362,11 +285,17 @@ def _lost_results(program: Program) -> list[Diagnostic]:
 
 
 def _unwritten_results(program: Program) -> list[Diagnostic]:
-    """Report tensors that are returned and that no kernel can write. A pointer to one may be written by."""
+    """Report tensors of T.empty that are returned and that no kernel can write."""
+    unwritten = never_written(program, program.outputs)
+    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
+
+
+def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
+    """Return those of `tensors` that no kernel can write. What has a pointer to one may write it."""
     written: IdSet[Buffer] = IdSet()
     for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
         if isinstance(node, RegisteredOp):
             written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
         else:
             written.add(node.buffer.base or node.buffer)
-    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in program.outputs if b not in written]
+    return [b for b in tensors if b not in written]

@@ -8,13 +8,18 @@ the box is exact: its indices are numbers, or variables of the loops around.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from torch_tile.diagnostics.errors import Diagnostic
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.buffer import Region
-from torch_tile.ir.expr import Binary, Const, Expr, Var, const
-from torch_tile.ir.stmt import For, Let, LoopKind
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Const, Expr, Load, Select, Var, const, unary
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Node, Rewriter, contents
+from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Stmt
 
 Box = tuple[tuple[int, int], ...]  # of each dimension the first index, and the first one behind
 MOST = 16  # boxes of one tile; a tile of more counts as written
@@ -144,3 +149,93 @@ def _cut(box: Box, other: Box) -> list[Box]:
                 found.append((*done[:dim], (low, high), *box[dim + 1 :]))
         done[dim] = (c, d)
     return found
+
+
+class InOrder(Rewriter):
+    """Visit a kernel's statements in order, a loop's body once, and keep what they may have written of each tile.
+
+    A subclass says what a read and a write mean, and how to visit nodes under a condition (`under`).
+    """
+
+    def __init__(self, kernel: Kernel):
+        self.found: list[Diagnostic] = []
+        self.written: IdMap[Buffer, list[Box]] = IdMap()  # of the tiles that are not wholly written yet
+        known = Ranges().kernel(kernel)
+        thread = kernel.thread
+        self.outer = Scopes(known if thread is None else known.loop(thread, 0, math.prod(kernel.threads)))
+        self(kernel.body)
+
+    def under(self, condition: Expr, node: Node) -> None:
+        """Visit a node that runs where a condition holds."""
+        raise NotImplementedError
+
+    def __call__(self, node: Any) -> Any:
+        """Skip values that read no memory."""
+        plain = isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit)
+        return node if plain else super().__call__(node)
+
+    def visit_Alloc(self, node: Alloc) -> Stmt:
+        """Count a tile without first values as unwritten."""
+        if node.buffer.scope in ("fragment", "shared", "local") and node.init is None:
+            self.written[node.buffer] = []
+        return node
+
+    def visit_Address(self, node: Address) -> Any:
+        """Count the tile as written: the call may write there."""
+        self.written.pop(node.buffer, None)
+        return self.children(node)
+
+    def visit_Block(self, block: Block) -> Block:
+        """Visit statements in order, each with the names before it."""
+        depth = len(self.outer)
+        for one in block.stmts:
+            self(one)
+            if isinstance(one, Let):
+                self.outer.name(one)
+        self.outer.leave(depth)
+        return block
+
+    def visit_For(self, loop: For) -> Stmt:
+        """Visit the bounds, then the body by `loop_body`."""
+        for value in (*loop.starts, *loop.stops):
+            self(value)
+        self.loop_body(loop)
+        return loop
+
+    def loop_body(self, loop: For) -> None:
+        """Visit a loop's body once."""
+        depth = len(self.outer)
+        self.outer.enter_loop(loop)
+        self.outer.loops.append(loop)
+        self(loop.body)
+        self.outer.loops.pop()
+        self.outer.leave(depth)
+
+    def visit_Select(self, node: Select) -> Any:
+        """Visit both values under the condition that chooses them."""
+        self(node.condition)
+        self.under(node.condition, node.a)
+        self.under(unary("not", node.condition), node.b)
+        return node
+
+    def visit_Binary(self, node: Binary) -> Any:
+        """Visit both operands, the second one of `and` and `or` under the first."""
+        self(node.a)
+        if node.op in LOGICAL:
+            self.under(node.a if node.op == "and" else unary("not", node.a), node.b)
+        else:
+            self(node.b)
+        return node
+
+    def write(
+        self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], garbage: Sequence[Box] = ()
+    ) -> None:
+        """Count a write for the box that holds its elements, but for the elements in `garbage`."""
+        boxes, shape = self.written.get(buffer), buffer.static_shape
+        if boxes is None:
+            return
+        if shape is not None and len(boxes) < MOST:
+            boxes += missing(self.outer.may_touch(starts, extents, shape), garbage)
+            if missing(tuple((0, n) for n in shape), boxes):
+                return
+        del self.written[buffer]

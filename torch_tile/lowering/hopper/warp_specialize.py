@@ -70,14 +70,16 @@ FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
 REGISTERS_OF_NESTS = 40  # registers of a thread that copies in nested loops, under conditions or to bounds of each turn
 MOST_COPIERS = 4  # warps
 NO_CLUSTER = (1, 1, 1)
+SPLIT = "bulk copies by a warp of its own"  # of the report
 ZERO = const(0, int32)
 
 
-def specialize_warps(program: Program, build: Build) -> Program:
-    """Give producer warps to kernels whose products run as wgmma; values do not change."""
-    if not build.target.has_wgmma:
+def specialize_warps(program: Program, build: Build, why_not: str = "") -> Program:
+    """Give producer warps to kernels whose products run as wgmma; values do not change. `why_not` forbids them."""
+    why_not = why_not or ("" if build.target.has_wgmma else f"{build.target} has no roles of warps")
+    if why_not:
         for kernel in program.kernels:
-            _each_its_own(kernel, f"{build.target} has no roles of warps", build)
+            _each_its_own(kernel, why_not, build)
         return program
     kernels = tuple(_split(kernel, build) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
@@ -355,9 +357,7 @@ class _Roles:
         for group in self.groups:
             names = ", ".join(t.name for t in group.tiles)
             span = group.body.loop.span if group.body.loop is not None else None
-            became = (
-                f"{names}: bulk copies by a warp of its own, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
-            )
+            became = f"{names}: {SPLIT}, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
             self.build.remark(span, "T.Pipelined", became)
 
 

@@ -18,37 +18,23 @@ from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
-from torch_tile.kernels.attention.arguments import FAR, empty_beside
+from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, needs_of
+from torch_tile.ops.checks import require_type, require_value
+from torch_tile.ops.recomputed import gradients_of
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
+GRADIENTS = Gradients("attention", AttentionArgs, AttentionBackwardArgs, 4)
 INDICES = 4  # of a score: batch, head, query, key
 
 
 def _check(args: AttentionArgs[Tensor]) -> None:
     """Check the arguments of `tile.attention`."""
-    q, k, v, mask, aux = args.q, args.k, args.v, args.mask, args.aux or ()
-    checks.check_floating("attention", q=q, k=k, v=v)
-    checks.check_same_dtype("attention", q=q, k=k, v=v)
-    checks.check_dims("attention", "q", q, 4, "[B, H, Sq, D]")
-    checks.check_dims("attention", "k", k, 4, "[B, Hkv, Skv, D]")
-    checks.check_dims("attention", "v", v, 4, "[B, Hkv, Skv, Dv]")
-    checks.check_size("attention", "k", k, 0, q.shape[0], "q's batch")
-    checks.check_size("attention", "k", k, 3, q.shape[3], "q's head dimension")
-    for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
-        checks.check_size("attention", "v", v, dim, k.shape[dim], what)
-    heads, kv_heads = q.shape[1], k.shape[1]
-    require(
-        heads == 0 if isinstance(kv_heads, int) and kv_heads == 0 else heads % kv_heads == 0,
-        lambda: f"tile.attention: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
-    )
-    window, offset = args.window, args.q_offset
-    require_value(window >= 0, lambda: f"tile.attention: window is {window}; expected 0 (none) or a positive length")
-    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
-        require_value(abs(offset) <= FAR, lambda: f"tile.attention: q_offset is {offset}; expected {-FAR} to {FAR}")
+    mask, aux = args.mask, args.aux or ()
+    check_batched("attention", args)
     if mask is not None:
         _check_operand("mask", mask, "(True: visible)", args)
     for i, x in enumerate(aux):
@@ -80,35 +66,11 @@ def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
     return empty_beside(q, args.v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
-def _in_training(args: AttentionArgs[Tensor]) -> Tensor:
-    """Run the op that keeps the log-sum-exp for the backward."""
-    out: Tensor = torch.ops.tile.attention_lse.default(*args)[0]
-    return out
-
-
-def _save(ctx: Any, args: AttentionArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    """Save for the gradient of `tile.attention` what it needs."""
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*_tensors(args), *output)
-    ctx.args = without_tensors(args)
-
-
-def _tensors(args: AttentionArgs[Tensor] | AttentionBackwardArgs[Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the tensors of a score: q, k, v, the mask, and the operands of a score function."""
-    return (args.q, args.k, args.v, args.mask, *(args.aux or ()))
-
-
-def _with_tensors(options: AttentionArgs[Any], tensors: Sequence[Tensor | None]) -> AttentionArgs[Any]:
-    """Return arguments with the tensors of `_tensors`, and the other fields from the `options`."""
-    q, k, v, mask, *aux = tensors
-    return options._replace(q=q, k=k, v=v, mask=mask, aux=None if options.aux is None else aux)
-
-
 def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.attention`."""
     *tensors, out, lse = ctx.saved_tensors
-    args = _with_tensors(ctx.args, tensors)
-    needs = AttentionArgs(*ctx.needs_input_grad, *[None] * (len(AttentionArgs._fields) - len(ctx.needs_input_grad)))
+    args: AttentionArgs[Any] = GRADIENTS.with_tensors(ctx.args, tensors)
+    needs = needs_of(ctx, AttentionArgs)
     wanted = {"mask": (args.mask, args.mask is not None and needs.mask)}
     if args.aux is not None:
         wanted |= {f"x{n}": each for n, each in enumerate(zip(args.aux, needs.aux or (), strict=True))}
@@ -136,50 +98,36 @@ def _fake_backward(args: AttentionBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
 def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
     """Check the arguments of `tile.attention_backward`."""
     _check(args.forward)
-    q, v, mask, keep = args.q, args.v, args.mask, args.keep
+    mask, keep = args.mask, args.keep
     known = [*(["mask"] if mask is not None else []), *(f"x{n}" for n in range(len(args.aux or ())))]
     require_value(
         not keep or set(keep.split(",")) <= set(known),
         lambda: f"tile.attention_backward: keep is {keep!r}; expected some of {known}, joined by commas",
     )
-    lse = args.lse
-    checks.check_same_dtype("attention_backward", q=q, grad=args.grad, out=args.out)
-    for name, x, dims in (("grad", args.grad, 4), ("out", args.out, 4), ("lse", lse, 3)):
-        checks.check_device("attention_backward", name, x, "q", q)
-        checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
-        for dim, what in enumerate(("q's batch", "q's heads", "q's length", "v's head dimension")[:dims]):
-            checks.check_size("attention_backward", name, x, dim, (*q.shape[:3], v.shape[3])[dim], what)
-    sums = compute_dtype(q.dtype)
-    require_type(lse.dtype == sums, lambda: f"tile.attention_backward: lse has dtype {lse.dtype}; expected {sums}")
+    sizes = batched_sizes(args)
+    check_results("attention_backward", args, ("[B, H, Sq, Dv]", sizes), ("[B, H, Sq]", sizes[:3]))
 
 
 def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -> None:
     """Save for the gradient of `tile.attention_backward` what it needs."""
-    ctx.save_for_backward(args.grad, *_tensors(args))
-    ctx.args, ctx.keep = without_tensors(args.forward), args.keep
+    GRADIENTS.save_backward(ctx, args, output)
+    ctx.keep = args.keep
 
 
 def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     """Compute gradients of gradients by autograd of the reference. `out` and `lse` stand for the inputs of their
     computation.
     """
-    saved: tuple[Tensor | None, ...] = ctx.saved_tensors
-    fields = AttentionBackwardArgs._fields
-    needs = AttentionBackwardArgs(*ctx.needs_input_grad, *[None] * (len(fields) - len(ctx.needs_input_grad)))
-    needed = (needs.grad, needs.q, needs.k, needs.v, needs.mask, *(needs.aux or ()))
-    wanted = [n for n, x in enumerate(saved) if x is not None and needed[n] and x.is_floating_point()]
-    twice = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, as what one of them was computed from is no way for gradients here.
-        given = [None if x is None else x.view_as(x) if twice else x.detach() for x in saved]
-        leaves = [x.requires_grad_() for n in wanted if (x := given[n]) is not None]
-        args = _with_tensors(ctx.args, given[1:])
-        *found, kept = kernels("attention_backward").gradients(given[0], args, ctx.keep)
-        found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True) if x is not None]
-        found += [kept.to(found[0].dtype)] * bool(len(kept))
-        made = torch.autograd.grad(found, leaves, grads[: len(found)], create_graph=twice, allow_unused=True)
-    by_place = dict(zip(wanted, made, strict=True))
-    grad, q, k, v, mask, *aux = map(by_place.get, range(len(saved)))
+
+    def computed(grad: Tensor, *tensors: Any) -> list[Tensor]:
+        args = GRADIENTS.with_tensors(ctx.args, tensors)
+        *found, kept = kernels("attention_backward").gradients(grad, args, ctx.keep)
+        found = [new.to(x.dtype) for new, x in zip(found, tensors[:3], strict=True)]
+        return [*found, kept.to(found[0].dtype)]
+
+    needs = needs_of(ctx, AttentionBackwardArgs)
+    needed = needs.grad, needs.q, needs.k, needs.v, needs.mask, *(needs.aux or ())
+    grad, q, k, v, mask, *aux = gradients_of(computed, ctx.saved_tensors, needed, grads)
     of_aux = None if ctx.args.aux is None else aux
     return op_gradients(AttentionBackwardArgs, grad=grad, q=q, k=k, v=v, mask=mask, aux=of_aux)
 
@@ -398,7 +346,7 @@ register(
     fake=lambda args: _fake_with_lse(args)[0],
     run=entry("attention", "attention", "out", needs_lse=False),
     reference=in_torch("attention", only_first=True),
-    in_training=_in_training,
+    in_training=GRADIENTS.in_training,
     as_aten=_as_sdpa,
     sharding=_sharding,
     flops=_flops,
@@ -413,7 +361,7 @@ register(
     fake=_fake_with_lse,
     run=entry("attention", "attention", "out", "lse"),
     reference=in_torch("attention"),
-    setup_context=_save,
+    setup_context=GRADIENTS.save,
     backward=_gradients,
     sharding=_sharding,
     flops=_flops,

@@ -16,17 +16,16 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import check_heads, needs_of, none_of
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import (
     SCORES,
-    check_heads,
     check_ints,
     check_most,
     check_scores,
     check_starts,
     counted,
     kv_head,
-    none_of,
 )
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
@@ -151,7 +150,7 @@ def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.attention_paged`."""
     tensors: Sequence[Any] = ctx.saved_tensors
-    needs = PagedArgs(*ctx.needs_input_grad, *[None] * (len(PagedArgs._fields) - len(ctx.needs_input_grad)))
+    needs = needs_of(ctx, PagedArgs)
     of_aux = none_of("attention_paged", needs.aux)
     tensors_of = dict(zip(PagedArgs._fields, tensors[:6], strict=False))
     tensors_of |= {"k_scale": tensors[6], "v_scale": tensors[7]}

@@ -17,11 +17,13 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import VarlenArgs, VarlenBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import Gradients, check_heads, check_results, sharding_of_backward
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
+GRADIENTS = Gradients("attention_varlen", VarlenArgs, VarlenBackwardArgs, 5)
 SCORES = ("batch", "head", "query", "key")
 
 
@@ -44,14 +46,6 @@ def check_ints(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor
     checks.check_device(op, name, x, "q", q)
 
 
-def check_heads(op: str, heads: Any, kv_heads: Any) -> None:
-    """Check that each head of keys serves as many heads of queries."""
-    require(
-        heads == 0 if isinstance(kv_heads, int) and kv_heads == 0 else heads % kv_heads == 0,
-        lambda: f"tile.{op}: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
-    )
-
-
 def check_most(op: str, name: str, most: Any) -> None:
     """Check the greatest length of a sequence. A symbol is no less than 0, and no bound of it has to be guarded."""
     if isinstance(most, int):
@@ -69,8 +63,10 @@ def check_starts(op: str, name: str, starts: Tensor, most: Any, rows: int, of: s
         lambda: f"tile.{op}: {name} is {found}; expected numbers from 0 on that do not fall, up to {of}'s {rows} rows",
     )
     longest = max(steps, default=0)
+    limit = name.replace("cu_seqlens", "max_seqlen")
     require(
-        longest <= most, lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {most}, its max"
+        longest <= most,
+        lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {limit}, which is {most}",
     )
 
 
@@ -110,98 +106,14 @@ def _fake_with_lse(args: VarlenArgs[Tensor]) -> tuple[Tensor, Tensor]:
     return empty_beside(q, args.v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
 
 
-def _in_training(args: VarlenArgs[Tensor]) -> Tensor:
-    """The op that keeps what the backward needs."""
-    out: Tensor = torch.ops.tile.attention_varlen_lse.default(*args)[0]
-    return out
-
-
-def _tensors(args: VarlenArgs[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors among the arguments, in order."""
-    return (*args[:5], *(args.aux or ()))
-
-
-def _with_tensors(options: VarlenArgs[Any], tensors: Sequence[Tensor]) -> VarlenArgs[Any]:
-    """Return arguments with the tensors of `_tensors`, and the other fields from the `options`."""
-    q, k, v, q_starts, k_starts, *aux = tensors
-    of_aux = None if options.aux is None else aux
-    return options._replace(q=q, k=k, v=v, cu_seqlens_q=q_starts, cu_seqlens_k=k_starts, aux=of_aux)
-
-
-def none_of(op: str, needed: Any) -> Any:
-    """Return no gradients of the operands of scores, as the schema lists them. Raise an error if one is wanted."""
-    require(
-        not any(needed or ()),
-        lambda: f"tile.{op}: aux has no gradient; detach it, or call tile.attention for each sequence",
-    )
-    return [None] * len(needed) if isinstance(needed, Sequence) else None  # torch says False of a list that is None
-
-
-def _save(ctx: Any, args: VarlenArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    """Save for the gradient of `tile.attention_varlen` what it needs."""
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*_tensors(args), *output)
-    ctx.args = without_tensors(args)
-
-
-def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
-    """Compute the gradients of `tile.attention_varlen`."""
-    *tensors, out, lse = ctx.saved_tensors
-    fields = len(VarlenArgs._fields)
-    needs = VarlenArgs(*ctx.needs_input_grad, *[None] * (fields - len(ctx.needs_input_grad)))
-    of_aux = none_of("attention_varlen", needs.aux)
-    # Gradients of gradients are computed from the inputs alone.
-    given = _with_tensors(ctx.args, tensors).backward(grad, out.detach(), lse.detach())
-    dq, dk, dv = torch.ops.tile.attention_varlen_backward.default(*given)
-    return op_gradients(VarlenArgs, q=dq, k=dk, v=dv, aux=of_aux)
-
-
 def _fake_backward(args: VarlenBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
     """Check the arguments of `tile.attention_varlen_backward` and make its empty results."""
-    op = "attention_varlen_backward"
     _check(args.forward)
-    q, v, lse = args.q, args.v, args.lse
-    checks.check_same_dtype(op, q=q, grad=args.grad, out=args.out)
-    rows = (q.shape[0], "q's rows"), (q.shape[1], "q's heads"), (v.shape[2], "v's head dimension")
-    for name, x, meaning, sizes in (
-        ("grad", args.grad, "[Tq, H, Dv]", rows),
-        ("out", args.out, "[Tq, H, Dv]", rows),
-        ("lse", lse, "[H, Tq]", (rows[1], rows[0])),
-    ):
-        checks.check_device(op, name, x, "q", q)
-        checks.check_dims(op, name, x, len(sizes), meaning)
-        for dim, (size, what) in enumerate(sizes):
-            checks.check_size(op, name, x, dim, size, what)
-    sums = compute_dtype(q.dtype)
-    require_type(lse.dtype == sums, lambda: f"tile.{op}: lse has dtype {lse.dtype}; expected {sums}")
+    q, v = args.q, args.v
+    rows, heads = (q.shape[0], "q's rows"), (q.shape[1], "q's heads")
+    sizes = rows, heads, (v.shape[2], "v's head dimension")
+    check_results("attention_varlen_backward", args, ("[Tq, H, Dv]", sizes), ("[H, Tq]", (heads, rows)))
     return tuple(empty_beside(x, x.shape[2]) for x in (q, args.k, v))
-
-
-def _save_backward(ctx: Any, args: VarlenBackwardArgs[Tensor], output: Any) -> None:
-    """Save for the gradient of `tile.attention_varlen_backward` what it needs."""
-    ctx.save_for_backward(args.grad, *_tensors(args.forward))
-    ctx.args = without_tensors(args.forward)
-
-
-def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """Compute gradients of gradients by autograd of the reference. `out` and `lse` stand for the inputs of their
-    computation.
-    """
-    saved: tuple[Tensor, ...] = ctx.saved_tensors
-    fields = len(VarlenBackwardArgs._fields)
-    needs = VarlenBackwardArgs(*ctx.needs_input_grad, *[None] * (fields - len(ctx.needs_input_grad)))
-    of_aux = none_of("attention_varlen_backward", needs.aux)
-    wanted = [n for n, needed in enumerate((needs.grad, needs.q, needs.k, needs.v)) if needed]
-    twice = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, as what one of them was computed from is no way for gradients here.
-        given = [x.view_as(x) if twice else x.detach() for x in saved]
-        leaves = [given[n].requires_grad_() for n in wanted]
-        found = kernels("attention_varlen").gradients(given[0], _with_tensors(ctx.args, given[1:]))
-        found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True)]
-        made = torch.autograd.grad(found, leaves, grads, create_graph=twice, allow_unused=True)
-    grad, q, k, v = map(dict(zip(wanted, made, strict=True)).get, range(4))
-    return op_gradients(VarlenBackwardArgs, grad=grad, q=q, k=k, v=v, aux=of_aux)
 
 
 def kv_head(heads: Any) -> str:
@@ -234,21 +146,6 @@ def _sharding(args: VarlenArgs[Spec]) -> Rule:
         saved=(*inputs, *outputs),
         free=() if "head" in counted(args.score) else ("head",),
         even={} if heads == 1 else {"head": heads},
-    )
-
-
-def _sharding_of_backward(args: VarlenBackwardArgs[Spec]) -> Rule:
-    """Name the dimensions of `tile.attention_varlen_backward` for sharding."""
-    forward = _sharding(args.forward)
-    q_dims, k_dims, v_dims, *others = forward.inputs
-    out_dims, lse_dims = forward.outputs
-    tensors = [dims for dims in (q_dims, k_dims, v_dims) if dims is not None]
-    return Rule(
-        outputs=tensors,
-        inputs=[out_dims, *tensors, out_dims, lse_dims, *others],
-        free=forward.free if args.k.shape[1] != 1 else (),  # keys' gradients are sums over the heads that share them
-        even=forward.even,
-        saved=[out_dims, *tensors, *others],
     )
 
 
@@ -313,50 +210,24 @@ Returns:
 )
 
 
-def attention_varlen_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | torch.SymInt,
-    max_seqlen_k: int | torch.SymInt,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    aux: Sequence[Tensor] | None = None,
-    score: str = "",
-) -> tuple[Tensor, Tensor, Tensor]:
+attention_varlen_backward: Final = form(
+    "attention_varlen_backward",
+    VarlenBackwardArgs[Tensor],
+    tuple[Tensor, Tensor, Tensor],
     """Gradients of `attention_varlen` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
 
-    Args:
-        grad: `[Tq, H, Dv]`, of q's dtype: the gradient of `out`.
-        q: as for `attention_varlen`.
-        k: `[Tk, Hkv, D]`.
-        v: `[Tk, Hkv, Dv]`.
-        out: what `attention_varlen_lse` returned first.
-        lse: what it returned second.
-        cu_seqlens_q: as for `attention_varlen`, like all that follow.
-        cu_seqlens_k: see there.
-        max_seqlen_q: see there.
-        max_seqlen_k: see there.
-        causal: see there.
-        scale: see there.
-        window: see there.
-        aux: see there; no gradient here.
-        score: see there.
+Args:
+    grad: `[Tq, H, Dv]`, of q's dtype: the gradient of `out`.
+    out: what `attention_varlen_lse` returned first.
+    lse: what it returned second.
 
-    Returns:
-        dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
-        sequence have 0.
-    """
-    options = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale, window, aux, score
-    given = VarlenArgs(q, k, v, *options).backward(grad, out, lse)
-    dq, dk, dv = torch.ops.tile.attention_varlen_backward.default(*map(as_listed, given))
-    return dq, dk, dv
+All others are as for `attention_varlen`.
+
+Returns:
+    dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
+    sequence have 0.
+""",
+)
 
 
 _COMMON: dict[str, Any] = {
@@ -372,7 +243,7 @@ register(
     fake=lambda args: _fake_with_lse(args)[0],
     run=entry("attention_varlen", "attention_varlen", "out", needs_lse=False),
     reference=in_torch("attention_varlen", only_first=True),
-    in_training=_in_training,
+    in_training=GRADIENTS.in_training,
     **_COMMON,
 )
 register(
@@ -382,8 +253,8 @@ register(
     fake=_fake_with_lse,
     run=entry("attention_varlen", "attention_varlen", "out", "lse"),
     reference=in_torch("attention_varlen"),
-    setup_context=_save,
-    backward=_gradients,
+    setup_context=GRADIENTS.save,
+    backward=GRADIENTS.gradients,
     **_COMMON,
 )
 register(
@@ -395,8 +266,8 @@ register(
     check_values=lambda args: _check_values(args.forward),
     run=lambda args, out: kernels("attention_varlen").attention_varlen_backward(*args, results=out),
     reference=in_torch("attention_varlen", "backward_reference"),
-    setup_context=_save_backward,
-    backward=_twice,
-    sharding=_sharding_of_backward,
+    setup_context=GRADIENTS.save_backward,
+    backward=GRADIENTS.twice,
+    sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
     flops=_backward_flops,
 )

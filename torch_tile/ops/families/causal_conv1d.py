@@ -3,59 +3,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardArgs, CausalConv1dUpdateArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import by_autograd, gradients_of
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 ACTIVATIONS = ("none", "silu")
 MOST_TAPS = 8
-
-
-class CausalConv1dArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.causal_conv1d`."""
-
-    x: V
-    weight: V
-    bias: V | None = None
-    initial_state: V | None = None
-    activation: str = "none"
-    seq_idx: V | None = None
-
-
-class CausalConv1dBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.causal_conv1d_backward`."""
-
-    grad: V
-    x: V
-    weight: V
-    bias: V | None = None
-    initial_state: V | None = None
-    activation: str = "none"
-    seq_idx: V | None = None
-
-    @property
-    def forward(self) -> CausalConv1dArgs[V]:
-        """Return the arguments of the convolution."""
-        return CausalConv1dArgs(*self[1:])
-
-
-class CausalConv1dUpdateArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.causal_conv1d_update`."""
-
-    x: V
-    state: V
-    weight: V
-    bias: V | None = None
-    activation: str = "none"
 
 
 def _check_taps(op: str, weight: Tensor, bias: Tensor | None, channels: Any, activation: str) -> None:

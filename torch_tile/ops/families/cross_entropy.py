@@ -6,48 +6,20 @@ The kernels read the logits once each: for the loss and the log-sum-exp, and for
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.loss.args import CrossEntropyArgs, CrossEntropyBackwardArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.registry import entry, form, in_torch, no_flops, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 INDICES = (torch.int32, torch.int64)
-
-
-class CrossEntropyArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.cross_entropy`."""
-
-    logits: V
-    target: V
-    weight: V | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-
-
-class CrossEntropyBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.cross_entropy_backward`."""
-
-    grad: V
-    logits: V
-    target: V
-    lse: V
-    weight: V | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-
-    @property
-    def forward(self) -> CrossEntropyArgs[V]:
-        """The arguments of the loss."""
-        return CrossEntropyArgs(*(getattr(self, name) for name in CrossEntropyArgs._fields))
 
 
 def _check(op: str, args: CrossEntropyArgs[Tensor]) -> None:

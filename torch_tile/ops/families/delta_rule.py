@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple
 
@@ -24,8 +25,6 @@ from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-TENSORS = 7  # the first arguments
 
 
 class GatedDeltaRuleStepArgs(NamedTuple, Generic[V]):
@@ -128,20 +127,28 @@ def fake_step(op: str, args: Any) -> tuple[Tensor, Tensor]:
     return args.v.new_empty(args.v.shape), args.state.new_empty(args.state.shape)
 
 
-def _save(ctx: Any, args: GatedDeltaRuleArgs[Tensor], output: Any) -> None:
-    ctx.options = without_tensors(args)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:TENSORS])
+def gradients(op: str, kind: Any, names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of whole sequences: by the operator `op`_backward.
 
+    kind: the class of the arguments. names: those with gradients, in the order of its results.
+    """
+    tensors = kind._fields.index("scale")  # the first arguments
 
-def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
-    args = GatedDeltaRuleArgs(*ctx.saved_tensors, *ctx.options[TENSORS:])
-    if grad is None and grad_state is None:
-        return op_gradients(GatedDeltaRuleArgs)
-    grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
-    made = torch.ops.tile.gated_delta_rule_backward(grad, grad_state, *args)
-    found = {name: t for name, t in zip(GRADIENTS, made, strict=True) if getattr(args, name) is not None}
-    return op_gradients(GatedDeltaRuleArgs, **found)
+    def save(ctx: Any, args: Any, output: Any) -> None:
+        ctx.options = without_tensors(args)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*args[:tensors])
+
+    def backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
+        args = kind(*ctx.saved_tensors, *ctx.options[tensors:])
+        if grad is None and grad_state is None:
+            return op_gradients(kind)
+        grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
+        made = getattr(torch.ops.tile, f"{op}_backward")(grad, grad_state, *args)
+        found = {name: t for name, t in zip(names, made, strict=True) if getattr(args, name) is not None}
+        return op_gradients(kind, **found)
+
+    return {"setup_context": save, "backward": backward}
 
 
 def _names(q: Spec, g: Spec) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -261,8 +268,7 @@ register(
     check_values=partial(check_values, "gated_delta_rule"),
     run=entry("gated_delta_rule", "gated_delta_rule", "out", "final_state"),
     reference=in_torch("gated_delta_rule"),
-    setup_context=_save,
-    backward=_backward,
+    **gradients("gated_delta_rule", GatedDeltaRuleArgs, GRADIENTS),
     sharding=sharding,
     flops=flops,
     lower_precision=("q", "k", "v"),
@@ -276,7 +282,7 @@ register(
     check_values=partial(check_values, "gated_delta_rule"),
     run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
     reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
-    **by_autograd("gated_delta_rule_backward", "gradient_reference", TENSORS + 2),
+    **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
     sharding=sharding_of_backward,
     flops=lambda args: 2 * flops(args),
 )

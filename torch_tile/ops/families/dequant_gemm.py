@@ -7,7 +7,7 @@ Gradients flow to a, to the auxiliary operands and to floating scales and zeros;
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -130,30 +130,34 @@ def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
 
 
-def _save(ctx: Any, args: DequantGemmArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.dequant_gemm` what it needs."""
-    ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
-    ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
-    ctx.save_for_backward(args.a, *args.bs, *args.scales, *args.zeros, *args.aux)
+def gradients_of_weights(kind: Any, multiply: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of a product with widened weights.
 
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Compute gradients as of a product with the widened weights. Scales and zeros get theirs from the weights' by
-    groups.
+    Scales and zeros get their gradients from the weights' by groups. kind: the class of the arguments.
+    multiply: computes the gradients of the wide product from a, the matrices, the ends of groups where there are any,
+    and what `gemm.gradients` takes besides.
     """
-    (a, *rest), (count, num_scales, num_zeros) = ctx.saved_tensors, ctx.counts
-    bs, rest = rest[:count], rest[count:]
-    scales, rest = rest[:num_scales], rest[num_scales:]
-    zeros, aux = rest[:num_zeros], rest[num_zeros:]
-    shifted, matrices = widen(bs, scales, zeros, ctx.fields, ctx.format, a.dtype)
-    needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
-    needs = [any(needs_scales) or any(needs_zeros)] * count
-    grad_a, grads, grad_aux = gemm.gradients(
-        a, matrices, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs
-    )  # fmt: skip
-    grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
-    found = {"a": grad_a, "bs": [None] * count, "aux": grad_aux}
-    return op_gradients(DequantGemmArgs, **found, scales=grad_scales, zeros=grad_zeros)
+
+    def save(ctx: Any, args: Any, output: Tensor) -> None:
+        ends = [args.offsets] if "offsets" in kind._fields else []
+        ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
+        ctx.kinds, ctx.epilogue = args.kinds, args.epilogue
+        ctx.counts = len(ends), len(args.bs), len(args.scales), len(args.zeros)
+        ctx.save_for_backward(args.a, *ends, *args.bs, *args.scales, *args.zeros, *args.aux)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)
+        a, (ends, bs, scales, zeros) = next(saved), ([next(saved) for _ in range(n)] for n in ctx.counts)
+        shifted, matrices = widen(bs, scales, zeros, ctx.fields, ctx.format, a.dtype)
+        needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
+        needs = [any(needs_scales) or any(needs_zeros)] * len(bs)
+        given = a, matrices, *ends, list(saved), ctx.kinds, ctx.epilogue, grad, needs_a, needs
+        grad_a, grads, grad_aux = multiply(*given)
+        grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
+        found = {"a": grad_a, "bs": [None] * len(bs), "aux": grad_aux}
+        return op_gradients(kind, **found, scales=grad_scales, zeros=grad_zeros)
+
+    return {"setup_context": save, "backward": backward}
 
 
 def widen(
@@ -267,8 +271,7 @@ register(
     fake=_fake,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_save,
-    backward=_backward,
+    **gradients_of_weights(DequantGemmArgs, gemm.gradients),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("a",),

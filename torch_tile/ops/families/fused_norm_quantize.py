@@ -7,7 +7,7 @@ It has no gradient, as that of a rounding is 0: the caller chooses another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Never
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch_tile.kernels import kernels
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families.norm import FusedNormArgs, check_fused, fused_sharding
 from torch_tile.ops.families.quantize_fp8 import FLOAT8
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import V, entry, in_torch, no_flops
 from torch_tile.ops.sharding_rule import Rule, Spec
@@ -61,16 +62,10 @@ def _fake(args: FusedNormQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=dtype), scales, x.new_empty(x.shape if args.keep else (0,))
 
 
-def _setup(ctx: Any, args: FusedNormQuantizeArgs[Tensor], output: tuple[Tensor, ...]) -> None:
-    """Save nothing, as there is no gradient."""
-
-
-def _backward(ctx: Any, *grads: Tensor) -> Never:
-    """Refuse the gradients of `tile.fused_norm_quantize`."""
-    raise NotImplementedError(
-        f"tile.{OP} has no gradient. Call the norm and tile.quantize_fp8 in a torch.autograd.Function that passes the"
-        " gradient on, or call it on x.detach()"
-    )
+ADVICE = (
+    "Call the norm and tile.quantize_fp8 in a torch.autograd.Function that passes the gradient on, or call it on"
+    " x.detach()"
+)
 
 
 def _sharding(args: FusedNormQuantizeArgs[Spec]) -> Rule:
@@ -133,8 +128,7 @@ register(
     fake=_fake,
     run=entry(OP, OP, "out", "scales", "total"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_backward,
+    **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=no_flops,
 )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
@@ -25,17 +26,6 @@ from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, 
 from torch_tile.runtime.launch_plan import current_plan
 
 AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element", "g": "[G, N]"}
-
-
-class GemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.gemm`."""
-
-    a: V
-    bs: Sequence[V]
-    aux: Sequence[V]
-    kinds: str
-    epilogue: str
-    dtype: torch.dtype
 
 
 class LinearArgs(NamedTuple, Generic[V]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +16,10 @@ from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
-from torch_tile.ops.families.dequant_gemm import check_weights, of_factors, widen
+from torch_tile.ops.families.dequant_gemm import check_weights, gradients_of_weights
 from torch_tile.ops.families.grouped_gemm import check_offsets, check_order, gradients
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "grouped_dequant_gemm"
@@ -43,27 +42,6 @@ def _fake(args: GroupedDequantGemmArgs[Tensor]) -> Tensor:
 
 def _check_values(args: GroupedDequantGemmArgs[Tensor]) -> None:
     check_order(OP, args.offsets, args.a.shape[0])
-
-
-def _save(ctx: Any, args: GroupedDequantGemmArgs[Tensor], output: Tensor) -> None:
-    ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
-    ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
-    ctx.save_for_backward(args.a, args.offsets, *args.bs, *args.scales, *args.zeros, *args.aux)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Compute gradients as of a grouped product with the widened weights."""
-    (a, offsets, *rest), (count, num_scales, num_zeros) = ctx.saved_tensors, ctx.counts
-    bs, rest = rest[:count], rest[count:]
-    scales, rest = rest[:num_scales], rest[num_scales:]
-    zeros, aux = rest[:num_zeros], rest[num_zeros:]
-    shifted, matrices = widen(bs, scales, zeros, ctx.fields, ctx.format, a.dtype)
-    needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
-    needs = [any(needs_scales) or any(needs_zeros)] * count
-    grad_a, grads, grad_aux = gradients(a, matrices, offsets, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs)
-    grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
-    found = {"a": grad_a, "bs": [None] * count, "aux": grad_aux}
-    return op_gradients(GroupedDequantGemmArgs, **found, scales=grad_scales, zeros=grad_zeros)
 
 
 def _sharding(args: GroupedDequantGemmArgs[Spec]) -> Rule:
@@ -131,8 +109,7 @@ register(
     check_values=_check_values,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_save,
-    backward=_backward,
+    **gradients_of_weights(GroupedDequantGemmArgs, gradients),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("a",),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.gemm.args import GroupedGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import gemm
@@ -40,18 +41,6 @@ def check_order(op: str, offsets: Tensor, rows: int) -> None:
     ordered = bool((offsets.diff() >= 0).all())
     what = f"tile.{op}: offsets has values from {low} to {high}{'' if ordered else ', not sorted'}"
     require(ordered and low >= 0 and high <= rows, lambda: f"{what}; expected ends of groups in order, 0 to {rows}")
-
-
-class GroupedGemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.grouped_gemm`."""
-
-    a: V
-    bs: Sequence[V]
-    offsets: V
-    aux: Sequence[V]
-    kinds: str
-    epilogue: str
-    dtype: torch.dtype
 
 
 class KGroupedGemmArgs(NamedTuple, Generic[V]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -18,9 +17,10 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
 from torch_tile.ops.families.grouped_gemm import check_offsets, check_order
-from torch_tile.ops.families.scaled_gemm import check_operands, check_scale, refuse_gradient
+from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, in_torch
+from torch_tile.ops.registry import entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "grouped_scaled_gemm"
@@ -47,14 +47,6 @@ def _check_values(args: GroupedScaledGemmArgs[Tensor]) -> None:
     check_order(OP, args.offsets, args.a.shape[0])
 
 
-def _setup(ctx: Any, args: GroupedScaledGemmArgs[Tensor], output: Tensor) -> None:
-    """Nothing is saved, as there is no gradient."""
-
-
-def _backward(ctx: Any, grad: Tensor) -> Never:
-    refuse_gradient(OP)
-
-
 def _sharding(args: GroupedScaledGemmArgs[Spec]) -> Rule:
     # Ends of groups count rows of the whole tensor. Columns are sharded where no scale spans several.
     columns, n = args.scale_b.shape[2], args.b.shape[2]
@@ -62,10 +54,6 @@ def _sharding(args: GroupedScaledGemmArgs[Spec]) -> Rule:
     of_b = ("group", "step", "n" if columns == n else "strip")
     inputs = [("m", "k"), ("group", "k", "n"), of_a, of_b, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",) if columns in (1, n) else ())
-
-
-def _flops(args: GroupedScaledGemmArgs[Shape]) -> int:
-    return 2 * math.prod(args.a) * args.b[2]
 
 
 def grouped_scaled_gemm(
@@ -112,8 +100,7 @@ register(
     check_values=_check_values,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_backward,
+    **no_gradient(OP, ADVICE),
     sharding=_sharding,
-    flops=_flops,
+    flops=lambda args: 2 * math.prod(args.a) * args.b[2],
 )

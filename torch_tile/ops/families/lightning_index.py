@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple, Never
+from typing import Final, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
@@ -57,16 +58,6 @@ def _check_values(args: LightningIndexArgs[Tensor]) -> None:
         low >= 0 and high <= capacity,
         lambda: f"tile.{OP}: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
     )
-
-
-def _setup(ctx: Any, args: LightningIndexArgs[Tensor], output: Tensor) -> None:
-    """Save nothing: positions have no gradient."""
-    ctx.mark_non_differentiable(output)
-
-
-def _refuse(ctx: Any, grad: Tensor) -> Never:
-    """Refuse a gradient, which no integer has."""
-    raise NotImplementedError(f"tile.{OP} has no gradient, as positions are integers")
 
 
 def _sharding(args: LightningIndexArgs[Spec]) -> Rule:
@@ -121,8 +112,7 @@ register(
     check_values=_check_values,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_refuse,
+    **no_gradient(OP, "Positions are integers", 0),
     sharding=_sharding,
     flops=_flops,
 )

@@ -7,9 +7,8 @@ Checks, empty results and rules are those of the delta rule without a beta.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
@@ -21,9 +20,7 @@ from torch_tile.kernels.linear_attention.args import (
 from torch_tile.ops.families import delta_rule
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
-
-TENSORS = 6  # the first arguments
+from torch_tile.ops.registry import V, entry, form, in_torch
 
 
 class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
@@ -35,22 +32,6 @@ class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
     v: V
     g: V
     scale: float | None = None
-
-
-def _save(ctx: Any, args: GatedLinearAttentionArgs[Tensor], output: Any) -> None:
-    ctx.options = without_tensors(args)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:TENSORS])
-
-
-def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
-    args = GatedLinearAttentionArgs(*ctx.saved_tensors, *ctx.options[TENSORS:])
-    if grad is None and grad_state is None:
-        return op_gradients(GatedLinearAttentionArgs)
-    grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
-    made = torch.ops.tile.gated_linear_attention_backward(grad, grad_state, *args)
-    found = {name: t for name, t in zip(LINEAR_GRADIENTS, made, strict=True) if getattr(args, name) is not None}
-    return op_gradients(GatedLinearAttentionArgs, **found)
 
 
 _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
@@ -119,8 +100,7 @@ register(
     check_values=partial(delta_rule.check_values, "gated_linear_attention"),
     run=entry("gated_linear_attention", "gated_linear_attention", "out", "final_state"),
     reference=in_torch("gated_linear_attention"),
-    setup_context=_save,
-    backward=_backward,
+    **delta_rule.gradients("gated_linear_attention", GatedLinearAttentionArgs, LINEAR_GRADIENTS),
     sharding=delta_rule.sharding,
     flops=delta_rule.flops,
     lower_precision=("q", "k", "v"),
@@ -134,7 +114,7 @@ register(
     check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
     run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
     reference=in_torch("gated_linear_attention", "gradient_reference"),
-    **by_autograd("gated_linear_attention", "gradient_reference", TENSORS + 2),
+    **by_autograd("gated_linear_attention", "gradient_reference", 8),
     sharding=delta_rule.sharding_of_backward,
     flops=lambda args: 2 * delta_rule.flops(args),
 )

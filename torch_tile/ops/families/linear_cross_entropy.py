@@ -6,57 +6,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.loss.args import LinearCrossEntropyArgs, LinearCrossEntropyGradientsArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import cross_entropy
 from torch_tile.ops.recomputed import gradients_of
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 TENSORS = ("hidden", "weight", "target", "bias", "class_weight")
-
-
-class LinearCrossEntropyArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.linear_cross_entropy`."""
-
-    hidden: V
-    weight: V
-    target: V
-    bias: V | None = None
-    class_weight: V | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float | None = None
-
-
-class LinearCrossEntropyGradientsArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.linear_cross_entropy_gradients`."""
-
-    grad: V
-    hidden: V
-    weight: V
-    target: V
-    bias: V | None = None
-    class_weight: V | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float | None = None
-    of_hidden: bool = True
-    of_weight: bool = True
-
-    @property
-    def forward(self) -> LinearCrossEntropyArgs[V]:
-        """The arguments of the loss."""
-        return LinearCrossEntropyArgs(*(getattr(self, name) for name in LinearCrossEntropyArgs._fields))
 
 
 def _check(op: str, args: LinearCrossEntropyArgs[Tensor]) -> None:

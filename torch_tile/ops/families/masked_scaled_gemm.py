@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ from torch_tile.kernels.gemm.args import MaskedScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families import gemm
-from torch_tile.ops.families.scaled_gemm import FLOAT8, check_scale, refuse_gradient
+from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, in_torch
+from torch_tile.ops.registry import entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "masked_scaled_gemm"
@@ -28,14 +28,9 @@ OP = "masked_scaled_gemm"
 def _check(args: MaskedScaledGemmArgs[Tensor]) -> None:
     """Check the arguments of `tile.masked_scaled_gemm`."""
     a, b, scale_a, scale_b, counts, aux, kinds, epilogue, dtype = args
-    for name, x, meaning in (("a", a, "[G, M, K]"), ("b", b, "[G, K, N]")):
-        what = f"{name} has dtype {x.dtype}; expected float8_e4m3fn or float8_e5m2"
-        require_type(x.dtype in FLOAT8, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
-        checks.check_dims(OP, name, x, 3, meaning)
+    check_operands(OP, a, b, ("[G, M, K]", "[G, K, N]"))
     (groups, rows, k), n = a.shape, b.shape[2]
-    checks.check_device(OP, "b", b, "a", a)
     checks.check_size(OP, "b", b, 0, groups, "G, as a")
-    checks.check_size(OP, "b", b, 1, k, "K, as a")
     check_scale(OP, "scale_a", scale_a, a, (rows, k), "[G, 1 or M, 1 or K / 128]", groups, blocks=False)
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[G, 1 or K / 128, 1, N or N / 128]", groups)
     require_type(
@@ -64,15 +59,6 @@ def _check_values(args: MaskedScaledGemmArgs[Tensor]) -> None:
     require(low >= 0 and high <= rows, lambda: what)
 
 
-def _setup(ctx: Any, args: MaskedScaledGemmArgs[Tensor], output: Tensor) -> None:
-    """Save nothing, as there is no gradient."""
-
-
-def _backward(ctx: Any, grad: Tensor) -> Never:
-    """Refuse the gradients of `tile.masked_scaled_gemm`."""
-    refuse_gradient(OP)
-
-
 def _sharding(args: MaskedScaledGemmArgs[Spec]) -> Rule:
     # Columns are sharded where no scale spans several; groups where no operand counts the rows of all of them.
     """Name the dimensions of `tile.masked_scaled_gemm` for sharding."""
@@ -85,11 +71,6 @@ def _sharding(args: MaskedScaledGemmArgs[Spec]) -> Rule:
     return Rule(
         outputs=[("group", "m", "n")], inputs=[*inputs, *of_aux], free=tuple(name for name, fits in free if fits)
     )
-
-
-def _flops(args: MaskedScaledGemmArgs[Shape]) -> int:
-    """Count the operations of `tile.masked_scaled_gemm`, of all rows, as how many count is known to the device."""
-    return 2 * math.prod(args.a) * args.b[2]
 
 
 def masked_scaled_gemm(
@@ -136,8 +117,7 @@ register(
     check_values=_check_values,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_backward,
+    **no_gradient(OP, ADVICE),
     sharding=_sharding,
-    flops=_flops,
+    flops=lambda args: 2 * math.prod(args.a) * args.b[2],  # all rows: how many count is known to the device
 )

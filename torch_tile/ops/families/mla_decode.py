@@ -13,25 +13,12 @@ from torch import Tensor
 
 from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
+from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-
-class MlaDecodeArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.mla_decode`."""
-
-    q: V
-    q_pe: V
-    kv: V
-    k_pe: V
-    block_table: V | None = None
-    seq_lens: V | None = None
-    scale: float | None = None
-    num_splits: int = 0
-    schedule: V | None = None
 
 
 def _check(args: MlaDecodeArgs[Tensor]) -> None:

@@ -3,50 +3,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple, Never
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.arguments import empty_beside
+from torch_tile.kernels.mla.args import MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
+from torch_tile.ops.recomputed import by_autograd, no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 FAMILY = "mla_packed"
 FP8, SPARSE = "mla_decode_fp8", "mla_sparse"
 GROUP = 128  # columns of a latent that share a scale
-
-
-class MlaDecodeFp8Args(NamedTuple, Generic[V]):
-    """Arguments of `tile.mla_decode_fp8`."""
-
-    q: V
-    q_pe: V
-    cache: V
-    block_table: V | None = None
-    seq_lens: V | None = None
-    indices: V | None = None
-    scale: float | None = None
-    num_splits: int = 0
-
-
-class MlaSparseArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.mla_sparse`."""
-
-    q: V
-    q_pe: V
-    kv: V
-    k_pe: V
-    indices: V
-    block_table: V | None = None
-    seq_lens: V | None = None
-    scale: float | None = None
-    num_splits: int = 0
 
 
 def _check_queries(op: str, args: MlaDecodeFp8Args[Tensor] | MlaSparseArgs[Tensor]) -> None:
@@ -152,39 +127,6 @@ def _check_values(op: str, cache: Tensor, args: Any) -> None:
                 first >= 0 and last < pages,
                 lambda: f"tile.{op}: block_table has pages from {first} to {last}; expected 0 to {pages - 1}",
             )
-
-
-def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
-    """Save nothing, as there is no gradient."""
-    ctx.mark_non_differentiable(output[1])
-
-
-def _refuse(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> Never:
-    """Refuse the gradients of `tile.mla_decode_fp8`."""
-    raise NotImplementedError(f"tile.{FP8} has no gradient. Call it under torch.no_grad(), or tile.mla_sparse")
-
-
-def _save(ctx: Any, args: MlaSparseArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    """Save for the gradient of `tile.mla_sparse` what it needs."""
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*args[:7])
-    ctx.args = without_tensors(args)
-
-
-def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
-    """Compute the gradients of `tile.mla_sparse` by autograd of the reference."""
-    saved: tuple[Tensor | None, ...] = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:4]
-    twice = torch.is_grad_enabled()
-    names = MlaSparseArgs._fields
-    with torch.enable_grad():
-        # Views, as what one of them was computed from is no way for gradients here.
-        given = [x if x is None or n > 3 else x.view_as(x) if twice else x.detach() for n, x in enumerate(saved)]
-        wanted = [(names[n], x.requires_grad_()) for n, x in enumerate(given[:4]) if needs[n] and x is not None]
-        args: MlaSparseArgs[Any] = ctx.args._replace(**dict(zip(names, given, strict=False)))
-        out = kernels(FAMILY).sparse_reference(*args)[0]
-        made = torch.autograd.grad(out, [x for _, x in wanted], grad, create_graph=twice, allow_unused=True)
-    return op_gradients(MlaSparseArgs, **dict(zip((name for name, _ in wanted), made, strict=True)))
 
 
 def _sharding_of_fp8(args: MlaDecodeFp8Args[Spec]) -> Rule:
@@ -305,8 +247,7 @@ register(
     check_values=_check_fp8_values,
     run=entry(FAMILY, FP8, "out", "lse"),
     reference=in_torch(FAMILY, "fp8_reference"),
-    setup_context=_setup,
-    backward=_refuse,
+    **no_gradient(FP8, "Call it under torch.no_grad(), or tile.mla_sparse", 1),
     sharding=_sharding_of_fp8,
     flops=_flops_of_fp8,
     lower_precision=("q", "q_pe"),
@@ -320,8 +261,7 @@ register(
     check_values=lambda args: _check_values(SPARSE, args.kv, args),
     run=entry(FAMILY, SPARSE, "out", "lse"),
     reference=in_torch(FAMILY, "sparse_reference"),
-    setup_context=_save,
-    backward=_backward,
+    **by_autograd(FAMILY, "sparse_reference", 7, 1),
     sharding=_sharding_of_sparse,
     flops=_flops_of_sparse,
     lower_precision=("q", "q_pe", "kv", "k_pe"),

@@ -7,7 +7,7 @@ Neither has a gradient, as that of a rounding is 0: the caller chooses another.
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, Never
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import V, entry, in_torch, no_flops
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "quantize_fp8"
+ADVICE = "Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -59,27 +61,6 @@ def _results(op: str, x: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor
     return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
 
 
-def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
-    """Save nothing, as there is no gradient."""
-
-
-def _backward(ctx: Any, *grads: Tensor) -> Never:
-    """Refuse the gradients of `tile.quantize_fp8`."""
-    _refuse(OP)
-
-
-def _backward_of_int8(ctx: Any, *grads: Tensor) -> Never:
-    """Refuse the gradients of `tile.quantize_int8`."""
-    _refuse("quantize_int8")
-
-
-def _refuse(op: str) -> Never:
-    """Say what to do about the gradient of a rounding."""
-    raise NotImplementedError(
-        f"tile.{op} has no gradient. Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
-    )
-
-
 def _sharding(args: QuantizeFp8Args[Spec] | QuantizeInt8Args[Spec]) -> Rule:
     """Name the dimensions of `tile.quantize_fp8` and `tile.quantize_int8` for sharding."""
     dims = tuple(f"row{i}" for i in range(len(args.x.shape) - 1))
@@ -117,8 +98,7 @@ register(
     fake=_fake,
     run=entry(OP, OP, "out", "scales"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_backward,
+    **no_gradient(OP, ADVICE),
     as_aten=_as_aten,
     sharding=_sharding,
     flops=no_flops,
@@ -158,8 +138,7 @@ register(
     fake=_fake_int8,
     run=entry(OP, OP, "out", "scales", dtype=torch.int8),
     reference=_int8_in_torch,
-    setup_context=_setup,
-    backward=_backward_of_int8,
+    **no_gradient("quantize_int8", ADVICE),
     as_aten=_int8_in_torch,
     sharding=_sharding,
     flops=no_flops,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
@@ -59,6 +59,12 @@ def _check_fields(a: Tensor, b: Tensor, bits: int) -> None:
     require(b.shape[0] * (8 // bits) == a.shape[1], lambda: f"tile.{OP}: {wanted}")
 
 
+ADVICE = (
+    "Call it in a torch.autograd.Function whose backward multiplies by the operands before their rounding to float8, or"
+    " quantises the gradient"
+)
+
+
 def check_operands(
     op: str, a: Tensor, b: Tensor, dims: tuple[str, str], allowed: Sequence[torch.dtype] = FLOAT8
 ) -> None:
@@ -69,7 +75,7 @@ def check_operands(
         require_type(x.dtype in allowed, lambda what=what: f"tile.{op}: {what}")  # type: ignore[misc]
         checks.check_dims(op, name, x, meaning.count(",") + 1, meaning)
     checks.check_device(op, "b", b, "a", a)
-    checks.check_size(op, "b", b, b.dim() - 2, a.shape[1], "K, as a")
+    checks.check_size(op, "b", b, b.dim() - 2, a.shape[-1], "K, as a")
 
 
 def check_scale(
@@ -97,22 +103,6 @@ def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.scaled_gemm` and make its empty results."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
-
-
-def _setup(ctx: Any, args: ScaledGemmArgs[Tensor], output: Tensor) -> None:
-    """Save nothing, as there is no gradient."""
-
-
-def _backward(ctx: Any, grad: Tensor) -> Never:
-    refuse_gradient(OP)
-
-
-def refuse_gradient(op: str) -> Never:
-    """Raise an error that says what to do about the gradient of rounded operands."""
-    raise NotImplementedError(
-        f"tile.{op} has no gradient. Call it in a torch.autograd.Function whose backward multiplies by the operands"
-        " before their rounding to float8, or quantises the gradient"
-    )
 
 
 def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:
@@ -192,8 +182,7 @@ register(
     fake=_fake,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_backward,
+    **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=_flops,
 )

@@ -3,35 +3,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.ssm.args import GRADIENTS, SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
+from torch_tile.kernels.ssm.args import (
+    GRADIENTS,
+    SelectiveStateUpdateArgs,
+    SsdChunkScanArgs,
+    SsdChunkScanBackwardArgs,
+    empty_gradients,
+)
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.recomputed import by_autograd, gradients_of
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
-
-class SelectiveStateUpdateArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.selective_state_update`."""
-
-    state: V
-    x: V
-    dt: V
-    A: V
-    B: V
-    C: V
-    D: V | None = None
-    z: V | None = None
-    dt_bias: V | None = None
-    dt_softplus: bool = False
+TENSORS = 9  # of the scan's arguments, which come first; seq_idx comes last
 
 
 def _check_shape(op: str, name: str, tensor: Tensor | None, meaning: str, sizes: dict[str, tuple[Any, str]]) -> None:
@@ -75,6 +68,14 @@ def _check(op: str, args: Any, z: Tensor | None = None) -> None:
     _check_shape(op, "dt_bias", args.dt_bias, "H", sizes)
     _check_shape(op, "initial_states", args.initial_states, "B H P N", sizes)
     _check_groups(op, sizes)
+    if args.seq_idx is not None:
+        index = args.seq_idx
+        require(
+            index.dtype in (torch.int32, torch.int64),
+            lambda: f"tile.{op}: seq_idx has dtype {index.dtype}; expected int32 or int64",
+        )
+        checks.check_device(op, "seq_idx", index, "x", x)
+        _check_shape(op, "seq_idx", index, "B L", sizes)
     require_value(
         args.dt_max is None or args.dt_min <= args.dt_max,
         lambda: f"tile.{op}: dt_min is {args.dt_min}; expected at most dt_max, {args.dt_max}",
@@ -122,12 +123,13 @@ def _save(ctx: Any, args: SsdChunkScanArgs[Tensor], output: Any) -> None:
     """Save for the gradient of `tile.ssd_chunk_scan` what it needs."""
     ctx.options = without_tensors(args)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:9])
+    ctx.save_for_backward(*args[:TENSORS], args.seq_idx)
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.ssd_chunk_scan`."""
-    args = SsdChunkScanArgs(*ctx.saved_tensors, *ctx.options[9:])
+    *tensors, seq_idx = ctx.saved_tensors
+    args = SsdChunkScanArgs(*tensors, *ctx.options[TENSORS:])._replace(seq_idx=seq_idx)
     if grad is None and grad_states is None:
         return op_gradients(SsdChunkScanArgs)
     found: dict[str, Any] = {}
@@ -146,6 +148,25 @@ def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tupl
     return op_gradients(SsdChunkScanArgs, **found)
 
 
+def _save_of_backward(ctx: Any, args: SsdChunkScanBackwardArgs[Tensor], output: Any) -> None:
+    """Save for the second gradient what it needs."""
+    ctx.options = without_tensors(args)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[: TENSORS + 1], args.seq_idx)
+
+
+def _backward_of_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    """Compute the second gradients by autograd of the first in plain torch."""
+    *tensors, seq_idx = ctx.saved_tensors
+    options = ctx.options[TENSORS + 1 : -1]
+
+    def computed(*given: Tensor | None) -> Any:
+        return kernels("ssd_chunk_scan").gradient_reference(*given, *options, seq_idx)
+
+    made = gradients_of(computed, tensors, ctx.needs_input_grad, grads)
+    return (*made, *[None] * (len(options) + 1))
+
+
 def _group(B: Spec, dim: int) -> tuple[str, dict[str, int]]:
     """Return the name of B's groups, and the number that ranks must share evenly to hold heads with their group."""
     groups = B.shape[dim]
@@ -159,6 +180,7 @@ def _sharding(args: SsdChunkScanArgs[Spec]) -> Rule:
     skip = ("head",) if args.D is None or len(args.D.shape) == 1 else ("head", "p")
     optional = if_given(args.D, skip), if_given(args.z, x), if_given(args.dt_bias, ("head",))
     inputs = [x, x[:3], ("head",), keys, keys, *optional, if_given(args.initial_states, state)]
+    inputs.append(if_given(args.seq_idx, x[:2]))
     return Rule(outputs=[x, state], inputs=inputs, free=("batch", "head"), even=even)
 
 
@@ -166,7 +188,7 @@ def _sharding_of_backward(args: SsdChunkScanBackwardArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.ssd_chunk_scan_backward` for sharding."""
     forward = _sharding(args.forward)
     inputs = [dims for n, dims in enumerate(forward.inputs) if n != 6]  # without z
-    outputs = [("none",) if dims is None else dims for dims in inputs]
+    outputs = [("none",) if dims is None else dims for dims in inputs[: len(GRADIENTS)]]
     grads = [forward.outputs[0], if_given(args.grad_states, tuple(forward.outputs[1]))]
     free = ("head",) if forward.even else ()  # one group adds up all heads, and some results all sequences
     return Rule(outputs=outputs, inputs=[*grads, *inputs], free=free, even=forward.even)
@@ -204,6 +226,8 @@ _OPTIONS = """    dt_bias: `[H]`, added to dt.
     dt_softplus: whether the step size is the softplus of dt and its bias.
     dt_min: the least step size.
     dt_max: the greatest step size, None for no limit.
+    seq_idx: int32 or int64 `[B, L]`, the sequence of each time: where it differs from the time before, the state is 0
+        again. The first states are those of the first sequences, and the last ones those of the last sequences.
 """
 
 ssd_chunk_scan: Final = form(
@@ -284,7 +308,8 @@ register(
     fake=_fake_backward,
     run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
     reference=in_torch("ssd_chunk_scan", "gradient_reference"),
-    **by_autograd("ssd_chunk_scan", "gradient_reference", 10),
+    setup_context=_save_of_backward,
+    backward=_backward_of_backward,
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,6 +40,8 @@ def crowds(
     With `blocks`, only these blocks and the blocks of their clusters. Raises LaunchError for a grid that clusters do
     not divide.
     """
+    if blocks is not None:
+        blocks = _checked(blocks, sizes)
     if not is_linked(kernel):
         points = blocks if blocks is not None else _points(sizes)
         return ([point] for point in points)
@@ -54,6 +56,18 @@ def crowds(
     return (
         [tuple(f * c + r for f, c, r in zip(first, cluster, rank, strict=True)) for rank in inside] for first in every
     )
+
+
+def _checked(blocks: Any, sizes: list[int]) -> list[tuple[int, ...]]:
+    """Return the chosen blocks of a grid. Raises LaunchError for what names no block of it."""
+    points = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else [blocks]
+    for point in points:
+        if not isinstance(point, tuple | list) or len(point) != len(sizes):
+            wanted = f"({', '.join('xyz'[: len(sizes)])}{',' * (len(sizes) == 1)})"
+            raise LaunchError(f"argument `blocks` has {point!r}; expected points {wanted} of the grid, in a list")
+        if not all(0 <= at < size for at, size in zip(point, sizes, strict=True)):
+            raise LaunchError(f"argument `blocks` has {point}, and the grid has {' x '.join(map(str, sizes))} blocks")
+    return [tuple(point) for point in points]
 
 
 def _points(sizes: list[int]) -> Iterable[tuple[int, ...]]:

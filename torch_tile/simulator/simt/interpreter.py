@@ -26,6 +26,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Expr, Var
 from torch_tile.ir.node import Visitor, walk
 from torch_tile.simulator.findings import Findings
+from torch_tile.simulator.memory import tensor_at
 from torch_tile.simulator.simt.barriers import BARRIERS, MEETINGS, Barriers
 from torch_tile.simulator.simt.bulk import BULK
 from torch_tile.simulator.simt.calls import CALLS, Calls
@@ -68,6 +69,11 @@ def run_threads(
             for together in crowds(kernel, [int(evaluate(n, values)) for n in kernel.grid], blocks):
                 machine.run(together)
     return findings
+
+
+def _one(value: Any) -> int:
+    """Return the number that all running threads have."""
+    return int(value.flat[0]) if isinstance(value, np.ndarray) else int(value)
 
 
 class _Machine(Visitor):
@@ -226,6 +232,8 @@ class _Machine(Visitor):
             variable = self.memory[buffer] = Variable(buffer, threads)
             init = None if node.init is None else self.expressions.element(node.init)
             return variable.reset if init is None else lambda: variable.store(0, init(), node.span)
+        if buffer.scope == "global":
+            return self._tensor_at(node)
         shape = buffer.static_shape
         if shape is None or buffer.scope not in ("shared", "local", "barrier"):
             raise InternalError(f"`{buffer.name}` of scope {buffer.scope} at stage FLAT", node.span)
@@ -241,6 +249,21 @@ class _Machine(Visitor):
             else Local(buffer, math.prod(shape), threads)
         )
         return local.reset
+
+    def _tensor_at(self, node: st.Alloc) -> Step:
+        """Compile the search for the tensor at an address that the kernel computes."""
+        buffer = node.buffer
+        if node.init is None:
+            raise InternalError(f"`{buffer.name}` has no address", node.span)
+        memory = self.memory[buffer] = Global(buffer, torch.empty(0, dtype=buffer.dtype.as_torch()), self.threads)
+        address, size = self.value(node.init), self.value(buffer.shape[0])
+        is_written = any(writes(one, buffer) for one in walk(self.kernel.body))
+
+        def place() -> None:
+            memory.place(tensor_at(_one(address()), [_one(size())], None, buffer.dtype))
+            memory.trace = self.trace(memory.size) if is_written else None
+
+        return place
 
     def visit_Store(self, node: st.Store) -> Step:
         memory, span = self.memory[node.buffer], node.span

@@ -143,11 +143,16 @@ class Global(Memory):
     """A tensor's elements from its first to its last in memory; `own` marks the elements outside the gaps."""
 
     def __init__(self, buffer: Buffer, tensor: torch.Tensor, threads: Threads):
+        super().__init__(buffer, 0, threads)
+        self.trace: Trace | None = None  # of tensors that the kernel writes
+        self.place(tensor)
+
+    def place(self, tensor: torch.Tensor) -> None:
+        """Make this the memory of a tensor."""
         span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-        super().__init__(buffer, span, threads)
+        self.size = span
         bits = torch.as_strided(tensor, (span,), (1,)).view(torch.uint8 if span else tensor.dtype)
         self.raw = bits.numpy().view(self.raw_type) if span else np.zeros(0, self.raw_type)
-        self.trace: Trace | None = None  # of tensors that the kernel writes
         self.own: Array | None = None
         if span != tensor.numel():
             self.own = np.zeros(span, bool)

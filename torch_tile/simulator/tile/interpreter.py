@@ -26,7 +26,7 @@ from torch_tile.ir.dtype import DType, int64
 from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Node, walk
 from torch_tile.simulator.interpret import bind
-from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned
+from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned, tensor_at
 from torch_tile.simulator.simt.cluster import crowds
 from torch_tile.simulator.tile.cluster import Crowd, at_rank
 from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load, foreign_value
@@ -203,7 +203,10 @@ class Tiles(Expressions):
         self.values[node.var] = self.expr(node.value)
 
     def visit_Alloc(self, node: st.Alloc) -> None:
-        """Allocate a buffer."""
+        """Allocate a buffer, or find the tensor at an address."""
+        if node.buffer.scope == "global":
+            self._find_tensor(node)
+            return
         shape = [*self.lanes, *(self.size(s) for s in node.buffer.shape)]
         fresh = poisoned(shape, node.buffer.dtype)
         has_values = node.init is not None or node.buffer.scope == "barrier"
@@ -211,6 +214,16 @@ class Tiles(Expressions):
         self.memory[node.buffer] = storage
         if node.init is not None:
             storage.raw[...] = storage.bits_of(self.expr(node.init))
+
+    def _find_tensor(self, node: st.Alloc) -> None:
+        """Find the tensor at the address that the kernel computes."""
+        buffer = node.buffer
+        if self.lanes or node.init is None:
+            raise _InOrder
+        shape = [self.size(n) for n in buffer.shape]
+        steps = None if buffer.strides is None else [self.size(n) for n in buffer.strides]
+        found = tensor_at(int(self.value(node.init)), shape, steps, buffer.dtype)
+        self.memory[buffer] = Storage(buffer, found)
 
     def visit_Store(self, node: st.Store) -> None:
         """Run a store."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
 from torch_tile.ir.buffer import Region
+from torch_tile.ir.dtype import converted
 from torch_tile.ir.expr import Load, cast
 from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.node import find
@@ -154,7 +155,7 @@ class Copy(RegisteredOp):
     def evaluate(self, env: Env) -> None:
         """Read the box, convert it and write it."""
         tile = env.read(self.src)
-        env.write(self.dst, tile.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
+        env.write(self.dst, converted(tile, self.dst.buffer.dtype).reshape(env.extents(self.dst)))
 
 
 def policy_of(op: str, eviction_policy: str | None) -> str | None:

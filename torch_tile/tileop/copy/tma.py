@@ -157,6 +157,8 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
         return f"no bulk copy moves {tensor.dtype}"
     if tensor.rank > MOST_RANK:
         return f"`{tensor.name}` has {tensor.rank} dimensions, and tensor maps have at most {MOST_RANK}"
+    if tensor.origin == "address":
+        return f"the kernel itself computes the address of `{tensor.name}`, and launches make tensor maps"
     if not tensor.may_start_at(16):
         return f"`{tensor.name}` may not start at a multiple of 16 bytes"
     strides = strides_of(tensor)

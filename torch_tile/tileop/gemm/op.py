@@ -11,6 +11,7 @@ from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, e
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Expr, const
+from torch_tile.ir.node import equal
 from torch_tile.ir.stmt import Block, Do, Stmt
 from torch_tile.tileop.base import RegisteredOp, Tile, describe, is_one, need_region, same_extents, tile_op
 from torch_tile.tileop.fill import Fill
@@ -98,6 +99,10 @@ class Gemm(RegisteredOp):
             a, b, c = (describe(r.tile_shape) for r in (self.A, self.B, self.C))
             a, b = a + ("^T" if self.transpose_A else ""), b + ("^T" if self.transpose_B else "")
             return [*found, diagnose("gemm_shape", self.span, a=a, b=b, c=c)]
+        for region, operand in ((self.A, "A"), (self.B, "B")):
+            if region.buffer is self.C.buffer and all(map(equal, region.starts, self.C.starts)):
+                why, fix = f"is also operand {operand}, `{region.buffer.name}`", "give the sums a tile of their own"
+                found.append(diagnose("bad_argument", self.span, op="T.gemm", name="C", why=why, fix=fix))
         types = [r.buffer.dtype for r in (self.A, self.B, self.C)]
         if fix := _refuses(*types):
             a, b, c = (str(t) for t in types)

@@ -56,10 +56,14 @@ def test_becomes_one_kernel(form, light, generator):
     assert sum("tile.fused_norm_quantize([..., 256]" in what for what in replaced) == 1
     for each, expected in zip(got, want, strict=True):
         assert each.dtype == expected.dtype and each.shape == expected.shape
-        # A norm without a rounding between may cross a number's middle: one step of the format, of few numbers.
         off = (each.float() - expected.float()).abs()
-        step = 1.0 if each.dtype == torch.int8 else expected.float().abs() * 2.0**-3 + 2.0**-6
-        assert (off <= step).all() and (off > 0.01 * step).float().mean() < 0.2
+        if each.dtype == torch.int8 or each.dtype == FLOAT8:
+            # A norm without a rounding between may cross a number's middle, and so may its row's scale: two steps of
+            # the format, of few numbers.
+            step = 1.0 if each.dtype == torch.int8 else expected.float().abs() * 2.0**-3 + 2.0**-6
+            assert (off <= 2 * step).all() and (off > 0.01 * step).float().mean() < 0.3
+        else:
+            assert (off <= expected.float().abs() * 2.0**-6).all()  # scales and sums: roundings to bfloat16
 
 
 @pytest.mark.parametrize("form", APART)

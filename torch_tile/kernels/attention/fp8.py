@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of float8 queries, keys and values with a scale for each head (FlashAttention-3, arXiv:2407.08608, 3.3).
+
+Where tensor cores multiply float8, both products are of float8, and weights of keys are rounded to it. These tensor
+cores read values transposed. A kernel of its own transposes them, and puts the keys of each run of 16 in the order in
+which a thread holds scores. So weights stay in registers. Elsewhere operands are widened, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.attention import forward
+from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args
+from torch_tile.kernels.attention.arguments import bounded, empty_beside
+from torch_tile.kernels.attention.forward import default_scale, store_rows, store_staged
+from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
+from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
+from torch_tile.kernels.attention.tiling import Problem
+from torch_tile.kernels.common import (
+    KEPT_CHOICES,
+    LOG2_E,
+    Machine,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    into,
+    machine_of,
+    round_up,
+    strided,
+    typical,
+    vector_of,
+)
+from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.gemm.scaled import operand_of
+
+GAIN = 8.0  # weights are kept times 2 ** GAIN: 256 is the largest power of two that float8_e4m3fn has
+RUN = 16  # keys that are put in another order
+EACH = 64  # keys of a block that transposes
+
+
+def times(x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return a float8 operand times the scales of its heads, in `dtype`."""
+    return x.to(dtype) if scale is None else x.to(dtype) * scale.to(torch.float32).to(dtype)[..., None, None]
+
+
+def widened(args: AttentionFp8Args[torch.Tensor], dtype: torch.dtype) -> AttentionArgs[torch.Tensor]:
+    """Return the arguments of `attention` on operands times their scales, in `dtype`."""
+    scales = args.q_scale, args.k_scale, args.v_scale
+    q, k, v = (times(x, scale, dtype) for x, scale in zip(args[:3], scales, strict=True))
+    scale = default_scale(q.shape[3]) if args.scale is None else args.scale
+    return AttentionArgs(q, k, v, None, args.causal, scale, args.window, args.q_offset)
+
+
+def empty_result(args: AttentionFp8Args[torch.Tensor]) -> torch.Tensor:
+    """Return an empty result, of bfloat16 unless another dtype is asked for."""
+    return empty_beside(args.q, args.v.shape[3], torch.bfloat16 if args.dtype is None else args.dtype)
+
+
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `attention` of the operands times their scales, in float32 (float64 for that `dtype`): out
+    `[B, H, Sq, Dv]` in `dtype`, laid out as `empty_beside(q, Dv)` is, and lse `[B, H, Sq]`.
+
+    Takes the arguments of `AttentionFp8Args`. The kernels round weights to float8_e4m3fn where their target multiplies
+    float8: to within 2 ** -4 of themselves, or 2 ** -18 of a row's largest.
+    """
+    args: AttentionFp8Args[torch.Tensor] = AttentionFp8Args(*given, **named)
+    made = empty_result(args)
+    out, lse = forward.reference(*widened(args, compute_dtype(made.dtype)))
+    return made.copy_(out), lse
+
+
+@dataclass(frozen=True)
+class Form:
+    """Compile-time facts of the kernel besides its `Config`. `spec` has the dtype of tiles, and what a query sees.
+
+    `stored`: the dtype in memory. `transposed`: values are given as `transpose_values` makes them. `scaled`: which of
+    q, k and v have scales.
+    """
+
+    spec: Spec
+    stored: torch.dtype
+    out: torch.dtype
+    transposed: bool
+    out_multiple: int
+    scaled: tuple[bool, bool, bool]
+
+    def scale(self, operand: int, scales: Sequence[Any], *place: Any) -> Any:
+        """Return the scale of an operand's head: 1 unless it has scales."""
+        return scales[sum(self.scaled[:operand])][place] if self.scaled[operand] else 1.0
+
+
+@jit
+def transpose_values(width: int, vector: int) -> Any:
+    """Build the kernel that transposes values, as bytes `[B, H, S, Dv]`, to `[B, H, Dv, S rounded up]`, with keys in
+    the order of `key_at`.
+    """
+    batch, heads, length = T.dynamic("batch, heads, length")
+    d, padded = dynamic("d", vector), dynamic("padded", EACH)
+
+    @T.prim_func
+    def transpose_values(
+        v: strided("v", (batch, heads, length, d), torch.uint8, multiple=vector),
+        transposed: T.Tensor((batch, heads, d, padded), torch.uint8),
+    ):
+        with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
+            tile = T.alloc_shared((EACH, width), torch.uint8)
+            T.copy(v[sequence, head, bx * EACH, 0], tile)
+            for c, j in T.Parallel(width, EACH):
+                if c < d:
+                    transposed[sequence, head, c, bx * EACH + j] = tile[key_at(j), c]
+
+    return transpose_values
+
+
+def key_at(place: Any) -> Any:
+    """Return which key has a place in transposed values."""
+    return place // RUN * RUN + place % RUN // 4 * 2 + place % 4 // 2 * 8 + place % 2
+
+
+# Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def flash_attention_fp8(config: Config, form: Form) -> Any:
+    """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it."""
+    spec, rows, keys = form.spec, config.block_q, config.block_kv
+    batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
+    groups = T.dynamic("groups") if spec.grouped else 1
+    d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
+    heads = kv_heads * groups
+    v_shape = (dv, dynamic("padded", EACH)) if form.transposed else (kv_len, dv)
+    infinity = T.infinity("float32")
+    scale_types = [
+        strided(f"{name}_scale", (batch, count), torch.float32, unit=False, align=4)
+        for name, count, given in zip("qkv", (heads, kv_heads, kv_heads), form.scaled, strict=True)
+        if given
+    ]
+
+    @T.prim_func
+    def attention_fp8(
+        q: strided("q", (batch, heads, q_len, d), form.stored, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), form.stored, multiple=spec.vector),
+        v: strided("v", (batch, kv_heads, *v_shape), form.stored, multiple=RUN if form.transposed else spec.vector),
+        *scales: scale_types,
+        lse: T.Tensor((batch, heads, q_len), "float32"),
+        out: strided("out", (batch, heads, q_len, dv), form.out, multiple=form.out_multiple),
+        scale: T.float32,
+        q_offset: T.int32,
+        window: T.int32,
+    ):
+        blocks = T.ceildiv(q_len, rows)
+        with T.Kernel(*config.grid(blocks, heads, batch, 1), threads=config.threads) as (bx, by, bz):
+            block, head, sequence, _ = config.place(bx, by, bz, blocks, heads, 1)
+            kv_head, first_row = head // groups, block * rows
+            q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
+            k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
+            v_tile = T.alloc_shared((spec.tile_dv, keys) if form.transposed else (keys, spec.tile_dv), spec.dtype)
+            scores = T.alloc_fragment((rows, keys), "float32")
+            probs = T.alloc_fragment((rows, keys), spec.dtype)
+            acc = T.alloc_fragment((rows, spec.tile_dv), "float32")
+            row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), "float32") for _ in range(4))
+            partial_sums = T.alloc_fragment((rows, config.partial_sums), "float32")
+            T.copy(q[sequence, head, first_row, 0], q_tile)
+            T.clear(acc)
+            T.clear(partial_sums)
+            begin_rows(row_max, base)
+            factor = scale * form.scale(0, scales, sequence, head) * form.scale(1, scales, sequence, kv_head)
+            # Scores are kept unscaled where that turns none of them around.
+            unit = T.if_then_else(factor > 0.0, factor, 1.0)
+            extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
+            first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
+            for iteration in T.Pipelined(end - first, num_stages=config.stages):
+                step = end - 1 - iteration if spec.backwards(config) else first + iteration
+                T.copy(k[sequence, kv_head, step * keys, 0], k_tile)
+                T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if T.logical_not(factor > 0.0):
+                    for i, j in T.Parallel(rows, keys):
+                        scores[i, j] = scores[i, j] * factor
+                if spec.needs_mask(config, iteration, step, extremes, q_offset, window, kv_len):
+                    for i, j in T.Parallel(rows, keys):
+                        query = T.min(first_row + i, q_len - 1)
+                        seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
+                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
+                # Maxima are subtracted exactly, as what exceeds 448 is no float8.
+                exponentiate(
+                    scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=True, gain=GAIN
+                )  # fmt: skip
+                for i, c in T.Parallel(rows, spec.tile_dv):
+                    acc[i, c] *= rescale[i]
+                if form.transposed:
+                    # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result, 4t to 4t + 3 of an operand.
+                    for i, run, high, t, low in T.Parallel(rows, keys // RUN, 2, 4, 2):
+                        score = scores[i, run * RUN + high * 8 + t * 2 + low]
+                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(score, spec.dtype)
+                    T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
+                else:
+                    T.copy(scores, probs)
+                    T.copy(v[sequence, kv_head, step * keys, 0], v_tile)
+                T.gemm(probs, v_tile, acc, transpose_B=form.transposed, policy=T.GemmWarpPolicy.FullRow)
+            T.reduce_sum(partial_sums, row_sum, dim=1)
+            for i in T.Parallel(rows):
+                if first_row + i < q_len:
+                    lse[sequence, head, first_row + i] = row_max[i] * unit + (T.log(row_sum[i]) - GAIN * math.log(2))
+                own = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
+                rescale[i] = own * form.scale(2, scales, sequence, kv_head)
+            (store_staged if config.staged else store_rows)(acc, rescale, out, (sequence, head), first_row)
+
+    return attention_fp8
+
+
+def attention_fp8(
+    *given: Any,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention as `reference` does, within the rounding that it names. `config` overrides the choice of a
+    tiling. `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous.
+    """
+    args: AttentionFp8Args[torch.Tensor] = AttentionFp8Args(*given, **named)
+    q, v = args.q, args.v
+    if out is None:
+        out = empty_result(args)
+    if lse is None:
+        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(out.dtype))
+    able = has_kernels(q) and q.numel() and v.numel() and out.dtype != torch.float64
+    if not able or not _run(args, out, lse, machine_of(q), config):
+        made, lse_made = reference(*args)
+        return into(out, made), into(lse, lse_made)
+    return out, lse
+
+
+def _run(
+    args: AttentionFp8Args[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, machine: Machine, config: Config | None
+) -> bool:
+    """Launch the kernels. Return whether there is a tiling, else nothing is launched."""
+    q, k, v = (dense_last(x) for x in args[:3])
+    batch, kv_heads, kv_len, head_dim = k.shape
+    heads, v_dim = q.shape[1], v.shape[3]
+    operand = operand_of(q.dtype, machine)
+    transposed = operand.itemsize == 1
+    tile_d, tile_dv = round_up(head_dim, 32 if transposed else 16), round_up(v_dim, 16)
+    exact = (tile_d, tile_dv) == (head_dim, v_dim)
+    vector = vector_of((q, k, v), (head_dim, v_dim)) if machine.is_gpu else 1
+    spec = Spec(
+        operand, tile_d, tile_dv, exact, args.causal, args.window > 0, None, heads > kv_heads, True, vector,
+        shifted=is_shifted(args.causal, args.window, args.q_offset),
+    )  # fmt: skip
+    config = config or config_for(spec, Problem(batch * heads, q.shape[2], kv_len), machine, out.element_size())
+    if config is None:
+        return False
+    given = ((args.q_scale, q), (args.k_scale, k), (args.v_scale, k))
+    scales = [scale.to(torch.float32).expand(x.shape[:2]) for scale, x in given if scale is not None]
+    scaled = args.q_scale is not None, args.k_scale is not None, args.v_scale is not None
+    form = Form(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
+    if transposed:
+        stored = v.new_empty((batch, kv_heads, v_dim, -(-kv_len // EACH) * EACH))
+        machine.kernel(transpose_values)(tile_dv, vector)(v.view(torch.uint8), stored.view(torch.uint8))
+        v = stored
+    number = float(default_scale(head_dim) if args.scale is None else args.scale)
+    options = (number, args.q_offset, bounded(args.window))
+    machine.kernel(flash_attention_fp8)(config, form)(q, k, v, *scales, lse, out, *options)
+    return True
+
+
+# Tilings by falling size; the first that fits is taken.
+HOPPER = tuple(
+    Config(*tiling, partial_sums=8, packed=False)
+    for tiling in ((128, 128, 256, 2), (128, 64, 256, 2), (64, 64, 128, 2), (64, 32, 128, 1))
+)
+OTHERS = tuple(
+    Config(*tiling, partial_sums=8, packed=False)
+    for tiling in ((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
+)
+MOST_REGISTERS = 160  # for sums, scores and weights
+
+
+def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
+    """Choose the tiling of a problem on a machine. Return None if even the smallest tiles do not fit."""
+    return _config_for(spec, typical(problem), machine, out_bytes)
+
+
+@lru_cache(KEPT_CHOICES)
+def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
+    """Choose the first tiling that fits."""
+    if not machine.is_gpu:
+        return Config(4 if problem.rows <= 4 else 64, 64, packed=False)
+    wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
+    tilings = [c for c in (HOPPER if wgmma else OTHERS) if problem.rows > 64 or c.block_q == 64 or not wgmma]
+    tilings = [replace(c, staged=out_bytes == 2, heavy_first=spec.causal) for c in tilings]
+    return next((c for c in tilings if _fits(c, spec, machine, wgmma)), None)
+
+
+def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
+    """Return whether a block's sums and tiles fit in registers and shared memory."""
+    rows, keys, size = config.block_q, config.block_kv, spec.dtype.itemsize
+    held = rows * (keys + keys * size // 4 + spec.tile_dv) // config.threads
+    tiles = [Tile(rows, spec.tile_d, 8 * size, parts=(Part.BEFORE, Part.LOOP))]
+    tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
+    tiles += [Tile(spec.tile_dv, keys, 8 * size, config.stages, (Part.LOOP,))]
+    tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
+    return held <= MOST_REGISTERS and Footprint(tuple(tiles), bulk).fits(machine.target)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RWKV-7's recurrence (arXiv:2503.14456): `S[t] = exp(g[t]) S[t-1] + b[t] (a[t]^T S[t-1]) + k[t] v[t]^T`.
+
+It is a delta rule of two steps a time, whose keys that read the state are not those that it learns. The first step
+decays, reads `-exp(-g) a`, which is `-a` before the decay, and learns the error at b, with values of 0. The second
+one learns v at k, reads nothing, and answers q. So the kernels of the delta rule run, over twice as many times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_tile.kernels.common import all_into, compute_dtype, into
+from torch_tile.kernels.linear_attention import delta, delta_backward, delta_torch, step
+from torch_tile.kernels.linear_attention.args import (
+    RWKV7_GRADIENTS,
+    GatedDeltaRuleArgs,
+    Rwkv7Args,
+    Rwkv7BackwardArgs,
+    empty_gradients,
+)
+
+
+def two_steps(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor:
+    """Put the tensors of first and second steps `[B, L, ...]` beside each other, `[B, 2 L, ...]`; None for 0."""
+    given = second if first is None else first
+    assert given is not None
+    first, second = (torch.zeros_like(given) if t is None else t for t in (first, second))
+    return torch.stack([first, second], 2).flatten(1, 2)
+
+
+def rule_of(args: Any) -> tuple[GatedDeltaRuleArgs[Any], torch.Tensor]:
+    """Return the arguments of the delta rule, and the keys that read the state."""
+    wide = compute_dtype(args.v.dtype)
+    reads = (-args.a.to(wide) * torch.exp(-args.g.to(wide))).to(args.v.dtype)
+    beta = args.g.new_ones((1, 1, 1), dtype=wide).expand(args.v.shape[0], 2 * args.v.shape[1], args.v.shape[2])
+    starts = None if args.cu_seqlens is None else 2 * args.cu_seqlens
+    rule: GatedDeltaRuleArgs[Any] = GatedDeltaRuleArgs(
+        q=two_steps(None, args.q),
+        k=two_steps(args.b, args.k),
+        v=two_steps(None, args.v),
+        g=two_steps(args.g, None),
+        beta=beta,
+        initial_state=args.initial_state,
+        cu_seqlens=starts,
+        scale=float(args.scale),
+    )
+    return rule, two_steps(reads, None)
+
+
+def reference(*given: Any, at_once: bool = False, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.rwkv7` in plain torch, chunk by chunk, in float32 (float64 for float64)."""
+    args: Rwkv7Args[torch.Tensor] = Rwkv7Args(*given, **named)
+    rule, reads = rule_of(args)
+    out, state = delta_torch.reference(*rule, reads=reads, at_once=at_once)
+    return out[:, 1::2].contiguous(), state
+
+
+def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """Compute `tile.rwkv7_backward` by autograd of `reference`. Autograd can differentiate it again."""
+    args: Rwkv7BackwardArgs[Any] = Rwkv7BackwardArgs(*given, **named)
+    return delta_torch.gradients_in_torch(args, RWKV7_GRADIENTS, reference)
+
+
+def rwkv7(
+    *given: Any,
+    config: delta.Config | None = None,
+    out: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the recurrence as `reference` does; options as those of `gated_delta_rule`."""
+    args: Rwkv7Args[Any] = Rwkv7Args(*given, **named)
+    if not delta.fits(args):
+        found = reference(*args)
+        return into(out, found[0]), into(final_state, found[1])
+    rule, reads = rule_of(args)
+    both, state = delta.gated_delta_rule(*rule, config=config, final_state=final_state, reads=reads)
+    return into(out, both[:, 1::2].contiguous()), state
+
+
+def rwkv7_backward(
+    *given: Any, config: delta.Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients as `gradient_reference` does; options as those of `gated_delta_rule_backward`."""
+    args: Rwkv7BackwardArgs[Any] = Rwkv7BackwardArgs(*given, **named)
+    results = results or empty_gradients(args, RWKV7_GRADIENTS)
+    if not delta.fits(args):
+        return all_into(results, gradient_reference(*args))
+    rule, reads = rule_of(args.forward)
+    of_reads = torch.empty_like(reads)
+    made = delta_backward.gated_delta_rule_backward(
+        two_steps(None, args.grad), args.grad_state, *rule, config=config, reads=reads, of_reads=of_reads
+    )
+    dq, dk, dv, dg, _, dinitial = made
+    wide = compute_dtype(args.v.dtype)
+    of_read, grown = of_reads[:, 0::2].to(wide), torch.exp(-args.g.to(wide))
+    of_decay = dg[:, 0::2].to(wide) + of_read * args.a.to(wide) * grown
+    found = dq[:, 1::2], dk[:, 1::2], dv[:, 1::2], of_decay, -of_read * grown, dk[:, 0::2], dinitial
+    return all_into(results, found)
+
+
+def step_reference(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.rwkv7_step` in plain torch, token after token."""
+    rule, reads = rule_of(Rwkv7Args(q, k, v, g, a, b, None, None, scale))
+    out, new_state = step.reference(state, *rule[:5], rule.scale, reads=reads)
+    return out[:, 1::2].contiguous(), new_state
+
+
+def rwkv7_step(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float = 1.0,
+    config: step.Config | None = None,
+    out: torch.Tensor | None = None,
+    new_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
+    rule, reads = rule_of(Rwkv7Args(q, k, v, g, a, b, None, None, scale))
+    both, new = step.gated_delta_rule_step(
+        state, *rule[:5], rule.scale, config=config, new_state=new_state, reads=reads
+    )
+    return into(out, both[:, 1::2].contiguous()), new

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that only the gradient of Mamba-2's scan has: sums over heads of a group, over pairs of times, and of dt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import dynamic, strided
+from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
+
+GROUP_HEADS = 8  # of which a block adds up the gradients of B and C
+
+
+@jit
+def group_scan(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the gradient of C, summed over the heads of a group; in reverse, that of B.
+
+    left `[B, L, H, P]` is the gradient, right is x, keys are B; with reverse they are x, the gradient and C. The scores
+    of all heads are added up first, so that each step has one product with the keys. With split a block adds up
+    GROUP_HEADS heads only, and the result has parts of the sum, `[parts, B, L, G, N]`.
+    """
+    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
+    tile_p, tile_n = config.head_tile, config.state_tile
+    parts = T.dynamic("parts") if spec.split else 1
+    shape = (s.b, s.length, s.g, s.n)
+
+    @T.prim_func
+    def ssd_group_scan(
+        left: s.values("left", spec),
+        right: s.values("right", spec),
+        keys: s.keys("keys", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        states: s.states(spec.dtype),
+        *marks: s.marks(spec),
+        out: T.Tensor((parts, *shape), compute) if spec.split else T.Tensor(shape, spec.dtype),
+    ):
+        tiles_n = T.ceildiv(s.n, tile_n)
+        with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b * parts, threads=config.threads) as (bx, by, z):
+            row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
+            bz, part = (z // parts, z % parts) if spec.split else (z, 0)
+            chunk, group, first = by // s.g, by % s.g, by // s.g * size
+            members = s.h // s.g
+            begin_head = group * members + part * GROUP_HEADS
+            count = T.min(GROUP_HEADS, members - part * GROUP_HEADS) if spec.split else members
+            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            weighed = T.alloc_shared((rows, tile_p), spec.dtype)
+            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
+            key_tile = T.alloc_shared((step, tile_n), spec.dtype)
+            row_decays = T.alloc_shared((rows,), compute)
+            column_decays = T.alloc_shared((step,), compute)
+            step_tile = T.alloc_shared((rows if spec.reverse else step,), compute)
+            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
+            scores = T.alloc_fragment((rows, step), compute)
+            total = T.alloc_fragment((rows, step), compute)
+            acc = T.alloc_fragment((rows, tile_n), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            tiles_p = T.ceildiv(s.p, tile_p)
+            T.clear(acc)
+            for k in T.Pipelined(count * tiles_p, num_stages=config.stages):
+                head, p = begin_head + k // tiles_p, k % tiles_p * tile_p
+                T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                behind = chunk + 1 if spec.reverse else chunk
+                T.copy(states[bz, behind, head, p : p + tile_p, n : n + tile_n], state_tile)
+                for i in T.Parallel(rows):
+                    here = decays[bz, head, first + row + i]
+                    if spec.reverse:
+                        last = decays[bz, head, first + size - 1]
+                        factor[i] = T.exp2(last - here) * steps[bz, head, first + row + i]
+                    else:
+                        factor[i] = T.exp2(here)
+                    if spec.packed:
+                        other = marks[0][bz, first + size - 1] if spec.reverse else 0
+                        factor[i] = T.if_then_else(marks[0][bz, first + row + i] == other, factor[i], 0.0)
+                for i, j in T.Parallel(rows, tile_p):
+                    weighed[i, j] = T.cast(T.cast(left_tile[i, j], compute) * factor[i], spec.dtype)
+                T.gemm(weighed, state_tile, acc)
+            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+            for k in T.serial(end - begin):
+                column = (begin + k) * step
+                T.clear(total)
+                # A tile of P is weighed by itself, so that one loop loads all tiles of all heads ahead.
+                for m in T.Pipelined(count * tiles_p, num_stages=config.stages):
+                    head, p = begin_head + m // tiles_p, m % tiles_p * tile_p
+                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                    T.copy(decays[bz, head, first + row], row_decays)
+                    T.copy(decays[bz, head, first + column], column_decays)
+                    T.copy(steps[bz, head, first + (row if spec.reverse else column)], step_tile)
+                    T.gemm(left_tile, right_tile, scores, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(rows, step):
+                        between = column_decays[j] - row_decays[i] if spec.reverse else row_decays[i] - column_decays[j]
+                        path = row + i <= column + j if spec.reverse else row + i >= column + j
+                        if spec.packed:
+                            same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
+                            path = T.logical_and(path, same)
+                        value = scores[i, j] * T.exp2(T.if_then_else(path, between, 0.0))
+                        value = value * step_tile[i if spec.reverse else j]
+                        total[i, j] += T.if_then_else(path, value, 0.0)
+                T.copy(total, weights)
+                T.copy(keys[bz, first + column : first + column + step, group, n : n + tile_n], key_tile)
+                T.gemm(weights, key_tile, acc)
+            if spec.split:
+                T.copy(acc, out[part, bz, first + row : first + row + rows, group, n : n + tile_n])
+            else:
+                T.copy(acc, out[bz, first + row : first + row + rows, group, n : n + tile_n])
+
+    return ssd_group_scan
+
+
+@jit
+def pair_sums(config: Config, spec: Spec) -> Any:
+    """Build the kernel that sums, for each time, the output gradient times the contributions of earlier times of the
+    chunk; in reverse, the contributions of the time to later outputs.
+
+    Both add up the same numbers in float32, so that those of times between which nothing decays cancel later.
+    """
+    s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
+    tile_p = config.head_tile
+
+    @T.prim_func
+    def ssd_pair_sums(
+        scores: s.scores(config, spec),
+        left: s.values("left", spec),
+        right: s.values("right", spec),
+        steps: s.of_times(spec),
+        decays: s.of_times(spec),
+        *marks: s.marks(spec),
+        out: s.of_times(spec),
+    ):
+        with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
+            row, head = bx % (size // rows) * rows, bx // (size // rows)
+            group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
+            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            score_tile = T.alloc_shared((rows, step), spec.dtype)
+            decay_tile = T.alloc_shared((step,), compute)
+            step_tile = T.alloc_shared((step,), compute)
+            products = T.alloc_fragment((rows, step), compute)
+            own = T.alloc_fragment((rows,), compute)
+            factor = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((rows,), compute)
+            T.clear(total)
+            for i in T.Parallel(rows):
+                own[i] = decays[bz, head, first + row + i]
+                factor[i] = steps[bz, head, first + row + i]
+            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
+            # A tile of P is weighed by itself, so that one loop loads all tiles of all columns ahead.
+            for k in T.Pipelined((end - begin) * tiles_p, num_stages=config.stages):
+                column, p = (begin + k // tiles_p) * step, k % tiles_p * tile_p
+                T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
+                T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
+                T.copy(decays[bz, head, first + column], decay_tile)
+                T.copy(steps[bz, head, first + column], step_tile)
+                T.gemm(left_tile, right_tile, products, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, step):
+                    between = decay_tile[j] - own[i] if spec.reverse else own[i] - decay_tile[j]
+                    path = row + i < column + j if spec.reverse else row + i > column + j
+                    if spec.packed:
+                        same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
+                        path = T.logical_and(path, same)
+                    size_of_step = factor[i] if spec.reverse else step_tile[j]
+                    score = T.cast(score_tile[i, j], compute)
+                    value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
+                    products[i, j] = T.if_then_else(path, value, 0.0)
+                T.reduce_sum(products, total, dim=1, clear=False)
+            T.copy(total, out[bz, head, first + row])
+
+    return ssd_pair_sums
+
+
+@jit
+def step_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the gradient of dt, and for each chunk's parts of those of A and of the bias.
+
+    The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
+    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the
+    state behind it, and these two states.
+    """
+    compute, size = spec.compute, config.chunk
+    b, length, h, chunks = T.dynamic("b, length, h, chunks")
+    parts, parts_of_ends = T.dynamic("parts, parts_of_ends")
+    padded = dynamic("padded", size)
+    bias = [] if spec.dt_bias is None else [strided("dt_bias", (h,), spec.dt_bias, unit=False)]
+    of_bias = [] if spec.dt_bias is None else [T.Tensor((b, chunks, h), compute)]  # one more, for which there is 0
+
+    @T.prim_func
+    def ssd_step_gradients(
+        dt: strided("dt", (b, length, h), spec.dt, unit=False),
+        A: strided("A", (h,), spec.A, unit=False),
+        steps: T.Tensor((b, h, padded), compute),
+        later: T.Tensor((b, h, padded), compute),
+        earlier: T.Tensor((b, h, padded), compute),
+        outputs: T.Tensor((b, h, parts, padded), compute),
+        to_states: T.Tensor((b, h, parts, padded), compute),
+        inputs: T.Tensor((b, h, parts, padded), compute),
+        ends: T.Tensor((b, h, chunks, parts_of_ends), compute),
+        *others: [*bias, *of_bias],
+        ddt: T.Tensor((b, length, h), spec.dt),
+        of_A: T.Tensor((b, chunks, h), compute),
+        low: compute,
+        high: compute,
+    ):
+        with T.Kernel(T.ceildiv(h, DECAY_HEADS), chunks, b, threads=config.threads) as (bx, chunk, bz):
+            logs = T.alloc_shared((DECAY_HEADS, size), compute)
+            direct = T.alloc_shared((DECAY_HEADS, size), compute)
+            behind = T.alloc_shared((DECAY_HEADS, size), compute)
+            terms = T.alloc_fragment((DECAY_HEADS, size), compute)
+            total = T.alloc_fragment((DECAY_HEADS,), compute)
+            end = T.alloc_fragment((DECAY_HEADS,), compute)
+            if chunk == chunks - 1:
+                for i in T.Parallel(DECAY_HEADS):
+                    of_A[bz, chunk, bx * DECAY_HEADS + i] = 0.0
+                    if spec.dt_bias is not None:
+                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = 0.0
+            else:
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    of_output = T.alloc_var(compute, 0.0)
+                    of_input = T.alloc_var(compute, 0.0)
+                    to_state = T.alloc_var(compute, 0.0)
+                    for k in T.serial(parts):
+                        of_output += outputs[bz, head, k, time]
+                        of_input += inputs[bz, head, k, time]
+                        to_state += to_states[bz, head, k, time]
+                    logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
+                    direct[i, j] = of_input
+                    behind[i, j] = to_state * steps[bz, head, time]
+                    terms[i, j] = behind[i, j]
+                T.cumsum(logs, dim=1, reverse=True)
+                T.cumsum(behind, dim=1)
+                for i in T.Parallel(DECAY_HEADS):
+                    head = T.min(bx * DECAY_HEADS + i, h - 1)
+                    found = T.alloc_var(compute, 0.0)
+                    for k in T.serial(parts_of_ends):
+                        found += ends[bz, head, chunk, k]
+                    end[i] = found
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
+                    logs[i, j] = log
+                    terms[i, j] = log * steps[bz, head, time]
+                T.reduce_sum(terms, total, dim=1)
+                for i in T.Parallel(DECAY_HEADS):
+                    of_A[bz, chunk, bx * DECAY_HEADS + i] = total[i]
+                for i, j in T.Parallel(DECAY_HEADS, size):
+                    head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                    given = dt[bz, T.min(time, length - 1), head]
+                    _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
+                    slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
+                    inside = T.logical_and(value >= low, value <= high)
+                    whole = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
+                    of_step = T.if_then_else(T.logical_and(inside, time < length), whole, 0.0)
+                    terms[i, j] = of_step
+                    ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(of_step, spec.dt)
+                if spec.dt_bias is not None:
+                    T.reduce_sum(terms, total, dim=1)
+                    for i in T.Parallel(DECAY_HEADS):
+                        others[-1][bz, chunk, bx * DECAY_HEADS + i] = total[i]
+
+    return ssd_step_gradients

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kinds of attention share: checks of tensors and results, and gradients by a backward operator.
+
+A call that wants a gradient is `NAME_lse`, and its backward `NAME_backward`, whose own gradient autograd takes of plain
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.attention.arguments import FAR
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.recomputed import gradients_of
+from torch_tile.ops.registry import op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Rule
+
+Sizes = Sequence[tuple[checks.Size, str]]
+"""The size of each dimension, and what it is."""
+
+
+def check_heads(op: str, heads: Any, kv_heads: Any) -> None:
+    """Check that each head of keys serves as many heads of queries."""
+    require(
+        heads == 0 if isinstance(kv_heads, int) and kv_heads == 0 else heads % kv_heads == 0,
+        lambda: f"tile.{op}: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
+    )
+
+
+def check_batched(op: str, args: Any) -> None:
+    """Check q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, the window and q_offset."""
+    q, k, v, window, offset = args.q, args.k, args.v, args.window, args.q_offset
+    checks.check_floating(op, q=q, k=k, v=v)
+    checks.check_same_dtype(op, q=q, k=k, v=v)
+    checks.check_dims(op, "q", q, 4, "[B, H, Sq, D]")
+    checks.check_dims(op, "k", k, 4, "[B, Hkv, Skv, D]")
+    checks.check_dims(op, "v", v, 4, "[B, Hkv, Skv, Dv]")
+    checks.check_size(op, "k", k, 0, q.shape[0], "q's batch")
+    checks.check_size(op, "k", k, 3, q.shape[3], "q's head dimension")
+    for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
+        checks.check_size(op, "v", v, dim, k.shape[dim], what)
+    check_heads(op, q.shape[1], k.shape[1])
+    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
+    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
+        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
+
+
+def batched_sizes(args: Any) -> list[tuple[checks.Size, str]]:
+    """Return the sizes of a result `[B, H, Sq, Dv]`."""
+    names = "q's batch", "q's heads", "q's length", "v's head dimension"
+    return list(zip((*args.q.shape[:3], args.v.shape[3]), names, strict=True))
+
+
+def check_results(op: str, args: Any, out: tuple[str, Sizes], lse: tuple[str, Sizes]) -> None:
+    """Check the results of the forward and the gradient of the first. `out` and `lse` are their dimensions."""
+    q = args.q
+    checks.check_same_dtype(op, q=q, grad=args.grad, out=args.out)
+    for name, x, (meaning, sizes) in (("grad", args.grad, out), ("out", args.out, out), ("lse", args.lse, lse)):
+        checks.check_device(op, name, x, "q", q)
+        checks.check_dims(op, name, x, len(sizes), meaning)
+        for dim, (size, what) in enumerate(sizes):
+            checks.check_size(op, name, x, dim, size, what)
+    sums, found = compute_dtype(q.dtype), args.lse.dtype
+    require_type(found == sums, lambda: f"tile.{op}: lse has dtype {found}; expected {sums}")
+
+
+def needs_of(ctx: Any, args: Any) -> Any:
+    """Return which arguments want a gradient, as an object of the class `args`; None for those left to defaults."""
+    return args(*ctx.needs_input_grad, *[None] * (len(args._fields) - len(ctx.needs_input_grad)))
+
+
+def sharding_of_backward(args: Any, forward: Rule) -> Rule:
+    """Return the backward's rule from the forward's. Gradients of keys are sums over the heads that share them."""
+    q_dims, k_dims, v_dims, *others = forward.inputs
+    out_dims, lse_dims = forward.outputs
+    tensors = [dims for dims in (q_dims, k_dims, v_dims) if dims is not None]
+    free = forward.free if args.k.shape[1] != 1 else tuple(dim for dim in forward.free if dim != "head")
+    return Rule(
+        outputs=tensors,
+        inputs=[out_dims, *tensors, out_dims, lse_dims, *others],
+        free=free,
+        even=forward.even,
+        saved=[out_dims, *tensors, *others],
+    )
+
+
+def none_of(op: str, needed: Any) -> Any:
+    """Return no gradients of the operands of scores, as the schema lists them. Raise an error if one is wanted."""
+    require(
+        not any(needed or ()),
+        lambda: f"tile.{op}: aux has no gradient; detach it, or call tile.attention for each sequence",
+    )
+    return [None] * len(needed) if isinstance(needed, Sequence) else None  # torch says False of a list that is None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of operators `name_lse` and `name_backward`, of which `name` is also the family of kernels.
+
+    args, backward_args: the classes of their arguments, of which aux and the first `tensors` of args are tensors.
+    """
+
+    name: str
+    args: Any
+    backward_args: Any
+    tensors: int
+
+    def in_training(self, args: Any) -> Tensor:
+        """Run the op that keeps what the backward needs."""
+        out: Tensor = getattr(torch.ops.tile, f"{self.name}_lse").default(*args)[0]
+        return out
+
+    def tensors_of(self, args: Any) -> tuple[Tensor | None, ...]:
+        """Return the tensors among the arguments, in order."""
+        return (*args[: self.tensors], *(args.aux or ()))
+
+    def with_tensors(self, options: Any, tensors: Sequence[Tensor | None]) -> Any:
+        """Return arguments with the tensors of `tensors_of`, and the other fields from the `options`."""
+        named: dict[str, Any] = dict(zip(self.args._fields[: self.tensors], tensors, strict=False))
+        return options._replace(**named, aux=None if options.aux is None else list(tensors[self.tensors :]))
+
+    def save(self, ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
+        """Save what the backward needs."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*self.tensors_of(args), *output)
+        ctx.args = without_tensors(args)
+
+    def gradients(self, ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+        """Compute the gradients by the backward operator."""
+        *tensors, out, lse = ctx.saved_tensors
+        of_aux = none_of(self.name, needs_of(ctx, self.args).aux)
+        # Gradients of gradients are computed from the inputs alone.
+        given = self.with_tensors(ctx.args, tensors).backward(grad, out.detach(), lse.detach())
+        dq, dk, dv = getattr(torch.ops.tile, f"{self.name}_backward").default(*given)
+        return op_gradients(self.args, q=dq, k=dk, v=dv, aux=of_aux)
+
+    def save_backward(self, ctx: Any, args: Any, output: Any) -> None:
+        """Save what the gradient of the backward needs."""
+        ctx.save_for_backward(args.grad, *self.tensors_of(args.forward))
+        ctx.args = without_tensors(args.forward)
+
+    def twice(self, ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Compute gradients of gradients by autograd of plain torch. `out` and `lse` stand for the inputs of their
+        computation.
+        """
+
+        def computed(grad: Tensor, *tensors: Any) -> list[Tensor]:
+            found = kernels(self.name).gradients(grad, self.with_tensors(ctx.args, tensors))
+            return [new.to(x.dtype) for new, x in zip(found, tensors[:3], strict=True)]
+
+        needs, saved = needs_of(ctx, self.backward_args), ctx.saved_tensors
+        of_aux = none_of(f"{self.name}_backward", needs.aux)
+        needed = needs.grad, needs.q, needs.k, needs.v, *[False] * (len(saved) - 4)
+        grad, q, k, v, *_ = gradients_of(computed, saved, needed, grads)
+        return op_gradients(self.backward_args, grad=grad, q=q, k=k, v=v, aux=of_aux)

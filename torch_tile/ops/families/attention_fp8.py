@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.attention_fp8`: attention of float8 queries, keys and values, with a scale for each head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Never
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.attention.args import AttentionFp8Args
+from torch_tile.kernels.attention.arguments import FAR
+from torch_tile.ops import checks
+from torch_tile.ops.checks import FLOATING, require_type, require_value
+from torch_tile.ops.families.attention_varlen import check_heads, kv_head
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
+
+OP = "attention_fp8"
+FLOAT8 = torch.float8_e4m3fn
+
+
+def _fake(args: AttentionFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.attention_fp8` and make its empty results."""
+    q, k, v = args[:3]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_float8(name, x)
+        checks.check_device(OP, name, x, "q", q)
+    checks.check_dims(OP, "q", q, 4, "[B, H, Sq, D]")
+    checks.check_dims(OP, "k", k, 4, "[B, Hkv, Skv, D]")
+    checks.check_dims(OP, "v", v, 4, "[B, Hkv, Skv, Dv]")
+    checks.check_size(OP, "k", k, 0, q.shape[0], "q's batch")
+    checks.check_size(OP, "k", k, 3, q.shape[3], "q's head dimension")
+    for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
+        checks.check_size(OP, "v", v, dim, k.shape[dim], what)
+    check_heads(OP, q.shape[1], k.shape[1])
+    scales = (("q_scale", args.q_scale, q), ("k_scale", args.k_scale, k), ("v_scale", args.v_scale, v))
+    for name, scale, x in scales:
+        if scale is not None:
+            checks.check_floating(OP, **{name: scale})
+            checks.check_device(OP, name, scale, "q", q)
+            checks.check_dims(OP, name, scale, 2, "[B or 1, H or 1]")
+            checks.check_broadcasts(OP, name, scale, x.shape[:2])
+    require_value(
+        args.window >= 0, lambda: f"tile.{OP}: window is {args.window}; expected 0 (none) or a positive length"
+    )
+    offset = args.q_offset
+    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
+        require_value(abs(offset) <= FAR, lambda: f"tile.{OP}: q_offset is {offset}; expected {-FAR} to {FAR}")
+    require_type(
+        args.dtype is None or args.dtype in FLOATING,
+        lambda: f"tile.{OP}: dtype is {args.dtype}; expected float16, bfloat16, float32 or float64",
+    )
+    out: Tensor = kernels(OP).empty_result(args)
+    return out, q.new_empty(q.shape[:3], dtype=compute_dtype(out.dtype))
+
+
+def _check_float8(name: str, x: Tensor) -> None:
+    """Check the dtype of an operand."""
+    require_type(x.dtype == FLOAT8, lambda: f"tile.{OP}: {name} has dtype {x.dtype}; expected {FLOAT8}")
+
+
+def _setup(ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
+    """Save nothing, as there is no gradient."""
+    ctx.mark_non_differentiable(output[1])
+
+
+def _refuse(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> Never:
+    """Refuse the gradients of `tile.attention_fp8`."""
+    raise NotImplementedError(f"tile.{OP} has no gradient. Call it under torch.no_grad(), or tile.attention")
+
+
+def _sharding(args: AttentionFp8Args[Spec]) -> Rule:
+    """Name the dimensions of `tile.attention_fp8` for sharding."""
+    heads = args.k.shape[1]
+    of_keys = kv_head(heads)
+    return Rule(
+        outputs=[("batch", "head", "query", "v"), ("batch", "head", "query")],
+        inputs=[
+            ("batch", "head", "query", "d"),
+            ("batch", of_keys, "key", "d"),
+            ("batch", of_keys, "key", "v"),
+            broadcast(args.q_scale, ("batch", "head")),
+            broadcast(args.k_scale, ("batch", of_keys)),
+            broadcast(args.v_scale, ("batch", of_keys)),
+        ],
+        free=("batch", "head"),
+        even={} if heads == 1 else {"head": heads},
+    )
+
+
+def _flops(args: AttentionFp8Args[Shape]) -> int:
+    """Count the operations of both products."""
+    return 2 * math.prod(args.q[:3]) * args.k[2] * (args.q[3] + args.v[3])
+
+
+attention_fp8: Final = form(
+    OP,
+    AttentionFp8Args[Tensor],
+    tuple[Tensor, Tensor],
+    """Scaled dot-product attention of float8 operands with a scale for each head (FlashAttention-3, arXiv:2407.08608).
+
+`softmax(scale (q * q_scale) (k * k_scale)^T) (v * v_scale)`. Both products are of float8 on chips that multiply it.
+
+Args:
+    q: float8_e4m3fn `[B, H, Sq, D]`.
+    k: float8_e4m3fn `[B, Hkv, Skv, D]`; H must be a multiple of Hkv, as in `attention`.
+    v: float8_e4m3fn `[B, Hkv, Skv, Dv]`.
+    q_scale: `[B or 1, H or 1]`, of a floating dtype, read as float32. Default 1.
+    k_scale: the same of keys, `[B or 1, Hkv or 1]`.
+    v_scale: the same of values.
+    causal: as in `attention`, and so are scale, window and q_offset.
+    scale: default `D ** -0.5`.
+    window: 0 for none.
+    q_offset: position of the first query.
+    dtype: of the result, a floating one. Default bfloat16.
+
+Returns:
+    out `[B, H, Sq, Dv]` of `dtype`, in q's memory order, and lse `[B, H, Sq]`, the natural logarithm of each softmax's
+    denominator, in float32. A query that sees no key gives 0 and `-inf`. Neither has a gradient. With a `dtype` of
+    float64, both are computed in that, in plain torch.
+
+Where float8 is multiplied, weights are rounded to it: each to within 2^-4 of itself, or 2^-18 of its row's largest. So
+out differs from attention of the same operands by at most `2^-4 sum p |v|` (p: the weights of a row, which add up to 1)
+and what such small weights add. Tensor cores of Hopper keep about 13 bits of a product's sums. Elsewhere (sm_80, CPUs)
+weights have the bits of float16 or float32. `quantize_fp8` makes operands with scales of rows; scales of heads are
+their largest magnitudes over 448.
+""",
+)
+
+register(
+    name=OP,
+    args=AttentionFp8Args,
+    returns=("out", "lse"),
+    form=attention_fp8,
+    fake=_fake,
+    run=entry(OP, OP, "out", "lse"),
+    reference=in_torch(OP),
+    setup_context=_setup,
+    backward=_refuse,
+    sharding=_sharding,
+    flops=_flops,
+)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.rwkv7`, the recurrence of RWKV-7, its gradient, and its step of a few tokens.
+
+Checks and empty results are those of the delta rule whose channels decay, and those of the keys a and b.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_tile.kernels import kernels
+from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args, Rwkv7BackwardArgs
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require
+from torch_tile.ops.families import delta_rule
+from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Rule, if_given
+
+TENSORS = 8  # the first arguments
+
+
+class Rwkv7StepArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.rwkv7_step`."""
+
+    state: V
+    q: V
+    k: V
+    v: V
+    g: V
+    a: V
+    b: V
+    scale: float = 1.0
+
+
+def _check_keys(op: str, args: Any) -> None:
+    """Check that g, a and b have the shape of k."""
+    require(args.g.dim() == 4, lambda: f"tile.{op}: g has shape {list(args.g.shape)}; expected [B, L, H, K]")
+    checks.check_same_dtype(op, k=args.k, a=args.a, b=args.b)
+    for name, t in (("a", args.a), ("b", args.b)):
+        checks.check_dims(op, name, t, 4, "[B, L, H, K]")
+        for dim in range(4):
+            checks.check_size(op, name, t, dim, args.k.shape[dim], "as k")
+
+
+def _fake(args: Rwkv7Args[Tensor]) -> tuple[Tensor, Tensor]:
+    _check_keys("rwkv7", args)
+    return delta_rule.fake("rwkv7", args)
+
+
+def _fake_backward(args: Rwkv7BackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    _check_keys("rwkv7_backward", args)
+    return delta_rule.fake_backward("rwkv7_backward", args, RWKV7_GRADIENTS)
+
+
+def _fake_step(args: Rwkv7StepArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check_keys("rwkv7_step", args)
+    return delta_rule.fake_step("rwkv7_step", args)
+
+
+def _save(ctx: Any, args: Rwkv7Args[Tensor], output: Any) -> None:
+    ctx.options = without_tensors(args)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:TENSORS])
+
+
+def _backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
+    args = Rwkv7Args(*ctx.saved_tensors, *ctx.options[TENSORS:])
+    if grad is None and grad_state is None:
+        return op_gradients(Rwkv7Args)
+    grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
+    made = torch.ops.tile.rwkv7_backward(grad, grad_state, *args)
+    found = {name: t for name, t in zip(RWKV7_GRADIENTS, made, strict=True) if getattr(args, name) is not None}
+    return op_gradients(Rwkv7Args, **found)
+
+
+KEYS, VALUES, STATE = ("batch", "time", "head", "k"), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
+
+
+def _sharding(args: Any) -> Rule:
+    packed = args.cu_seqlens is not None
+    state = ("sequence", *STATE[1:]) if packed else STATE
+    inputs: list[Any] = [KEYS, KEYS, VALUES, KEYS, KEYS, KEYS]
+    inputs += [if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
+    return Rule(outputs=[VALUES, state], inputs=inputs, free=("head",) if packed else ("batch", "head"))
+
+
+def _sharding_of_backward(args: Any) -> Rule:
+    rule = _sharding(args.forward)
+    grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
+    outputs = [("none",) if dims is None else dims for dims in rule.inputs[:-1]]
+    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=rule.free)
+
+
+def _sharding_of_step(args: Any) -> Rule:
+    return Rule(outputs=[VALUES, STATE], inputs=[STATE, KEYS, KEYS, VALUES, KEYS, KEYS, KEYS], free=("batch", "head"))
+
+
+def _flops(args: Any) -> int:
+    """Products of the recurrence itself: what states learn twice, what they say of a, and what they answer."""
+    batch, length, heads, values = args.v
+    return int(8 * batch * length * heads * values * args.q[3])
+
+
+_ARGS = """    q: `[B, L, H, K]`, of any strides (r of the paper).
+    k: `[B, L, H, K]` in q's dtype.
+    v: `[B, L, H, V]` in q's dtype.
+    g: `[B, L, H, K]`, of any floating dtype: the logarithm of the decay (w of fla), at most 0. RWKV-7's is above -0.61;
+        `exp(-g) a` must be finite.
+    a: `[B, L, H, K]` in q's dtype, by which the state is read; RWKV-7's is minus the normalized key.
+    b: `[B, L, H, K]` in q's dtype, where what was read is added; RWKV-7's is the normalized key times its rate.
+"""
+_SCALE = """    scale: the factor of q.
+"""
+
+rwkv7: Final = form(
+    "rwkv7",
+    Rwkv7Args[Tensor],
+    tuple[Tensor, Tensor],
+    f"""The recurrence of RWKV-7 (arXiv:2503.14456), a delta rule with a diagonal and a matrix of rank 1.
+
+`S[t] = exp(g[t]) S[t-1] + b[t] (a[t]^T S[t-1]) + k[t] v[t]^T`, `y[t] = scale S[t]^T q[t]`, with a state `[K, V]` for
+each head. Products run on tensor cores in chunks of times; states and sums are in float32 (float64 for float64). The
+gradient is kernels, too. K above 256 (64 for float64) runs as plain torch.
+
+Args:
+{_ARGS}{delta_rule.STATE}{_SCALE}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the last state in float32 (float64 for float64).
+
+Values of cu_seqlens are checked on the CPU only.
+""",
+)
+rwkv7_backward: Final = form(
+    "rwkv7_backward",
+    Rwkv7BackwardArgs[Tensor],
+    tuple[Tensor, ...],
+    f"""The gradients of `rwkv7`.
+
+Args:
+    grad: `[B, L, H, V]` in v's dtype, of the output.
+    grad_state: of the last state; None for 0.
+{_ARGS}{delta_rule.STATE}{_SCALE}
+Returns:
+    the gradients by q, k, v, g, a, b and initial_state, in their dtypes; `[0]` for a state that is not given.
+""",
+)
+rwkv7_step: Final = form(
+    "rwkv7_step",
+    Rwkv7StepArgs[Tensor],
+    tuple[Tensor, Tensor],
+    f"""A few tokens of `rwkv7`, one after the other: for decoding.
+
+Args:
+    state: `[B, H, K, V]`, of any floating dtype.
+{_ARGS}{_SCALE}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
+""",
+)
+
+
+register(
+    name="rwkv7",
+    args=Rwkv7Args,
+    returns=("out", "final_state"),
+    form=rwkv7,
+    fake=_fake,
+    check_values=lambda args: delta_rule.check_values("rwkv7", args),
+    run=entry("rwkv7", "rwkv7", "out", "final_state"),
+    reference=in_torch("rwkv7"),
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("q", "k", "v", "a", "b"),
+)
+register(
+    name="rwkv7_backward",
+    args=Rwkv7BackwardArgs,
+    returns=("dq", "dk", "dv", "dg", "da", "db", "dinitial_state"),
+    form=rwkv7_backward,
+    fake=_fake_backward,
+    check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
+    run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
+    reference=in_torch("rwkv7", "gradient_reference"),
+    **by_autograd("rwkv7", "gradient_reference", TENSORS + 2),
+    sharding=_sharding_of_backward,
+    flops=lambda args: 2 * _flops(args),
+)
+register(
+    name="rwkv7_step",
+    args=Rwkv7StepArgs,
+    returns=("out", "new_state"),
+    form=rwkv7_step,
+    fake=_fake_step,
+    run=entry("rwkv7", "rwkv7_step", "out", "new_state"),
+    reference=in_torch("rwkv7", "step_reference"),
+    **by_autograd("rwkv7", "step_reference", 7),
+    sharding=_sharding_of_step,
+    flops=_flops,
+    lower_precision=("q", "k", "v", "a", "b"),
+)
