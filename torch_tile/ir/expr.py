@@ -400,8 +400,6 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     if (narrow := _narrow_operands(op, a, b)) is not None:
         found = binary(op, *narrow)
         return found if op in COMPARISONS else cast(found, dt.int32)
-    if op in COMPARISONS and (told := _of_signs(op, a, b)) is not None:
-        return told
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, _OF_BITS.get(op, ()), op=op, got=f"a value of dtype {x.dtype}")
@@ -434,18 +432,6 @@ def _outside(op: str, a: Any, b: Any) -> Expr | None:
     if a.dtype == dt.int32 and -(2**63) <= number < 2**63:  # index arithmetic may leave its type
         return binary(op, cast(a, dt.int64), number)
     return Const(_NUMBERS[op](0, number), dt.bool_)
-
-
-def _of_signs(op: str, a: Any, b: Any) -> Expr | None:
-    """Compare a signed integer with a uint64, for which no type holds both; None for other comparisons."""
-    if not isinstance(a, Expr) or not isinstance(b, Expr) or a.dtype.kind == b.dtype.kind:
-        return None
-    if b.dtype != dt.uint64 and a.dtype == dt.uint64:
-        return _of_signs(_MIRRORED.get(op, op), b, a)
-    if a.dtype.kind != "int" or b.dtype != dt.uint64:
-        return None
-    told = binary(op, cast(cast(a, dt.int64), dt.uint64), b)
-    return select(binary("<", a, 0), Const(op in ("<", "<=", "!="), dt.bool_), told)
 
 
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
