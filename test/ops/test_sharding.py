@@ -29,9 +29,7 @@ def sparse_calls(t, integers):
     blocks = t(2, 4, 20, 8), t(2, 2, 30, 8), t(2, 2, 30, 8)
     yield "attention_block_sparse", (*blocks, *each, None, None, 16, 16, True)
     yield "attention_block_sparse_lse", (*blocks, *own, None, None, 16, 16)
-    float8 = [x.detach().to(torch.float8_e4m3fn) for x in blocks]
     yield "nsa_select", (t(2, 4, 6, 8).detach(), t(2, 2, 5, 8).detach(), t(2, 4, 6).detach(), 22, 3, 4, 4, 4)
-    yield "attention_fp8", (*float8, t(2, 4).detach(), t(1, 2).detach(), None, True, None, 0, 10, torch.float32)
 
 
 def listed_calls(t, integers):
