@@ -78,7 +78,8 @@ class Listed:
 
     def by_keys(self, blocks: Any) -> Listed:
         """Return the lists of the blocks of queries that see each of so many blocks of keys, in rising order."""
-        seen = as_blocks(self.counts, self.indices, blocks).mT
+        # A copy, since torch's sorting keeps strides of dimensions of 1 where its fake form makes new ones.
+        seen = as_blocks(self.counts, self.indices, blocks).mT.clone(memory_format=torch.contiguous_format)
         counts = seen.sum(-1, dtype=torch.int32)
         indices = torch.argsort(seen.int(), dim=-1, descending=True, stable=True).int()
         return Listed(counts, indices, self.keys, self.queries)
