@@ -325,8 +325,8 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     problem = typical(problem)
     if not machine.is_gpu:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
-    if problem.operand.itemsize > 1:  # widened between memory and tiles
-        return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 2)
+    if problem.operand.itemsize > 1:  # widened between memory and tiles, by copies that no stage can hold
+        return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
     least = 64 if machine.target.has_wgmma and problem.aligned else 32
     tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
     if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
