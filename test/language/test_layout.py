@@ -79,7 +79,7 @@ def kernel_with(annotate, shape=(64, 64), scope="shared", threads=128):
     @T.prim_func
     def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(shape, "float32")):
         with T.Kernel(1, threads=threads) as _:
-            tile = T.alloc_shared(shape, "float32", scope=scope)
+            tile = T.alloc_buffer(shape, "float32", scope=scope)
             T.annotate_layout({tile: annotate})
             T.copy(A, tile)
             T.copy(tile, B)

@@ -39,6 +39,7 @@ def _check_keys(op: str, args: Any) -> None:
     require(args.g.dim() == 4, lambda: f"tile.{op}: g has shape {list(args.g.shape)}; expected [B, L, H, K]")
     checks.check_same_dtype(op, k=args.k, a=args.a, b=args.b)
     for name, t in (("a", args.a), ("b", args.b)):
+        checks.check_device(op, name, t, "k", args.k)
         checks.check_dims(op, name, t, 4, "[B, L, H, K]")
         for dim in range(4):
             checks.check_size(op, name, t, dim, args.k.shape[dim], "as k")
