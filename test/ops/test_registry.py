@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An operator that is declared in this file alone: all that knows the library's operators knows it, too."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -70,14 +71,13 @@ def _sharding(args: Args[Any]) -> Rule:
     return Rule(outputs=[("m", "n")], inputs=[("m", "k"), b, bias], free=("m", "n"), saved=[("m", "k"), b])
 
 
-@pytest.fixture(scope="module")
-def scaled_product():
-    """The declaration, withdrawn from the lists of the process when the tests are through."""
-    document = form(NAME, Args[Tensor], Tensor, "`scale * a @ b + bias`.")
-    yield register(
+@functools.cache
+def declared():
+    """The declaration. Torch takes it once in a process, where a worker may come back to this module."""
+    return register(
         name=NAME,
         args=Args,
-        form=document,
+        form=form(NAME, Args[Tensor], Tensor, "`scale * a @ b + bias`."),
         fake=_fake,
         run=lambda args, out: out.copy_(_reference(args)),
         reference=_reference,
@@ -87,6 +87,14 @@ def scaled_product():
         flops=lambda args: 2 * args.a[0] * args.a[1] * args.b[0 if args.turned else 1],
         lower_precision=("a", "b", "bias"),
     )
+
+
+@pytest.fixture(scope="module")
+def scaled_product():
+    """The declaration, withdrawn from the lists of the process when the tests are through."""
+    found = declared()
+    OPERATORS[NAME], SCHEMAS[NAME] = found, found.schema
+    yield found
     del OPERATORS[NAME], SCHEMAS[NAME]
 
 
