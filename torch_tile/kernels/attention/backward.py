@@ -334,7 +334,7 @@ def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Til
     dq = chosen(kind.dq, ("dq",))
     # The kernel of dq writes the statistics of ragged sequences in whole blocks, which the other one must not exceed.
     whole = [c for c in kind.dkv if spec.layout.fixed or (dq and dq.block_q % c.block_q == 0)]
-    if kind is HOPPER and spec.lists is not None:  # of three warpgroups each has too few registers to walk lists
+    if machine.target.has_wgmma and spec.lists is not None:  # three warpgroups have too few registers to walk lists
         whole = [c for c in whole if c.threads == 128]
     dkv = chosen(whole, ("dk", "dv"))
     if dq is None or dkv is None:
