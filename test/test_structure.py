@@ -79,6 +79,8 @@ LATE_IMPORTS = {
     ("language.values", "language.views"): "a buffer gives views of itself",
 }
 
+LOADS_ALL_OF = {"ops.all_families": "ops.families"}  # modules that import all modules of a package, by their names
+
 MAX_FILE, MAX_FUNCTION = 900, 80  # kernels may be longer: they are read as one piece
 COMMENT = {".py": "#", ".sh": "#", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//"}
 
@@ -170,18 +172,25 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def import_edges(root: Path, into_functions: bool) -> dict[str, set[str]]:
-    """What each module imports of the package. A package that is on the way to a module does not count."""
+    """What each module imports of the package: of `from a.b import c`, both a.b and, if it is a module, a.b.c.
+
+    The package's own __init__ does not count, as it runs before any module. Nor does a package that is only on the way.
+    """
     known = modules(root)
     edges: dict[str, set[str]] = {name: set() for name in known}
     for name, path in known.items():
         for statement in imports(parse(path), into_functions):
-            for dotted in imported(statement, path, root):
+            found = set(imported(statement, path, root))
+            if isinstance(statement, ast.ImportFrom):
+                found |= {dotted.rpartition(".")[0] for dotted in found}
+            found |= {f"{PACKAGE}.{each}" for each in known if each.rpartition(".")[0] == LOADS_ALL_OF.get(name)}
+            for dotted in found:
                 if dotted.split(".")[0] != PACKAGE:
                     continue
                 inside = dotted.partition(".")[2]
                 while inside and inside not in known:
                     inside = inside.rpartition(".")[0]
-                if inside != name and inside in known:
+                if inside not in ("", name):
                     edges[name].add(inside)
     return edges
 
@@ -534,6 +543,15 @@ PLANTED = [
             "torch_tile/ir/e.py": "import torch_tile.ir.c\n",
         },
         "ir.c, ir.d, ir.e",
+    ),
+    (
+        import_circles,
+        {
+            "torch_tile/ops/__init__.py": "from torch_tile.ops.x import y\n",
+            "torch_tile/ops/x.py": "from torch_tile.ops import z\n",
+            "torch_tile/ops/z.py": "",
+        },
+        "modules import each other: ops, ops.x",
     ),
     (
         import_circles,

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
-from torch_tile.ops.registry import OPERATORS, Operator
+from torch_tile.ops.registry import FORMS, OPERATORS, Operator
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
 
@@ -70,6 +70,8 @@ def register(**declaration: Any) -> Operator:
         raise ValueError(f"tile.{operator.name} is declared twice")
     OPERATORS[operator.name] = operator
     SCHEMAS[operator.name] = operator.schema
+    if operator.form is not None:
+        FORMS[operator.name] = operator.form
     # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager has.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     LIBRARY.define(operator.name + operator.schema, tags=tags)

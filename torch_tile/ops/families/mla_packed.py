@@ -16,7 +16,7 @@ from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
 from torch_tile.ops.recomputed import by_autograd, no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.registry import Shape, documented, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 FAMILY = "mla_packed"
@@ -268,6 +268,7 @@ register(
 )
 
 
+@documented
 def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     """Round latents to float8 and put them beside their rotary parts, as `mla_decode_fp8` reads them.
 
@@ -289,6 +290,7 @@ def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     return packed
 
 
+@documented
 def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> None:
     """Write new positions into the pages of a float8 cache, in place, where `mla_decode_fp8` reads them.
 
