@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch_tile.kernels.linear_attention.args import (
     GRADIENTS,
     GatedDeltaRuleArgs,
     GatedDeltaRuleBackwardArgs,
+    GatedDeltaRuleStepArgs,
     empty_gradients,
     sequences_of,
 )
@@ -23,21 +25,8 @@ from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families.attention_varlen import check_starts
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import entry, form, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-
-class GatedDeltaRuleStepArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.gated_delta_rule_step`."""
-
-    state: V
-    q: V
-    k: V
-    v: V
-    g: V
-    beta: V
-    scale: float | None = None
-    use_qk_l2norm: bool = False
 
 
 def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -> None:
@@ -174,14 +163,18 @@ def sharding(args: Any) -> Rule:
     return Rule(outputs=[v, state], inputs=inputs, free=("head",) if packed else ("batch", "head"), even=even)
 
 
-def sharding_of_backward(args: Any) -> Rule:
-    """Return the rule of the gradient of whole sequences."""
-    rule = sharding(args.forward)
+def sharding_of_backward(args: Any, rule: Rule) -> Rule:
+    """Return the rule of the gradient of whole sequences, from that of the forward."""
     grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
     outputs = [("none",) if dims is None else dims for dims in rule.inputs[:-1]]
-    # One head of q sums up the heads of v.
+    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=rule.free, even=rule.even)
+
+
+def sharding_of_gradients(args: Any) -> Rule:
+    """Return the rule of the gradient of sequences whose heads share keys: one head of q sums up the heads of v."""
+    rule = sharding(args.forward)
     free = tuple(name for name in rule.free if name == "batch" or rule.even)
-    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=free, even=rule.even)
+    return sharding_of_backward(args, replace(rule, free=free))
 
 
 def sharding_of_step(args: Any) -> Rule:
@@ -283,7 +276,7 @@ register(
     run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
     reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
     **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
-    sharding=sharding_of_backward,
+    sharding=sharding_of_gradients,
     flops=lambda args: 2 * flops(args),
 )
 register(

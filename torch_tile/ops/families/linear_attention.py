@@ -7,7 +7,6 @@ Checks, empty results and rules are those of the delta rule without a beta.
 from __future__ import annotations
 
 from functools import partial
-from typing import Generic, NamedTuple
 
 from torch import Tensor
 
@@ -16,23 +15,12 @@ from torch_tile.kernels.linear_attention.args import (
     LINEAR_GRADIENTS,
     GatedLinearAttentionArgs,
     GatedLinearAttentionBackwardArgs,
+    GatedLinearAttentionStepArgs,
 )
 from torch_tile.ops.families import delta_rule
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch
-
-
-class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.gated_linear_attention_step`."""
-
-    state: V
-    q: V
-    k: V
-    v: V
-    g: V
-    scale: float | None = None
-
+from torch_tile.ops.registry import entry, form, in_torch
 
 _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
     k: `[B, L, G, K]` in q's dtype.
@@ -115,7 +103,7 @@ register(
     run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
     reference=in_torch("gated_linear_attention", "gradient_reference"),
     **by_autograd("gated_linear_attention", "gradient_reference", 8),
-    sharding=delta_rule.sharding_of_backward,
+    sharding=delta_rule.sharding_of_gradients,
     flops=lambda args: 2 * delta_rule.flops(args),
 )
 register(

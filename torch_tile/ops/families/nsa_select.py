@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Never
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_heads
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import kv_head
+from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
@@ -62,16 +63,6 @@ def _check_size(name: str, size: int, stride: int) -> None:
 def _check_count(name: str, count: int) -> None:
     """Check a number of blocks."""
     require_value(count >= 0, lambda: f"tile.{OP}: {name} is {count}; expected 0 or more")
-
-
-def _setup(ctx: Any, args: NsaSelectArgs[Tensor], output: Tensor) -> None:
-    """Save nothing: blocks have no gradient."""
-    ctx.mark_non_differentiable(output)
-
-
-def _refuse(ctx: Any, grad: Tensor) -> Never:
-    """Refuse a gradient, which no integer has."""
-    raise NotImplementedError(f"tile.{OP} has no gradient, as numbers of blocks are integers")
 
 
 def _sharding(args: NsaSelectArgs[Spec]) -> Rule:
@@ -132,8 +123,7 @@ register(
     fake=_fake,
     run=entry(OP, OP, "out"),
     reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_refuse,
+    **no_gradient(OP, "Numbers of blocks are integers.", 0),
     sharding=_sharding,
     flops=_flops,
 )

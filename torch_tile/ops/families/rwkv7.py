@@ -6,32 +6,19 @@ Checks and empty results are those of the delta rule whose channels decay, and t
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor
 
 from torch_tile.kernels import kernels
-from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args, Rwkv7BackwardArgs
+from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args, Rwkv7BackwardArgs, Rwkv7StepArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require
 from torch_tile.ops.families import delta_rule
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch
+from torch_tile.ops.registry import entry, form, in_torch
 from torch_tile.ops.sharding_rule import Rule, if_given
-
-
-class Rwkv7StepArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.rwkv7_step`."""
-
-    state: V
-    q: V
-    k: V
-    v: V
-    g: V
-    a: V
-    b: V
-    scale: float = 1.0
 
 
 def _check_keys(op: str, args: Any) -> None:
@@ -69,13 +56,6 @@ def _sharding(args: Any) -> Rule:
     inputs: list[Any] = [KEYS, KEYS, VALUES, KEYS, KEYS, KEYS]
     inputs += [if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
     return Rule(outputs=[VALUES, state], inputs=inputs, free=("head",) if packed else ("batch", "head"))
-
-
-def _sharding_of_backward(args: Any) -> Rule:
-    rule = _sharding(args.forward)
-    grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
-    outputs = [("none",) if dims is None else dims for dims in rule.inputs[:-1]]
-    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=rule.free)
 
 
 def _sharding_of_step(args: Any) -> Rule:
@@ -170,7 +150,7 @@ register(
     run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
     reference=in_torch("rwkv7", "gradient_reference"),
     **by_autograd("rwkv7", "gradient_reference", 10),
-    sharding=_sharding_of_backward,
+    sharding=lambda args: delta_rule.sharding_of_backward(args, _sharding(args.forward)),
     flops=lambda args: 2 * _flops(args),
 )
 register(
