@@ -19,7 +19,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, sharding_of_backward
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import SCORES, check_ints, counted, kv_head
-from torch_tile.ops.registration import register
+from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
@@ -206,25 +206,6 @@ Returns:
 )
 
 
-attention_block_sparse_backward: Final = form(
-    "attention_block_sparse_backward",
-    BlockSparseBackwardArgs[Tensor],
-    tuple[Tensor, Tensor, Tensor],
-    """Gradients of `attention_block_sparse` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
-
-Args:
-    grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.
-    out: what `attention_block_sparse_lse` returned first.
-    lse: what it returned second.
-
-All others are as for `attention_block_sparse`.
-
-Returns:
-    dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
-""",
-)
-
-
 _COMMON: dict[str, Any] = {
     "args": BlockSparseArgs,
     "check_values": _check_values,
@@ -242,21 +223,33 @@ register(
     **_COMMON,
 )
 register(
+    family=FAMILY,
     name="attention_block_sparse_lse",
     returns=("out", "lse"),
     form=attention_block_sparse_lse,
     fake=_fake_with_lse,
     run=entry(FAMILY, FAMILY, "out", "lse"),
-    reference=in_torch(FAMILY),
     setup_context=GRADIENTS.save,
     backward=GRADIENTS.gradients,
     **_COMMON,
 )
-register(
-    name="attention_block_sparse_backward",
-    args=BlockSparseBackwardArgs,
+attention_block_sparse_backward: Final = declare(
+    "attention_block_sparse_backward",
+    BlockSparseBackwardArgs[Tensor],
+    tuple[Tensor, Tensor, Tensor],
+    """Gradients of `attention_block_sparse` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
+
+Args:
+    grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.
+    out: what `attention_block_sparse_lse` returned first.
+    lse: what it returned second.
+
+All others are as for `attention_block_sparse`.
+
+Returns:
+    dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
+""",
     returns=("dq", "dk", "dv"),
-    form=attention_block_sparse_backward,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
     run=lambda args, out: kernels(FAMILY).attention_block_sparse_backward(*args, results=out),

@@ -19,7 +19,7 @@ from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import Gradients, check_heads, check_results, sharding_of_backward
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import register
+from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
@@ -210,26 +210,6 @@ Returns:
 )
 
 
-attention_varlen_backward: Final = form(
-    "attention_varlen_backward",
-    VarlenBackwardArgs[Tensor],
-    tuple[Tensor, Tensor, Tensor],
-    """Gradients of `attention_varlen` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
-
-Args:
-    grad: `[Tq, H, Dv]`, of q's dtype: the gradient of `out`.
-    out: what `attention_varlen_lse` returned first.
-    lse: what it returned second.
-
-All others are as for `attention_varlen`.
-
-Returns:
-    dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
-    sequence have 0.
-""",
-)
-
-
 _COMMON: dict[str, Any] = {
     "args": VarlenArgs,
     "check_values": _check_values,
@@ -247,21 +227,34 @@ register(
     **_COMMON,
 )
 register(
+    family="attention_varlen",
     name="attention_varlen_lse",
     returns=("out", "lse"),
     form=attention_varlen_lse,
     fake=_fake_with_lse,
     run=entry("attention_varlen", "attention_varlen", "out", "lse"),
-    reference=in_torch("attention_varlen"),
     setup_context=GRADIENTS.save,
     backward=GRADIENTS.gradients,
     **_COMMON,
 )
-register(
-    name="attention_varlen_backward",
-    args=VarlenBackwardArgs,
+attention_varlen_backward: Final = declare(
+    "attention_varlen_backward",
+    VarlenBackwardArgs[Tensor],
+    tuple[Tensor, Tensor, Tensor],
+    """Gradients of `attention_varlen` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
+
+Args:
+    grad: `[Tq, H, Dv]`, of q's dtype: the gradient of `out`.
+    out: what `attention_varlen_lse` returned first.
+    lse: what it returned second.
+
+All others are as for `attention_varlen`.
+
+Returns:
+    dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
+    sequence have 0.
+""",
     returns=("dq", "dk", "dv"),
-    form=attention_varlen_backward,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
     run=lambda args, out: kernels("attention_varlen").attention_varlen_backward(*args, results=out),

@@ -24,8 +24,8 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families.attention_varlen import check_starts
 from torch_tile.ops.recomputed import by_autograd
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
@@ -205,7 +205,8 @@ STATE = """    initial_state: `[B, H, K, V]`, of any floating dtype; 0 if not gi
         are then `[N, H, K, V]`.
 """
 
-gated_delta_rule = form(
+
+gated_delta_rule = declare(
     "gated_delta_rule",
     GatedDeltaRuleArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -222,8 +223,16 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
+    family="gated_delta_rule",
+    returns=("out", "final_state"),
+    fake=partial(fake, "gated_delta_rule"),
+    check_values=partial(check_values, "gated_delta_rule"),
+    **gradients("gated_delta_rule", GatedDeltaRuleArgs, GRADIENTS),
+    sharding=sharding,
+    flops=flops,
+    lower_precision=("q", "k", "v"),
 )
-gated_delta_rule_backward = form(
+gated_delta_rule_backward = declare(
     "gated_delta_rule_backward",
     GatedDeltaRuleBackwardArgs[Tensor],
     tuple[Tensor, ...],
@@ -236,8 +245,16 @@ Args:
 Returns:
     the gradients by q, k, v, g, beta and initial_state, in their dtypes; `[0]` for a state that is not given.
 """,
+    returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
+    fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
+    check_values=partial(check_values, "gated_delta_rule"),
+    run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
+    reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
+    **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
+    sharding=sharding_of_gradients,
+    flops=lambda args: 2 * flops(args),
 )
-gated_delta_rule_step = form(
+gated_delta_rule_step = declare(
     "gated_delta_rule_step",
     GatedDeltaRuleStepArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -249,44 +266,9 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-)
-
-
-register(
-    name="gated_delta_rule",
-    args=GatedDeltaRuleArgs,
-    returns=("out", "final_state"),
-    form=gated_delta_rule,
-    fake=partial(fake, "gated_delta_rule"),
-    check_values=partial(check_values, "gated_delta_rule"),
-    run=entry("gated_delta_rule", "gated_delta_rule", "out", "final_state"),
-    reference=in_torch("gated_delta_rule"),
-    **gradients("gated_delta_rule", GatedDeltaRuleArgs, GRADIENTS),
-    sharding=sharding,
-    flops=flops,
-    lower_precision=("q", "k", "v"),
-)
-register(
-    name="gated_delta_rule_backward",
-    args=GatedDeltaRuleBackwardArgs,
-    returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
-    form=gated_delta_rule_backward,
-    fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
-    check_values=partial(check_values, "gated_delta_rule"),
-    run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
-    reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
-    **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
-    sharding=sharding_of_gradients,
-    flops=lambda args: 2 * flops(args),
-)
-register(
-    name="gated_delta_rule_step",
-    args=GatedDeltaRuleStepArgs,
+    family="gated_delta_rule_step",
     returns=("out", "new_state"),
-    form=gated_delta_rule_step,
     fake=partial(fake_step, "gated_delta_rule_step"),
-    run=entry("gated_delta_rule_step", "gated_delta_rule_step", "out", "new_state"),
-    reference=in_torch("gated_delta_rule_step"),
     **by_autograd("gated_delta_rule_step", "reference", 6),
     sharding=sharding_of_step,
     flops=flops,

@@ -15,8 +15,8 @@ from torch_tile.ops.attention_common import check_heads
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import kv_head
 from torch_tile.ops.recomputed import no_gradient
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "nsa_select"
@@ -87,7 +87,7 @@ def _flops(args: NsaSelectArgs[Shape]) -> int:
     return 2 * batch * heads * q_len * args.k_cmp[2] * width
 
 
-nsa_select: Final = form(
+nsa_select: Final = declare(
     OP,
     NsaSelectArgs[Tensor],
     Tensor,
@@ -114,15 +114,8 @@ Returns:
     int32 `[B, Hkv, Sq, top]`: distinct blocks up to a query's own, and -1 where there are fewer. Which of equal scores
     come first is not said. Memory for all weights, `[B, Hkv, Sq, Sc]`, is needed. No gradient.
 """,
-)
-
-register(
-    name=OP,
-    args=NsaSelectArgs,
-    form=nsa_select,
+    family=OP,
     fake=_fake,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **no_gradient(OP, "Numbers of blocks are integers.", 0),
     sharding=_sharding,
     flops=_flops,
