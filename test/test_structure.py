@@ -68,17 +68,6 @@ NOT_MIRRORED = {
     "kernels/test_typical_sizes.py": "is about the cuts of all families",
 }
 
-# Imports inside functions that close a circle, each from a method of an object to what spells it out.
-LATE_IMPORTS = {
-    ("inductor.report.rows", "inductor.report.html"): "a report writes itself as a page",
-    ("ir.dtype", "ir.expr"): "a dtype called like a function makes a cast",
-    ("ir.layout", "ir.layout_ops"): "a layout gives its addresses, prints, draws and reads itself",
-    ("ir.node", "ir.printer"): "a node prints itself",
-    ("language.trace", "language"): "a traced kernel sees the whole language",
-    ("language.trace", "language.misuse"): "what an author wrote wrongly is explained",
-    ("language.values", "language.views"): "a buffer gives views of itself",
-}
-
 LOADS_ALL_OF = {"ops.all_families": "ops.families"}  # modules that import all modules of a package, by their names
 
 MAX_FILE, MAX_FUNCTION = 900, 80  # kernels may be longer: they are read as one piece
@@ -223,22 +212,13 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def import_circles(root: Path) -> Iterator[str]:
-    """No module reaches itself by imports at module level, nor by those in functions but for LATE_IMPORTS."""
+    """No module reaches itself by imports, those inside functions included."""
     at_import = circles(import_edges(root, into_functions=False))
     for circle in at_import:
         yield f"modules import each other: {', '.join(circle)}"
-    every = import_edges(root, into_functions=True)
-    late = {pair for pair in LATE_IMPORTS if pair[1] in every.get(pair[0], ())}
-    for name, other in late:
-        every[name].discard(other)
-    without = circles(every)
-    for circle in without:
+    for circle in circles(import_edges(root, into_functions=True)):
         if circle not in at_import:
             yield f"modules import each other, some inside functions: {', '.join(circle)}"
-    for name, other in sorted(LATE_IMPORTS.keys() & {(a, b) for a in every for b in every}):
-        closes = (name, other) in late and circles({**every, name: every[name] | {other}}) != without
-        if not closes:
-            yield f"LATE_IMPORTS: {name} may import {other}, which closes no circle any more"
 
 
 LIGHT = (
@@ -552,11 +532,6 @@ PLANTED = [
             "torch_tile/ops/z.py": "",
         },
         "modules import each other: ops, ops.x",
-    ),
-    (
-        import_circles,
-        {"torch_tile/ir/node.py": "def f():\n    from .printer import x\n", "torch_tile/ir/printer.py": ""},
-        "ir.node may import ir.printer, which closes no circle any more",
     ),
     (
         capability_numbers,

@@ -67,13 +67,7 @@ class DType(str):
 
         As an annotation, `x: T.float32()` is the type.
         """
-        from torch_tile.ir.expr import Var, Vector, cast
-
-        if value is None:
-            return Var("x", self, "dim")
-        if isinstance(value, Vector):
-            return value.astype(self)
-        return cast(value, self) if self.lanes == 1 else Vector([cast(value, self.element)] * self.lanes)
+        return converters[-1](value, self)
 
     @property
     def itemsize(self) -> int:
@@ -116,6 +110,9 @@ float64: DType = DType("float64", "float", 64)
 bfloat16: DType = DType("bfloat16", "float", 16)
 float8_e4m3fn: DType = DType("float8_e4m3fn", "float", 8)
 float8_e5m2: DType = DType("float8_e5m2", "float", 8)
+
+converters: list[Callable[[Any, DType], Any]] = []
+"""What calls of types do: ir/expr.py puts its `converted_by_call` here."""
 
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64,

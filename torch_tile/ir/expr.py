@@ -674,3 +674,15 @@ def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
         raise error("bad_operand", None, op="an operator", got=got)
     (count,) = lengths
     return Vector([function(*(a.lanes[k] if isinstance(a, Vector) else a for a in args)) for k in range(count)])
+
+
+def converted_by_call(value: Any, dtype: DType) -> Any:
+    """Compute `T.float32(value)`: a name for T.let without a value, else the value in this type."""
+    if value is None:
+        return Var("x", dtype, "dim")
+    if isinstance(value, Vector):
+        return value.astype(dtype)
+    return cast(value, dtype) if dtype.lanes == 1 else Vector([cast(value, dtype.element)] * dtype.lanes)
+
+
+dt.converters.append(converted_by_call)

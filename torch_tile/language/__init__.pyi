@@ -288,12 +288,6 @@ from torch_tile.language.threads import (
     thread_index as thread_index,
 )
 from torch_tile.language.values import (
-    Tensor as Buffer,
-    Tensor as FragmentBuffer,
-    Tensor as LocalBuffer,
-    Tensor as SharedBuffer,
-    StridedTensor as StridedTensor,
-    Tensor as Tensor,
     TensorType as TensorType,
 )
 from torch_tile.language.vectors import (
@@ -305,6 +299,12 @@ from torch_tile.language.vectors import (
     Ramp as ramp,
 )
 from torch_tile.language.views import (
+    Tensor as Buffer,
+    Tensor as FragmentBuffer,
+    Tensor as LocalBuffer,
+    Tensor as SharedBuffer,
+    StridedTensor as StridedTensor,
+    Tensor as Tensor,
     reshape as reshape,
     view as view,
 )
