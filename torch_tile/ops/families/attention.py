@@ -178,27 +178,6 @@ def _sharding_of_backward(args: AttentionBackwardArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: AttentionArgs[Shape]) -> int:
-    # Like torch's formula for scaled_dot_product_attention, masked products are counted.
-    """Count the operations of `tile.attention`."""
-    return _products(args, args.q[2] * args.k[2], 1, 1)
-
-
-def _least_flops(args: AttentionArgs[Shape]) -> int:
-    """Count the operations of `tile.attention` that causality leaves."""
-    return _products(args, _visible(args), 1, 1)
-
-
-def _backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_backward`."""
-    return _products(args.forward, args.q[2] * args.k[2], 3, 2)
-
-
-def _least_backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_backward` that causality leaves."""
-    return _products(args.forward, _visible(args.forward), 3, 2)
-
-
 def _products(args: AttentionArgs[Shape], pairs: int, over_d: int, over_v: int) -> int:
     """Count the operations of so many products over each head dimension, for pairs of a query and a key."""
     return 2 * math.prod(args.q[:2]) * pairs * (over_d * args.q[3] + over_v * args.v[3])
@@ -331,8 +310,8 @@ Returns:
     in_training=GRADIENTS.in_training,
     as_aten=_as_sdpa,
     sharding=_sharding,
-    flops=_flops,
-    least_flops=_least_flops,
+    flops=lambda args: _products(args, args.q[2] * args.k[2], 1, 1),
+    least_flops=lambda args: _products(args, _visible(args), 1, 1),
     lower_precision=_PRECISION,
 )
 attention_lse: Final = declare(
@@ -352,8 +331,8 @@ Returns:
     setup_context=GRADIENTS.save,
     backward=_gradients,
     sharding=_sharding,
-    flops=_flops,
-    least_flops=_least_flops,
+    flops=lambda args: _products(args, args.q[2] * args.k[2], 1, 1),
+    least_flops=lambda args: _products(args, _visible(args), 1, 1),
     lower_precision=_PRECISION,
 )
 register(
@@ -367,6 +346,6 @@ register(
     setup_context=_save_backward,
     backward=_twice,
     sharding=_sharding_of_backward,
-    flops=_backward_flops,
-    least_flops=_least_backward_flops,
+    flops=lambda args: _products(args.forward, args.q[2] * args.k[2], 3, 2),
+    least_flops=lambda args: _products(args.forward, _visible(args.forward), 3, 2),
 )

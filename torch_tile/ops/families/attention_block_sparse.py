@@ -142,16 +142,6 @@ def _sharding(args: BlockSparseArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: BlockSparseArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_block_sparse`."""
-    return _products(args, 1, 1)
-
-
-def _backward_flops(args: BlockSparseBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_block_sparse_backward`."""
-    return _products(args.forward, 3, 2)
-
-
 def _products(args: BlockSparseArgs[Shape], over_d: int, over_v: int) -> int:
     """Count the operations of the products, as if each list named as many blocks as it has room for."""
     room = sum(indices[3] for indices in (args.kv_indices, args.full_kv_indices) if indices is not None)
@@ -210,7 +200,7 @@ _COMMON: dict[str, Any] = {
     "args": BlockSparseArgs,
     "check_values": _check_values,
     "sharding": _sharding,
-    "flops": _flops,
+    "flops": lambda args: _products(args, 1, 1),
     "lower_precision": ("q", "k", "v", "aux"),
 }
 register(
@@ -257,5 +247,5 @@ Returns:
     setup_context=GRADIENTS.save_backward,
     backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
-    flops=_backward_flops,
+    flops=lambda args: _products(args.forward, 3, 2),
 )

@@ -149,16 +149,6 @@ def _sharding(args: VarlenArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: VarlenArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_varlen`."""
-    return _products(args, 1, 1)
-
-
-def _backward_flops(args: VarlenBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_varlen_backward`."""
-    return _products(args.forward, 3, 2)
-
-
 def _products(args: VarlenArgs[Shape], over_d: int, over_v: int) -> int:
     """Count the operations of the products, as if each query saw the most keys that a sequence has."""
     rows, heads, width = args.q
@@ -214,7 +204,7 @@ _COMMON: dict[str, Any] = {
     "args": VarlenArgs,
     "check_values": _check_values,
     "sharding": _sharding,
-    "flops": _flops,
+    "flops": lambda args: _products(args, 1, 1),
     "lower_precision": ("q", "k", "v", "aux"),
 }
 register(
@@ -262,5 +252,5 @@ Returns:
     setup_context=GRADIENTS.save_backward,
     backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
-    flops=_backward_flops,
+    flops=lambda args: _products(args.forward, 3, 2),
 )
