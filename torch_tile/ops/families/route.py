@@ -90,6 +90,7 @@ def _sharding(args: RouteArgs[Spec]) -> Rule:
 
 
 def _fake_groups(args: GroupTokensArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Check the arguments of `tile.group_tokens` and make its empty results."""
     op, experts, count = "group_tokens", args.experts, args.num_experts
     require_type(
         experts.dtype in INDICES, lambda: f"tile.{op}: experts has dtype {experts.dtype}; expected int64 or int32"
