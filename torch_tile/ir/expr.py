@@ -358,6 +358,8 @@ def constant_to_store(value: Any, dtype: DType, op: str) -> Expr:
         number = to_number(value)
         if isinstance(number, int) and not has_bits(number, dtype):
             raise error("bad_operand", None, op=op, got=f"{number}, outside {dtype}")
+    if is_number(value) and dtype.name in dt.SATURATED:
+        return cast(value, dtype)
     return to_expr(value, dtype, op)
 
 
@@ -503,7 +505,7 @@ def cast(value: Any, dtype: object) -> Expr:
     if x.dtype == to:
         return x
     if isinstance(x, Const) and not (x.dtype.is_float and to.is_integer and not math.isfinite(x.value)):
-        return const(dt.saturated(float(x.value), to) if to.name in dt.SATURATED else x.value, to)
+        return const(dt.saturated(x.value, to), to)
     return Cast(to, x)
 
 
