@@ -73,6 +73,7 @@ def compile_program(
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
+    warn_of_results(program, build.options.strict)
     if sizes := sizes_of_tiles(program):
         return _sized(program, sizes, out_idx, build)
     if build.options.strict:
@@ -189,6 +190,17 @@ def warn_of_paths(program: Program) -> None:
 
     for found in perhaps_unwritten(program):
         logging.getLogger("torch_tile").warning("%s", found.render().removeprefix("error"))
+
+
+def warn_of_results(program: Program, strict: bool) -> None:
+    """Warn of results that no statement writes; with `strict` raise a TileError."""
+    from torch_tile.lowering.common.unwritten import unwritten_results
+
+    found = unwritten_results(program)
+    if found and strict:
+        raise TileError(*found)
+    for each in found:
+        warnings.warn(each.render().removeprefix("error"), stacklevel=3)
 
 
 def refuse_slow(build: Build) -> None:

@@ -99,6 +99,7 @@ from torch_tile.language.instructions import mma_fill, ptx_cp_async, ptx_ldmatri
 from torch_tile.language.layout import (
     Fragment,
     Layout,
+    PartialFragment,
     annotate_layout,
     make_full_bank_swizzled_layout,
     make_half_bank_swizzled_layout,

@@ -121,6 +121,7 @@ from torch_tile.language.instructions import (
 from torch_tile.language.layout import (
     Fragment as Fragment,
     Layout as Layout,
+    PartialFragment as PartialFragment,
     annotate_layout as annotate_layout,
     make_full_bank_swizzled_layout as make_full_bank_swizzled_layout,
     make_half_bank_swizzled_layout as make_half_bank_swizzled_layout,
@@ -874,6 +875,7 @@ __all__ = [
     "Not",
     "Or",
     "Parallel",
+    "PartialFragment",
     "Persistent",
     "PersistentTileScheduler",
     "Pipelined",
