@@ -32,7 +32,9 @@ ELSEWHERE = {
     "tilelang.backend": f"{OURS}.utils",
     "tilelang.backend.target": f"{OURS}.utils.target",
     "tilelang.cuda.target": f"{OURS}.utils.target",
-    "tilelang.dtypes": f"{OURS}.language",
+    "tilelang.dtypes": f"{OURS}.compat.dtypes",
+    "tilelang.language.dtypes": f"{OURS}.compat.dtypes",
+    "tilelang.language.v2.dtypes": f"{OURS}.compat.dtypes",
     "tilelang.jit.adapter": f"{OURS}.compat.adapter",
     "tilelang.jit.adapter.base": f"{OURS}.compat.adapter",
     "tilelang.jit.kernel": f"{OURS}.kernel",
@@ -41,10 +43,10 @@ ELSEWHERE = {
 PARTS = {
     "tilelang.language": (
         f"{OURS}.language",
-        "ast builtin common copy_op customize dtypes eager eager.builder eager.utils "
+        "ast builtin common copy_op customize eager eager.builder eager.utils "
         "experimental fill_op frame gemm_op kernel logical loop math_intrinsics meta "
         "proxy reduce_op scan_op symbolics tile_schedule tir tir.entry tir.ir tir.op utils v2 v2.annot v2.builder "
-        "v2.dtypes warp_specialize warpgroup",
+        "warp_specialize warpgroup",
     ),
     "tilelang.autotuner": (f"{OURS}.autotuner", "capture param tuner"),
     "tilelang.carver.arch.driver": (f"{OURS}.carver.arch.driver", "cuda_driver"),
