@@ -138,7 +138,7 @@ NARROW = (
 )  # fmt: skip
 TORCH_NAMES = {
     "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4_e2m1fn": "float4_e2m1fn_x2",
-    "tfloat32": "float32",
+    "tfloat32": "float32", "float4_e2m1fnx2": "float4_e2m1fn_x2",
 }  # fmt: skip
 
 ALIASES = {
