@@ -199,10 +199,12 @@ from torch_tile.language.scopes import (
     annotate_producer_reg_dealloc,
     annotate_restrict_buffers,
     const,
+    create_list_of_mbarrier,
     decl_buffer,
     disable_warp_group_reg_alloc,
     dynamic,
     empty,
+    get_mbarrier,
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip
