@@ -23,6 +23,7 @@ def test_a_lazy_kernel_is_found_once_for_each_size(lazy, clock):
     kernel = function(96)
     assert kernel.config == {"block": 64} and kernel.latency == 1.0
     calls = len(made.calls)
+    assert function(96, __return_kernel=True) is kernel
     assert function(96) is kernel and function(n=96).config == {"block": 64} and len(made.calls) == calls
     x = torch.randn(96)
     torch.testing.assert_close(kernel(x), 2 * x)

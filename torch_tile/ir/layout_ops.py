@@ -265,6 +265,39 @@ def fit_threads(
     return Layout(dims[: len(shape)], tuple(d for digits in dims[len(shape) :] for d in digits)).canonical
 
 
+def shares_places(shape: Sequence[int], *functions: Callable[..., object]) -> bool:
+    """Return whether two elements of `shape` have equal results of all `functions`."""
+    import numpy as np
+
+    found = np.stack([part for function in functions for part in _evaluated(function, _grid(shape))])
+    return bool(np.unique(found, axis=1).shape[1] < found.shape[1])
+
+
+def largest_places(function: Callable[..., object], shape: Sequence[int]) -> list[int]:
+    """Return the largest value of each result of a function of the indices of `shape`."""
+    return [int(part.max()) for part in _evaluated(function, _grid(shape))]
+
+
+def inverted(
+    function: Callable[..., object], shape: Sequence[int], places: Sequence[int]
+) -> Callable[..., tuple[Any, ...]]:
+    """Return the function from places, indices of a box of sizes `places`, to the indices of `shape`.
+
+    Raises TileError (bad_layout) unless each place has one element.
+    """
+    import numpy as np
+
+    raw = np.ravel_multi_index(_evaluated(function, _grid(shape)), tuple(places))
+    if len(np.unique(raw)) != math.prod(places) or raw.size != math.prod(places):
+        raise refusal("has no inverse: some place has no element, or two")
+    table = np.argsort(raw)
+
+    def indices(*place: Any) -> tuple[Any, ...]:
+        return tuple(np.unravel_index(table[np.ravel_multi_index(place, tuple(places))], tuple(shape)))
+
+    return indices
+
+
 def same_places(first: Any, second: Any, shape: Sequence[int]) -> bool:
     """Return whether two functions of indices have equal results at every element of `shape`."""
     import numpy as np

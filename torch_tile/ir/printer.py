@@ -462,6 +462,9 @@ class Printer(ExprPrinter):
 
     def _print(self, s: stmt.Print) -> None:
         """Print a T.print statement."""
+        if s.value is None:
+            self.line(f"T.print(msg={quoted(s.message)})")
+            return
         value = self.region(s.value) if isinstance(s.value, Region) else self.expr(s.value)
         self.line(f"T.print({value}, {quoted(s.message)})")
 

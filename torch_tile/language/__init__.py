@@ -100,6 +100,7 @@ from torch_tile.language.instructions import mma_fill, ptx_cp_async, ptx_ldmatri
 from torch_tile.language.layout import (
     Fragment,
     Layout,
+    PartialFragment,
     annotate_layout,
     make_full_bank_swizzled_layout,
     make_half_bank_swizzled_layout,
@@ -199,10 +200,12 @@ from torch_tile.language.scopes import (
     annotate_producer_reg_dealloc,
     annotate_restrict_buffers,
     const,
+    create_list_of_mbarrier,
     decl_buffer,
     disable_warp_group_reg_alloc,
     dynamic,
     empty,
+    get_mbarrier,
     symbolic,
     use_swizzle,
 )  # fmt: skip  # fmt: skip

@@ -222,7 +222,7 @@ FAMILIES = (
     (r"ptx_(init_barrier_thread_count|fence_barrier_init)", "T.alloc_barrier(arrive_count) makes and fences barriers"),
     (r"ptx_arrive_barrier\w*", "T.mbarrier_arrive(barrier), T.mbarrier_arrive_expect_tx(barrier, bytes)"),
     (r"(ptx_)?arrive_cluster_barrier|alloc_cluster_barrier", "blocks of a cluster meet at T.cluster_sync()"),
-    (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|PartialFragment|BufferLoad|ProducerLoad|CallEffectKind"
+    (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|BufferLoad|ProducerLoad|CallEffectKind"
      r"|CommReducer|IterVar|SizeVar|\w+Imm|PrimExpr)", "is a class of TileLang's compiler: kernels need none"),
     (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|Ramp"
      r"|Shuffle|Let|let|type_annotation|undef|q_multiply\w*|extract_lane|ignore_loop_partition)",

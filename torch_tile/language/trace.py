@@ -60,6 +60,7 @@ class Tracer:
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
+        self.mbarriers: dict[Any, list[Any]] = {}  # by T.create_list_of_mbarrier, of each T.Kernel
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
         self.barrier_group = 0  # threads of the T.role around

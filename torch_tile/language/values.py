@@ -301,8 +301,6 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     if value is None:
         fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
-    if buffer.dtype.name in dt.SATURATED and is_number(value):
-        return cast(value, buffer.dtype)
     expr = constant_to_store(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
         raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
