@@ -24,7 +24,7 @@ import torch_tile.language as T
 from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.jit import jit
 from torch_tile.kernels.attention.forward import store_staged
-from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks, seen_by
+from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks
 from torch_tile.kernels.attention.softmax import probability
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, strided
@@ -32,6 +32,7 @@ from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, s
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 WARPS = BOTH // WARP
 WGMMA_ROWS = 64
+MOST_TURNS = 2**30  # tensors with more do not fit in memory
 SUMMED = 1  # a named barrier: a tile of dq is there
 
 
@@ -77,17 +78,20 @@ class Step:
     def hide(self, p: Any, step: Any) -> None:
         """Clear the probabilities of keys that queries do not see, or that are behind the last key."""
         rows, queries = p.shape
-        first, spec = step * queries, self.spec
+        spec, first = self.spec, step * queries
         masks = masks_queries(spec, self.config, step, self.first_key, self.q_offset, self.window, self.queries)
         if T.logical_or(masks, self.first_key + rows > self.keys):
+            # In numbers that fit in 32 bits: query j sees key i from j = diagonal + i on.
+            to_diagonal = self.first_key - (self.q_offset if spec.shifted else 0) - first
+            diagonal = T.max(T.min(to_diagonal, queries), -rows)
+            end = T.max(T.min(to_diagonal + self.window, queries), -rows) if spec.windowed else 0
+            left = T.min(self.keys - self.first_key, rows)
             for i, j in T.Parallel(rows, queries):
-                key = self.first_key + i
-                given = key < self.keys
-                if spec.causal:  # no query of the block sees this key
-                    unseen = first + queries + (self.q_offset if spec.shifted else 0)
-                    key, given = T.if_then_else(given, key, unseen), None
-                seen = seen_by(spec, key, first, j, queries, self.q_offset, self.window, self.queries)
-                seen = given if seen is None else seen if given is None else T.logical_and(given, seen)
+                seen = i < left
+                if spec.causal:
+                    seen = j >= T.if_then_else(seen, diagonal + i, queries)
+                if spec.windowed:
+                    seen = T.logical_and(seen, j < end + i)
                 p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
 
     @T.macro
@@ -131,10 +135,12 @@ class Step:
         T.wait_wgmma(1)
         if T.shuffle_elect(WARP):
             T.mbarrier_arrive(self.grad_free[stage])
+        if more and self.config.ping_pong:
+            self.begin_scores(p, turn + 1)
         T.mbarrier_wait_parity(self.dq_free, (turn + 1) % 2)
         T.copy(dq, self.shared_dq)
         T.named_barrier_arrive(SUMMED, BOTH + WARP)
-        if more:
+        if more and not self.config.ping_pong:
             self.begin_scores(p, turn + 1)
         T.wait_wgmma(1 if more else 0)
         if T.shuffle_elect(WARP):
@@ -173,7 +179,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
         with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=BOTH + WARPGROUP) as (bx, by, bz):
             place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
             block = blocks - 1 - place if config.heavy_first else place
-            first_key = block * rows
+            first_key = T.min(block * rows, kv_len)  # less than the number of keys, which has 32 bits
             k_tile = T.alloc_shared((rows, d), spec.dtype)
             v_tile = T.alloc_shared((rows, dv), spec.dtype)
             q_tiles = T.alloc_shared((stages, queries, d), spec.dtype)
@@ -187,7 +193,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             dq_free = T.alloc_barrier(1)
             first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
             count = T.max(end - first, 0)
-            turns = groups * count
+            turns = T.min(groups * count, MOST_TURNS)
             with T.ws(2):
                 T.dec_max_nreg(24)
                 if T.get_warp_idx() == WARPS:
@@ -198,7 +204,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     for turn in T.serial(turns):
                         stage, parity = turn % stages, (turn // stages + 1) % 2
                         member = turn // count if spec.grouped else 0
-                        row = (first + turn - member * count) * queries
+                        row = (first + (turn % count if spec.grouped else turn)) * queries
                         T.mbarrier_wait_parity(q_free[stage], parity)
                         T.tma_copy(q[sequence, head, member, row, 0], q_tiles[stage, :, :], barrier=q_full[stage])
                         T.tma_copy(statistics[sequence, head, member, 0, row], numbers[stage, :, :], barrier=q_full[stage])
@@ -211,9 +217,10 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                 if T.get_warp_idx() == WARPS + 1:
                     for turn in T.serial(turns):
                         member = turn // count if spec.grouped else 0
-                        row = (first + turn - member * count) * queries
+                        row = (first + (turn % count if spec.grouped else turn)) * queries
                         T.sync_threads(SUMMED, BOTH + WARP)
-                        T.tma_copy(shared_dq, sums[sequence, head, member, row, 0], combine="add", by=WARP)
+                        if not config.shared_probs:
+                            T.tma_copy(shared_dq, sums[sequence, head, member, row, 0], combine="add", by=WARP)
                         if T.shuffle_elect(WARP):
                             T.mbarrier_arrive(dq_free)
             with T.ws(0, 1):
@@ -233,9 +240,8 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     step.begin_scores(p, 0)
                     step.first_half(p, dp, p_rounded, kept, dv_acc, 0, first)
                     for turn in T.serial(turns - 1):
-                        member = (turn + 1) // count if spec.grouped else 0
                         step.second_half(p, dp, kept, ds, dq, dk_acc, turn, True)
-                        step.first_half(p, dp, p_rounded, kept, dv_acc, turn + 1, first + turn + 1 - member * count)
+                        step.first_half(p, dp, p_rounded, kept, dv_acc, turn + 1, first + ((turn + 1) % count if spec.grouped else turn + 1))
                     step.second_half(p, dp, kept, ds, dq, dk_acc, turns - 1, False)
                 factors = T.alloc_fragment((rows,), accum)
                 T.fill(factors, 1.0)
