@@ -33,6 +33,7 @@ BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 WARPS = BOTH // WARP
 WGMMA_ROWS = 64
 MOST_TURNS = 2**30  # tensors with more do not fit in memory
+LONGEST = 2**29  # queries or keys of a sequence
 SUMMED = 1  # a named barrier: a tile of dq is there
 
 
@@ -78,21 +79,22 @@ class Step:
     def hide(self, p: Any, step: Any) -> None:
         """Clear the probabilities of keys that queries do not see, or that are behind the last key."""
         rows, queries = p.shape
-        spec, first = self.spec, step * queries
+        spec, first = self.spec, T.min(step, LONGEST // queries) * queries
         masks = masks_queries(spec, self.config, step, self.first_key, self.q_offset, self.window, self.queries)
         if T.logical_or(masks, self.first_key + rows > self.keys):
             # In numbers that fit in 32 bits: query j sees key i from j = diagonal + i on.
-            to_diagonal = self.first_key - (self.q_offset if spec.shifted else 0) - first
+            offset = T.max(T.min(self.q_offset, LONGEST), -LONGEST) if spec.shifted else 0
+            to_diagonal = T.cast(T.cast(self.first_key - offset, T.int64) - first, T.int32)
             diagonal = T.max(T.min(to_diagonal, queries), -rows)
-            end = T.max(T.min(to_diagonal + self.window, queries), -rows) if spec.windowed else 0
-            left = T.min(self.keys - self.first_key, rows)
-            for i, j in T.Parallel(rows, queries):
+            end = T.max(T.min(T.cast(to_diagonal + T.min(self.window, LONGEST), T.int32), queries), -rows) if spec.windowed else 0
+            left = T.min(T.cast(T.min(self.keys, LONGEST) - self.first_key, T.int32), rows)
+            for i, a, b, c in T.Parallel(rows, queries // 8, 4, 2):  # a thread has all a and c, which are constants
                 seen = i < left
                 if spec.causal:
-                    seen = j >= T.if_then_else(seen, diagonal + i, queries)
+                    seen = a * 8 + c >= T.if_then_else(seen, diagonal + i, queries) - b * 2
                 if spec.windowed:
-                    seen = T.logical_and(seen, j < end + i)
-                p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
+                    seen = T.logical_and(seen, a * 8 + c < end + i - b * 2)
+                p[i, a * 8 + b * 2 + c] = T.if_then_else(seen, p[i, a * 8 + b * 2 + c], 0.0)
 
     @T.macro
     def first_half(self, p: Any, dp: Any, p_rounded: Any, kept: Any, dv: Any, turn: Any, step: Any) -> None:
@@ -179,7 +181,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
         with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=BOTH + WARPGROUP) as (bx, by, bz):
             place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
             block = blocks - 1 - place if config.heavy_first else place
-            first_key = T.min(block * rows, kv_len)  # less than the number of keys, which has 32 bits
+            first_key = T.min(block, LONGEST // rows) * rows  # for numbers of 32 bits
             k_tile = T.alloc_shared((rows, d), spec.dtype)
             v_tile = T.alloc_shared((rows, dv), spec.dtype)
             q_tiles = T.alloc_shared((stages, queries, d), spec.dtype)
