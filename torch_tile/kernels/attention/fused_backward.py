@@ -65,6 +65,7 @@ class Step:
     q_offset: Any
     window: Any
     scale: Any
+    all_k: Any = None
 
     @T.macro
     def begin_scores(self, p: Any, turn: Any) -> None:
@@ -221,7 +222,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                         member = turn // count if spec.grouped else 0
                         row = (first + (turn % count if spec.grouped else turn)) * queries
                         T.sync_threads(SUMMED, BOTH + WARP)
-                        if not config.shared_probs:
+                        if True:
                             T.tma_copy(shared_dq, sums[sequence, head, member, row, 0], combine="add", by=WARP)
                         if T.shuffle_elect(WARP):
                             T.mbarrier_arrive(dq_free)
@@ -252,6 +253,181 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                 store_staged(dk_acc, factors, dk, (sequence, head), first_key, k_tile)
 
     return fused_gradients
+
+
+@T.macro
+def store_part(acc: Any, factor: Any, staged: Any, out: Any) -> None:
+    """Store sums times a factor through shared memory."""
+    result = T.alloc_fragment(acc.shape, staged.buffer.dtype)
+    for i, c in T.Parallel(*acc.shape):
+        result[i, c] = T.cast(acc[i, c] * factor, result.dtype)
+    T.copy(result, staged)
+    T.copy(staged, out)
+
+
+@dataclass(frozen=True, eq=False)
+class Half(Step):
+    """What one of two warpgroups does, which has half of the keys, and of dq half of the columns or of the queries."""
+
+    ds_full: Any = None
+    side: int = 0
+
+    @T.macro
+    def add_dq(self, dq: Any, turn: Any) -> None:
+        """Start dq of a turn, whose gradients of scores both warpgroups have written."""
+        wide, half = self.config.block_q > WGMMA_ROWS, self.side * WGMMA_ROWS
+        T.mbarrier_wait_parity(self.ds_full[(turn + 2) % 2], (turn + 2) // 2 % 2 ^ 1)
+        if wide:
+            T.wgmma_gemm(self.shared_ds[(turn + 2) % 2, :, half : half + 64], self.all_k, dq, transpose_A=True, clear_accum=True)
+        else:
+            T.wgmma_gemm(self.shared_ds[(turn + 2) % 2, :, :], self.all_k[:, half : half + 64], dq, transpose_A=True, clear_accum=True)
+
+    @T.macro
+    def store_dq(self, dq: Any, turn: Any) -> None:
+        T.mbarrier_wait_parity(self.dq_free, turn % 2)
+        T.copy(dq, self.shared_dq)
+        T.named_barrier_arrive(SUMMED + self.side, WARPGROUP + WARP)
+
+    @T.macro
+    def late_half(self, p: Any, dp: Any, kept: Any, ds: Any, dq: Any, dk: Any, turn: Any, more: bool) -> None:
+        rows, queries = p.shape
+        stage, version = turn % self.config.stages, turn % 2
+        for i, j in T.Parallel(rows, queries):
+            ds[i, j] = T.cast(
+                T.cast(kept[i, j], dp.dtype) * (dp[i, j] - self.numbers[stage, 1, j]), self.spec.dtype
+            )
+        self.add_dq(dq, turn - 1)
+        if more and self.config.resident:
+            self.begin_scores(p, turn + 1)
+        T.copy(ds, self.shared_ds[version, self.side * 64 : self.side * 64 + 64, :])
+        T.wgmma_gemm(ds, self.q[stage, :, :], dk, policy=T.GemmWarpPolicy.FullRow)
+        T.wait_wgmma(2 if more and self.config.resident else 1)
+        T.mbarrier_arrive(self.ds_full[version])
+        if T.shuffle_elect(WARP):
+            T.mbarrier_arrive(self.grad_free[stage])
+        self.store_dq(dq, turn + 1)
+        if self.config.resident:
+            T.wait_wgmma(0)
+        else:
+            if more:
+                self.begin_scores(p, turn + 1)
+            T.wait_wgmma(1 if more else 0)
+        if T.shuffle_elect(WARP):
+            T.mbarrier_arrive(self.q_free[stage])
+
+
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def late_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
+
+    It adds to `sums`, dq without its factor, in rows of whole blocks of `PADDING`.
+    """
+    queries, rows, stages = config.block_q, config.block_kv, config.stages
+    accum = compute_dtype(spec.dtype)
+    batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
+    padded = dynamic("padded", PADDING)
+    groups = T.dynamic("groups") if spec.grouped else 1
+    d, dv = spec.tile_d, spec.tile_dv
+    q_shape = (batch, kv_heads, groups, q_len)
+
+    @T.prim_func
+    def late_gradients(
+        q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
+        grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
+        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
+        sums: T.Tensor((*q_shape[:3], padded, d), accum),
+        dk: strided("dk", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
+        scale: accum,
+        q_offset: T.int32,
+        window: T.int32,
+    ):
+        blocks = T.ceildiv(kv_len, rows)
+        with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=BOTH + WARPGROUP) as (bx, by, bz):
+            place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
+            block = blocks - 1 - place if config.heavy_first else place
+            first_key = T.min(block, LONGEST // rows) * rows  # for numbers of 32 bits
+            k_tile = T.alloc_shared((rows, d), spec.dtype)
+            v_tile = T.alloc_shared((rows, dv), spec.dtype)
+            q_tiles = T.alloc_shared((stages, queries, d), spec.dtype)
+            grad_tiles = T.alloc_shared((stages, queries, dv), spec.dtype)
+            numbers = T.alloc_shared((stages, 2, queries), accum)
+            shared_ds = T.alloc_shared((2, rows, queries), spec.dtype)
+            shared_dq = [T.alloc_shared((64, 64), accum) for _ in range(2)]
+            keys_full = T.alloc_barrier(1)
+            q_full, grad_full = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
+            q_free, grad_free = T.alloc_barrier([WARPS] * stages), T.alloc_barrier([WARPS] * stages)
+            ds_full = T.alloc_barrier([BOTH] * 2)
+            dq_free = T.alloc_barrier([1] * 2)
+            first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
+            count = T.max(end - first, 0)
+            turns = T.min(groups * count, MOST_TURNS)
+            T.clear(shared_ds)
+            with T.ws(2):
+                T.dec_max_nreg(24)
+                if T.get_warp_idx() == WARPS:
+                    T.tma_copy(k[sequence, head, first_key, 0], k_tile, barrier=keys_full)
+                    T.tma_copy(v[sequence, head, first_key, 0], v_tile, barrier=keys_full)
+                    if T.shuffle_elect(WARP):
+                        T.mbarrier_arrive(keys_full)
+                    for turn in T.serial(turns):
+                        stage, parity = turn % stages, (turn // stages + 1) % 2
+                        member = turn // count if spec.grouped else 0
+                        row = (first + (turn % count if spec.grouped else turn)) * queries
+                        T.mbarrier_wait_parity(q_free[stage], parity)
+                        T.tma_copy(q[sequence, head, member, row, 0], q_tiles[stage, :, :], barrier=q_full[stage])
+                        T.tma_copy(statistics[sequence, head, member, 0, row], numbers[stage, :, :], barrier=q_full[stage])
+                        if T.shuffle_elect(WARP):
+                            T.mbarrier_arrive(q_full[stage])
+                        T.mbarrier_wait_parity(grad_free[stage], parity)
+                        T.tma_copy(grad[sequence, head, member, row, 0], grad_tiles[stage, :, :], barrier=grad_full[stage])
+                        if T.shuffle_elect(WARP):
+                            T.mbarrier_arrive(grad_full[stage])
+                for side in [0, 1]:
+                    if T.get_warp_idx() == WARPS + 1 + side:
+                        for turn in T.serial(turns + 1 if False else T.if_then_else(turns > 0, turns + 1, 0)):
+                            before = T.max(turn - 1, 0)
+                            member = before // count if spec.grouped else 0
+                            row = (first + (before % count if spec.grouped else before)) * queries
+                            T.sync_threads(SUMMED + side, WARPGROUP + WARP)
+                            if turn > 0:
+                                if queries > WGMMA_ROWS:
+                                    T.tma_copy(shared_dq[side], sums[sequence, head, member, row + side * 64, 0], combine="add", by=WARP * (1 + side))
+                                else:
+                                    T.tma_copy(shared_dq[side], sums[sequence, head, member, row, side * 64], combine="add", by=WARP * (1 + side))
+                            if T.shuffle_elect(WARP):
+                                T.mbarrier_arrive(dq_free[side])
+            for side in [0, 1]:
+                with T.ws(side):
+                    T.inc_max_nreg(240)
+                    half = side * 64
+                    step = Half(
+                        replace(config, block_kv=64), spec, k_tile[half : half + 64, :], v_tile[half : half + 64, :], q_tiles, grad_tiles, numbers, shared_ds, shared_dq[side], q_full, q_free,
+                        grad_full, grad_free, dq_free[side], first_key + half, kv_len, q_len, q_offset, window, scale, k_tile, ds_full, side
+                    )  # fmt: skip
+                    p, dp = T.alloc_fragment((64, queries), accum), T.alloc_fragment((64, queries), accum)
+                    p_rounded, kept, ds = (T.alloc_fragment((64, queries), spec.dtype) for _ in range(3))
+                    dq = T.alloc_fragment((64, 64), accum)
+                    dk_acc, dv_acc = T.alloc_fragment((64, d), accum), T.alloc_fragment((64, dv), accum)
+                    T.clear(dk_acc)
+                    T.clear(dv_acc)
+                    T.mbarrier_wait_parity(keys_full, 0)
+                    if turns > 0:
+                        step.begin_scores(p, 0)
+                        step.first_half(p, dp, p_rounded, kept, dv_acc, 0, first)
+                        for turn in T.serial(turns - 1):
+                            step.late_half(p, dp, kept, ds, dq, dk_acc, turn, True)
+                            step.first_half(p, dp, p_rounded, kept, dv_acc, turn + 1, first + ((turn + 1) % count if spec.grouped else turn + 1))
+                        step.late_half(p, dp, kept, ds, dq, dk_acc, turns - 1, False)
+                        step.add_dq(dq, turns - 1)
+                        T.wait_wgmma(0)
+                        step.store_dq(dq, turns + 1)
+                    store_part(dv_acc, 1.0, v_tile[half : half + 64, :], dv_out[sequence, head, first_key + half, 0])
+                    store_part(dk_acc, scale, v_tile[half : half + 64, :], dk[sequence, head, first_key + half, 0])
+
+    return late_gradients
 
 
 ROWS = 64  # of a block of the kernels around
@@ -333,7 +509,7 @@ def launch(
     dq, dk, dv = results
     sums = statistics.new_empty(*q.shape[:3], statistics.shape[4], spec.tile_d)
     machine.kernel(prepare_sums)(spec)(grad, out, lse, statistics, sums)
-    machine.kernel(fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options)
+    machine.kernel(late_gradients if config.shared_probs else fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options)
     machine.kernel(finish_sums)(spec)(sums, dq, options[0])
 
 
