@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ from torch_tile.kernels.attention.sequences import (
 )
 from torch_tile.kernels.attention.softmax import weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
-from torch_tile.kernels.attention.tiling import LIST_REGISTERS, SIDE_BY_SIDE, Problem, divides
+from torch_tile.kernels.attention.tiling import LIST_REGISTERS, Problem, divides, side_by_side
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
@@ -168,7 +168,7 @@ def run(
     if sequences is not None:
         rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
         problem = Problem(sequences.count * kv_heads, rows, most_keys, groups)
-    tilings = tilings or fused_tiling(spec, machine) or tilings_for(spec, problem, machine)
+    tilings = tilings or fused_tiling(spec, problem, machine) or tilings_for(spec, problem, machine)
     if tilings is None:
         return False
     shape = (batch, kv_heads, groups, q_len)
@@ -222,6 +222,7 @@ def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor])
 
 
 # Tilings of attention's backward on the CPU and on GPUs.
+
 
 def statistics_row(span: Span) -> Any:
     """Return the first row of a ragged sequence's softmax statistics. Each sequence has whole blocks of rows."""
@@ -420,7 +421,7 @@ def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[st
     first. Few heads run side by side, so that the data that their blocks share stays in the second-level cache. Results
     pass through shared memory, where the operand tiles leave room and one kernel makes dk and dv.
     """
-    side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
+    side = side_by_side(heads)
     # Numbers of 4 bytes that are read across rows take registers. Only products by wgmma leave room for them.
     narrow = "dq" in outputs or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in spec.operands)
     tiled = narrow and any(x.tiled for x in spec.operands)

@@ -148,7 +148,8 @@ class TmaCopy(Copy):
     def evaluate(self, env: Env) -> None:
         """Copy the box, or combine it with the stored elements."""
         if not self.combine:
-            return super().evaluate(env)
+            super().evaluate(env)
+            return
         old, dtype = env.read(self.dst), self.dst.buffer.dtype
         new, wide = env.read(self.src).reshape(old.shape), env.wide(dtype)
         env.write(self.dst, folded(self.combine, old.to(wide), new.to(wide), dtype).to(old.dtype))
@@ -156,7 +157,9 @@ class TmaCopy(Copy):
     def lower_cpu(self) -> Stmt:
         """Emit element moves. Raises an author error for a store that combines."""
         if self.combine:
-            raise error("bulk_copy", self.span, why="only Hopper's bulk copies combine elements; T.atomic_add does here")
+            raise error(
+                "bulk_copy", self.span, why="only Hopper's bulk copies combine elements; T.atomic_add does here"
+            )
         return super().lower_cpu()
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
