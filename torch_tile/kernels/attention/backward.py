@@ -281,7 +281,7 @@ def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Til
     def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
         """Return the first candidate that fits the kernel with these outputs."""
         heads = problem.heads * (problem.groups if "dq" in outputs else 1)
-        fitting = (x for x in tilings if divides(spec, x) and _fits(x, spec, machine, outputs, kind.room(spec)))
+        fitting = (x for x in tilings if divides(spec, x) and _fits(x, spec, machine, outputs, kind.budget))
         found = next(fitting, None)
         return None if found is None else _finished(found, spec, machine, outputs, heads)
 
@@ -308,26 +308,41 @@ def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Til
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A list of candidate tilings by falling size, with the register budget of a thread that they must fit. The
-    registers hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of
-    the registers, or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them. `dv`
-    and `dk` are for kernels of their own.
+class _Budget:
+    """The registers of a thread, by what its products compile to.
+
+    They hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of them,
+    or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them.
     """
 
-    dq: Sequence[Config]
-    dkv: Sequence[Config]
     registers: int
     text: int = 0
     masked_text: int = 0
     lists: int = 0
-    dv: Sequence[Config] = ()
-    dk: Sequence[Config] = ()
 
     def room(self, spec: Spec) -> int:
         """Return the registers of a thread that remain for tiles after other values."""
         taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
         return self.registers - (taken if spec.score else 0) - (self.lists if spec.lists else 0)
+
+
+WGMMA = _Budget(224, masked_text=16)
+MMA_SYNC = _Budget(200, text=28, masked_text=28, lists=LIST_REGISTERS)
+WIDE_NUMBERS = _Budget(184)  # float32 and float64
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A list of candidate tilings by falling size. `dv` and `dk` are for kernels of their own.
+
+    A tiling must fit the `budget`, or that of wgmma where its products compile to that.
+    """
+
+    dq: Sequence[Config]
+    dkv: Sequence[Config]
+    budget: _Budget
+    dv: Sequence[Config] = ()
+    dk: Sequence[Config] = ()
 
 
 # Queries and keys of a block, threads, stages.
@@ -341,8 +356,7 @@ HOPPER = _Kind(
         Config(32, 64, 128, 2),
         Config(32, 64, 256, 1),
     ),
-    224,
-    masked_text=16,
+    WGMMA,
     # Heads of 256 on an H200: twice as fast as 32 x 64 for both, of 1 to 2 % between these and others that fit.
     dv=(Config(64, 128, 256, 2), Config(32, 128, 256, 2), Config(32, 128, 256, 1)),
     dk=(Config(32, 128, 256, 2), Config(32, 128, 256, 1), Config(16, 128, 256, 1)),
@@ -353,26 +367,25 @@ SHARING = Config(64, 64, 128, 2, blocks=2)
 HALVES = _Kind(
     (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
     (Config(32, 64, 128, 2), Config(32, 64, 256, 1), Config(16, 32, 128, 1), Config(16, 16, 128, 1)),
-    200,
-    text=28,
-    masked_text=28,
-    lists=LIST_REGISTERS,
+    MMA_SYNC,
 )
 WIDE = _Kind(
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dq),
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dkv),
-    184,
-)  # float32 and float64
+    WIDE_NUMBERS,
+)
 
 
-def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], registers: int) -> bool:
+def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], budget: _Budget) -> bool:
     """Return whether a block's sums and tiles fit in registers and shared memory."""
     size, own, step = spec.dtype.itemsize, *_sides(config, outputs)
+    if _is_bulk(spec, machine) and own % WGMMA_ROWS == 0:
+        budget = WGMMA
     scores = 2 if outputs == ("dv",) else 3
     held = own * (step * scores + _columns(spec, outputs)) - (own * step if config.shared_probs else 0)
     wide = max(1, size // 4)
     held += own * step * (len(spec.slopes) - 1) if "dq" in outputs else 0
-    if held * wide // config.threads > registers:
+    if held * wide // config.threads > budget.room(spec):
         return False
     return footprint(replace(config, tiled=True), spec, outputs, _is_bulk(spec, machine)).fits(machine.target)
 
@@ -392,6 +405,7 @@ def _is_bulk(spec: Spec, machine: Machine) -> bool:
     return machine.target.has_wgmma and spec.dtype.itemsize == 2
 
 
+WGMMA_ROWS = 64  # of a warpgroup's products by wgmma
 MMA_ROWS = 16  # of a warp's products by mma.sync
 
 
