@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardAr
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
+from torch_tile.kernels.attention.fused_backward import fused_tiling, launch as launch_fused
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks, seen_by
 from torch_tile.kernels.attention.sequences import (
     DENSE,
     Given,
@@ -40,7 +42,7 @@ from torch_tile.kernels.attention.sequences import (
 )
 from torch_tile.kernels.attention.softmax import weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
-from torch_tile.kernels.attention.tiling import LIST_REGISTERS, SIDE_BY_SIDE, Problem, divides
+from torch_tile.kernels.attention.tiling import LIST_REGISTERS, Problem, divides, side_by_side
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
@@ -120,9 +122,10 @@ def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str =
 
 
 def attention_backward(
-    *given: Any, tilings: Tilings | None = None, results: Gradients | None = None, **named: Any
+    *given: Any, tilings: Tilings | Config | None = None, results: Gradients | None = None, **named: Any
 ) -> Gradients:
-    """Compute the gradients of attention as `reference` does. `tilings` overrides the choice of `tilings_for`.
+    """Compute the gradients of attention as `reference` does. `tilings` overrides the choice of tilings: a
+    `Config` is that of the one kernel of `fused_backward.py`.
 
     `results` may be given, laid out as those of `empty_results`.
     """
@@ -135,7 +138,7 @@ def attention_backward(
 
 
 def run(
-    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | None,
+    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | Config | None,
     sequences: Sequences | None = None, lists: Listed | None = None,
 ) -> bool:  # fmt: skip
     """Launch the kernels of the gradients on a machine into `results`. No tensor but the last result is empty. Return
@@ -165,7 +168,7 @@ def run(
     if sequences is not None:
         rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
         problem = Problem(sequences.count * kv_heads, rows, most_keys, groups)
-    tilings = tilings or tilings_for(spec, problem, machine)
+    tilings = tilings or fused_tiling(spec, problem, machine) or tilings_for(spec, problem, machine)
     if tilings is None:
         return False
     shape = (batch, kv_heads, groups, q_len)
@@ -180,9 +183,13 @@ def run(
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
-    tensors = grouped(queries), keys, values, *operands
     dq, dk, dv, all_kept = results
+    tensors = grouped(queries), keys, values, *operands
     # No block stores gradients of scores that are never visible.
+    if isinstance(tilings, Config):
+        given = (grouped(queries), keys, values, grouped(grads), grouped(outs), lse.contiguous().view(shape))
+        launch_fused(tilings, spec, machine, given, statistics, (grouped(dq), dk, dv), options)
+        return True
     kept = [grouped(x.zero_() if causal or window or lists else x) for x in all_kept]
     of_queries = [] if sequences is None else sequences.tensors(q_len, tilings.dq.block_q)
     by_keys = None if lists is None else lists.by_keys(-(-kv_len // lists.keys))
@@ -214,9 +221,7 @@ def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor])
     return results
 
 
-# Queries that see a block of keys, and tilings of attention's backward on the CPU and on GPUs.
-
-PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end
+# Tilings of attention's backward on the CPU and on GPUs.
 
 
 def statistics_row(span: Span) -> Any:
@@ -245,57 +250,6 @@ class Tilings:
     def of_keys(self) -> tuple[tuple[Config, tuple[str, ...]], ...]:
         """Return each kernel whose blocks hold keys: its tiling and the gradients that it sums."""
         return ((self.dkv, ("dk", "dv")),) if self.dk is None else ((self.dkv, ("dv",)), (self.dk, ("dk",)))
-
-
-def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
-    """Return the range of query blocks that can see one of the `block_kv` keys from `first_key` on."""
-    q_offset = q_offset if spec.shifted else 0
-    first: Any = 0
-    end = T.ceildiv(q_len, config.block_q)
-    if spec.causal:
-        first = T.max(0, (first_key - q_offset) // config.block_q)
-    if spec.windowed:
-        last_query = first_key + config.block_kv - 2 + window - q_offset
-        end = T.min(end, last_query // config.block_q + 1)
-    return first, end
-
-
-def masks_queries(
-    spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
-) -> Any:  # fmt: skip
-    """Return whether query block `step` needs a causal or window mask for the keys from `first_key` on.
-
-    It may also be padding, where `spec.masks_padding`.
-    """
-    q_offset = q_offset if spec.shifted else 0
-    parts: list[Any] = []
-    if spec.masks_padding:
-        parts.append(step * config.block_q + config.block_q > q_len)
-    if spec.causal:
-        parts.append(step * config.block_q + q_offset < first_key + config.block_kv - 1)
-    if spec.windowed:
-        parts.append(step * config.block_q + config.block_q - 1 + q_offset - window >= first_key)
-    return reduce(T.logical_or, parts) if parts else False
-
-
-def seen_by(
-    spec: Spec, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
-) -> Any:  # fmt: skip
-    """Return whether the query at `query` of a block sees a key, masks aside. The block of queries begins at `first`.
-
-    None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.
-    """
-    q_offset = q_offset if spec.shifted else 0
-    seen = None
-    if spec.causal:
-        seen = query >= T.max(T.min(key - q_offset - first, block_q), 0)
-    if spec.windowed:
-        inside = query < T.max(T.min(key - q_offset + window - first, block_q), 0)
-        seen = inside if seen is None else T.logical_and(seen, inside)
-    if spec.masks_padding:
-        given = query < T.min(q_len - first, block_q)
-        seen = given if seen is None else T.logical_and(seen, given)
-    return seen
 
 
 def tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
@@ -481,7 +435,7 @@ def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[st
     first. Few heads run side by side, so that the data that their blocks share stays in the second-level cache. Results
     pass through shared memory, where the operand tiles leave room and one kernel makes dk and dv.
     """
-    side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
+    side = side_by_side(heads)
     # Numbers of 4 bytes that are read across rows take registers. Only products by wgmma leave room for them.
     narrow = "dq" in outputs or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in spec.operands)
     tiled = narrow and any(x.tiled for x in spec.operands)

@@ -292,3 +292,8 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     spare += LIST_REGISTERS * (2 if config.resident else 1) if spec.lists else 0
     registers = max(MOST_REGISTERS[size] - spare, LEAST_REGISTERS)
     return held // config.threads <= registers and shared.fits(machine.target)
+
+
+def side_by_side(heads: int) -> int:
+    """Return how many heads run side by side: the data that their blocks share stays in the second-level cache."""
+    return next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
