@@ -53,7 +53,8 @@ TYPES = {
 class TmaCopy(Copy):
     """Copy as T.copy, by one thread of those that run the op; `by` is that thread's number.
 
-    A load has a `barrier`, which expects the load's bytes. A thread that waits for the barrier sees the tile, once a
+    A load has a `barrier`, which expects the load's bytes, unless `counts` is False: then the author's
+    T.mbarrier_expect_tx counts them. A thread that waits for the barrier sees the tile, once a
     thread has arrived. A store has no barrier.
 
     With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
@@ -65,17 +66,19 @@ class TmaCopy(Copy):
     share: Expr | None = None
     shares: int = 1
     by: int = 0
+    counts: bool = True
 
     @classmethod
     def build(  # type: ignore[override]
         cls, src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *,
-        shares: int = 1, by: int = 0, eviction_policy: str | None = None, cluster_mask: Scalar = None,
-        leader_scope_threads: int | None = None, annotations: Annotations = None,
+        shares: int = 1, by: int = 0, counts: bool = True, eviction_policy: str | None = None,
+        cluster_mask: Scalar = None, leader_scope_threads: int | None = None, annotations: Annotations = None,
     ) -> TmaCopy:  # fmt: skip
         """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
         A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
-        is complete after the call. `by` is the number of the thread. `eviction_policy` is as for T.copy.
+        is complete after the call. `by` is the number of the thread. With `counts=False` the author's
+        T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
 
         In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
         parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which
@@ -97,7 +100,7 @@ class TmaCopy(Copy):
         to, number = (None if e is None else to_expr(e) for e in (blocks, share))
         policy = policy_of("tma_copy", eviction_policy)
         return cls(
-            a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by,
+            a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by, counts=counts,
         )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:
@@ -257,10 +260,10 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
             assert load.barrier is not None
             signal = Address(load.barrier.buffer, load.barrier.indices)
             moves.append(bulk.tma_load(there, map_, place, signal, op.eviction_policy or "", load.blocks))
-    if load is not None:
+    if load is not None and load.counts:
         assert load.barrier is not None
         moves = [bulk.mbarrier_expect(Address(load.barrier.buffer, load.barrier.indices), bytes_), *moves]
-    else:
+    elif load is None:
         moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
     _remark(op, box, span, len(list(corners(extents, box))), ctx)
     by = op.by if isinstance(op, TmaCopy) else 0
