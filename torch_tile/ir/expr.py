@@ -353,11 +353,17 @@ def has_bits(number: Scalar, dtype: DType) -> bool:
 
 
 def constant_to_store(value: Any, dtype: DType, op: str) -> Expr:
-    """Convert what is stored into a place of `dtype`. Raises TileError for an integer that the type has no bits for."""
-    if is_number(value) and dtype.is_integer and dtype.kind != "bool":
+    """Convert what is stored into a place of `dtype`. A whole number such as 1.0 is an integer for a type of integers.
+    Raises TileError for an integer that the type has no bits for.
+    """
+    if is_number(value) and dtype.is_integer:
         number = to_number(value)
+        if isinstance(number, float) and number.is_integer():
+            value = number = int(number)
         if isinstance(number, int) and not has_bits(number, dtype):
             raise error("bad_operand", None, op=op, got=f"{number}, outside {dtype}")
+    if is_number(value) and dtype.name in dt.SATURATED:
+        return cast(value, dtype)
     return to_expr(value, dtype, op)
 
 
@@ -526,7 +532,7 @@ def cast(value: Any, dtype: object) -> Expr:
         return Cast(to, x)
     if x.dtype.is_float and to.is_integer:
         return Const(dt.whole(x.value, to), to)
-    return const(dt.saturated(float(x.value), to) if to.name in dt.SATURATED else x.value, to)
+    return const(dt.saturated(x.value, to), to)
 
 
 def select(condition: Any, a: Any, b: Any) -> Expr:
@@ -701,3 +707,15 @@ def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
         raise error("bad_operand", None, op="an operator", got=got)
     (count,) = lengths
     return Vector([function(*(a.lanes[k] if isinstance(a, Vector) else a for a in args)) for k in range(count)])
+
+
+def converted_by_call(value: Any, dtype: DType) -> Any:
+    """Compute `T.float32(value)`: a name for T.let without a value, else the value in this type."""
+    if value is None:
+        return Var("x", dtype, "dim")
+    if isinstance(value, Vector):
+        return value.astype(dtype)
+    return cast(value, dtype) if dtype.lanes == 1 else Vector([cast(value, dtype.element)] * dtype.lanes)
+
+
+dt.converters.append(converted_by_call)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.dtype import SATURATED, DType
+from torch_tile.ir.dtype import DType, saturated
 from torch_tile.ir.expr import COMPARISONS, Scalar
 from torch_tile.simulator.values import floor_divide, remainder, whole
 
@@ -185,8 +185,7 @@ def cast(source: DType, to: DType) -> Function:
     if to.kind == "bool":
         return lambda a: a != 0 if isinstance(a, np.ndarray) else bool(a != 0)
     if to.is_float:
-        most = SATURATED.get(to.name)
-        return lambda a: rounded(a if most is None else np.clip(a, -most, most), to)
+        return lambda a: rounded(saturated(a, to), to)
     width = carrier(to)
     if source.is_float:
         return lambda a: number(whole(a, to).astype(width), to)
