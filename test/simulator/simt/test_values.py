@@ -51,7 +51,7 @@ def test_integers_wrap_alike_shared_and_per_thread(name, op, seed):
 def test_casts():
     x = np.array([1.9, -1.9, 300.0], np.float32)
     assert cast(dt.float32, dt.int32)(x).tolist() == [1, -1, 300]
-    assert cast(dt.float32, dt.uint8)(np.float32(300)) == 44 == cast(dt.int32, dt.uint8)(300)
+    assert cast(dt.float32, dt.uint8)(np.float32(300)) == 255 and cast(dt.int32, dt.uint8)(300) == 44
     assert cast(dt.int32, dt.int8)(np.array([200], np.int32)).tolist() == [-56]
     assert cast(dt.int32, dt.bfloat16)(257) == 256 and cast(dt.float32, dt.bool_)(np.float32(0.5)) is True
     assert cast(dt.bool_, dt.float32)(np.array([True, False])).tolist() == [1.0, 0.0]
