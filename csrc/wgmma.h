@@ -11,7 +11,16 @@ TILE_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;
 
 template <int pending> TILE_DEVICE void wgmma_wait() {
   static_assert(pending >= 0 && pending <= 7, "at most 7 groups can be under way");
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+  asm volatile(
+      "{\n"
+      "  .reg .pred never;\n"
+      "  .reg .u32 threads;\n"
+      "EDGE:\n"
+      "  mov.u32 threads, %%ntid.x;\n"
+      "  setp.eq.u32 never, threads, 0;\n"
+      "  @never bra EDGE;\n"
+      "  wgmma.wait_group.sync.aligned %0;\n"
+      "}" ::"n"(pending) : "memory");
 }
 
 // Mark results of products that were waited for: reads of them stay behind this.

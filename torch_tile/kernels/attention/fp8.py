@@ -114,10 +114,13 @@ def transpose_values(width: int, vector: int) -> Any:
     ):
         with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
             tile = T.alloc_shared((EACH, width), torch.uint8)
+            # Rows that are not a multiple of 128 bytes apart: threads of a warp, each at its row, meet other banks.
+            turned = T.alloc_shared((width, EACH + 4), torch.uint8)
             T.copy(v[sequence, head, bx * EACH, 0], tile)
-            for c, j in T.Parallel(width, EACH):
-                if c < d:
-                    transposed[sequence, head, c, bx * EACH + j] = tile[key_at(j), c]
+            for word, c in T.Parallel(EACH // 4, width):
+                for byte in T.vectorized(4):
+                    turned[c, word * 4 + byte] = tile[key_at(word * 4 + byte), c]
+            T.copy(turned[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
 
     return transpose_values
 
@@ -177,7 +180,7 @@ def flash_attention_fp8(config: Config, form: Form) -> Any:
             unit = T.if_then_else(factor > 0.0, factor, 1.0)
             extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
             first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
-            for iteration in T.Pipelined(end - first, num_stages=config.stages):
+            for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 T.copy(k[sequence, kv_head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -189,17 +192,17 @@ def flash_attention_fp8(config: Config, form: Form) -> Any:
                         query = T.min(first_row + i, q_len - 1)
                         seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                # Maxima are subtracted exactly, as what exceeds 448 is no float8.
                 exponentiate(
-                    scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=True, gain=GAIN
+                    scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=not form.transposed, gain=GAIN
                 )  # fmt: skip
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 if form.transposed:
                     # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result, 4t to 4t + 3 of an operand.
                     for i, run, high, t, low in T.Parallel(rows, keys // RUN, 2, 4, 2):
-                        score = scores[i, run * RUN + high * 8 + t * 2 + low]
-                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(score, spec.dtype)
+                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(
+                            scores[i, run * RUN + high * 8 + t * 2 + low], spec.dtype
+                        )
                     T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
                 else:
                     T.copy(scores, probs)
