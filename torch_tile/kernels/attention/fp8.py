@@ -192,9 +192,9 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                         query = T.min(first_row + i, q_len - 1)
                         seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                exponentiate(
-                    scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=not form.transposed, gain=GAIN
-                )  # fmt: skip
+                # Tensor cores sum products of float8 in fewer digits than float32 has: none is lost by their scale.
+                exact = not form.transposed
+                exponentiate(scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=exact, gain=GAIN)
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 if form.transposed:
@@ -284,7 +284,10 @@ OTHERS = tuple(
     Config(*tiling, partial_sums=8, packed=False)
     for tiling in ((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
 )
+LONG = Config(128, 224, 256, 2, partial_sums=8, packed=False)  # measured from LONG_KEYS on
+LONG_KEYS = 4096
 MOST_REGISTERS = 160  # for sums, scores and weights
+LONG_REGISTERS = 208  # of the 240 that a thread has beside a producer
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
@@ -299,6 +302,8 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
         return Config(4 if problem.rows <= 4 else 64, 64, packed=False)
     wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
     tilings = [c for c in (HOPPER if wgmma else OTHERS) if problem.rows > 64 or c.block_q == 64 or not wgmma]
+    if wgmma and problem.rows > 64 and problem.keys >= LONG_KEYS:
+        tilings.insert(0, LONG)
     tilings = [replace(c, staged=out_bytes == 2, heavy_first=spec.causal) for c in tilings]
     return next((c for c in tilings if _fits(c, spec, machine, wgmma)), None)
 
@@ -311,4 +316,5 @@ def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
     tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(spec.tile_dv, keys, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
-    return held <= MOST_REGISTERS and Footprint(tuple(tiles), bulk).fits(machine.target)
+    most = LONG_REGISTERS if keys == LONG.block_kv else MOST_REGISTERS
+    return held <= most and Footprint(tuple(tiles), bulk).fits(machine.target)

@@ -15,8 +15,7 @@ from torch_tile.kernels.common import LOG2_E
 
 # Powers of two from which on neighbours among float32 numbers differ by 16: what is not a row's maximum has no weight.
 LARGE = 2.0**28
-# Where a weight must not pass `2 ** (gain + 0.8)`: numbers below have their neighbours at a distance of 1.
-LARGE_BESIDE_GAIN = 2.0**24
+LARGE_BESIDE_GAIN = 2.0**24  # products below are rounded by at most 0.5
 
 
 def power_above(x: Any) -> Any:
@@ -28,7 +27,7 @@ def power_above(x: Any) -> Any:
 
 
 def factor_of(row_max: Any, scale_log2: Any, large: float = LARGE) -> Any:
-    """Return the factor of a row's scores: `scale_log2`, or a power of two above it for large maxima.
+    """Return the factor of a row's scores: `scale_log2`, or a power of two above it for maxima from `large` on.
 
     The product of a large maximum would be rounded by more than 2 ** 7, which as a power of two is infinite or nothing.
     A factor that is a power of two makes it exact. It is not smaller, so the weights of other scores only vanish
@@ -67,7 +66,8 @@ def exponentiate(
     which a GPU takes off in the instruction that multiplies. Its rounding changes all weights of a row by one factor,
     from 2 ** -8 to 2 ** 8: quotients of sums are right.
 
-    With `gain`, which goes with `subtracts`, weights and their sums are times `2 ** gain`.
+    With `gain`, weights and their sums are times `2 ** gain`. Without `subtracts`, `base` has it, and no weight passes
+    `2 ** (gain + 0.5)`.
 
     With `slack`, `row_max` follows the maxima only where results would pass `2 ** slack` otherwise: quotients of sums
     are the same, and `rescale` is exactly 1 for most blocks, which `T.scale_rows` then skips. Scores as low as numbers
