@@ -17,7 +17,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, in_torch, no_flops
+from torch_tile.ops.registry import V, entry, no_flops
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "quantize_fp8"
@@ -93,11 +93,11 @@ def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_
 register(
     name=OP,
     args=QuantizeFp8Args,
+    family=OP,
     returns=("values", "scales"),
     form=quantize_fp8,
     fake=_fake,
     run=entry(OP, OP, "out", "scales"),
-    reference=in_torch(OP),
     **no_gradient(OP, ADVICE),
     as_aten=_as_aten,
     sharding=_sharding,
