@@ -25,6 +25,13 @@ template <class... Bits> TILE_DEVICE float table_nibble(uint32_t word, int byte,
 
 template <class T> TILE_DEVICE uint32_t pair_of(T x) { return x.bits * 0x10001u; }
 
+template <class T> TILE_DEVICE uint32_t pair_sum(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (same<T, f16>) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3f803f80), "r"(b));
+  return y;
+}
+
 template <class T> TILE_DEVICE uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t y;
   if constexpr (same<T, f16>) asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
@@ -41,17 +48,16 @@ TILE_DEVICE uint32_t masked_with(uint32_t x, uint32_t mask, uint32_t with) {  //
 // Both numbers of a byte, each less `surplus`, exactly; the one of the upper bits comes first if `upper_first`.
 template <class T, int surplus, bool upper_first> TILE_DEVICE uint32_t nibble_pair(uint32_t word, int byte) {
   uint32_t y;
-  if constexpr (same<T, f16>) {  // of 1024, and with the upper bits in place sixteen times as large
+  if constexpr (same<T, f16>) {  // of 1024, and of 64 with the upper bits in place
     constexpr uint32_t one = 0xe400 + surplus, other = 0xd400 + 16 * surplus;  // -(1024 + surplus), -(64 + surplus)
     constexpr uint32_t mask = upper_first ? 0x000f00f0 : 0x00f0000f;
-    constexpr uint32_t scale = upper_first ? 0x3c002c00 : 0x2c003c00;  // 1 and 1/16
-    y = masked_with(__byte_perm(word, 0, byte * 0x101), mask, 0x64006400);
-    return pair_fma<T>(y, scale, upper_first ? one << 16 | other : other << 16 | one);
+    y = masked_with(__byte_perm(word, 0, byte * 0x101), mask, upper_first ? 0x64005400 : 0x54006400);
+    return pair_sum<T>(y, upper_first ? one << 16 | other : other << 16 | one);
   } else {  // of 128, whose mantissa has no room for the upper bits in place
     constexpr uint32_t less = 0xc300 + surplus;  // -(128 + surplus)
     const int select = byte * 0x101 + (upper_first ? 0x004 : 0x400);
     y = masked_with(__byte_perm(word, word >> 4, select), 0x000f000f, 0x43004300);
-    return pair_fma<T>(y, 0x3f803f80, less << 16 | less);
+    return pair_sum<T>(y, less << 16 | less);
   }
 }
 
@@ -75,10 +81,10 @@ TILE_DEVICE uint32_t table_pair(uint32_t word, int byte) {
 // The index of one number of the pair that a byte selects, in a table of 256 pairs with a copy for each lane.
 TILE_DEVICE int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
 
-// That pair. The byte is turned to where its offset in bytes is due, so that a mask and an addition make the address.
+// That pair. A permutation takes the byte, and a multiplication and addition make the address.
 template <class T> TILE_DEVICE uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
-  const uint32_t offset = __funnelshift_r(word, word, 8 * byte - 7) & 0x7f80 | 4 * lane;
-  return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(table) + offset);
+  const char* of_lane = reinterpret_cast<const char*>(table) + 4 * lane;
+  return *reinterpret_cast<const uint32_t*>(of_lane + __byte_perm(word, 0, 0x4440 + byte) * 128);
 }
 
 template <class T> TILE_DEVICE uint32_t pair_less(uint32_t pair, T x) {

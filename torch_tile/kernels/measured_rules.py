@@ -56,6 +56,8 @@ _H200 = "NVIDIA H200"
 _FEW = Source('gemm --only "gemm R" --rivals cuBLAS', _H200, "2026-11-23", "h200_few_rows_2026-11-23.txt")
 _ONE = Source('gemm --only " V" --rivals cuBLAS', _H200, "2026-11-22", "h200_clusters_2026-11-22.txt")
 _BITS = Source('dequant --only "int4 g128"', _H200, "2026-11-22", "h200_clusters_2026-11-22.txt")
+_BITS_H100 = Source('dequant --only "int4 g128"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
+_TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
 _SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
@@ -88,9 +90,13 @@ RULES = (
          {"block_n": 128, "block_k": 64, "stages": 8}, _ONE),
     # Tiles of few rows that need no shared sums.
     Rule("gemm.few_rows_apart", "has_clusters", (("tiles_per_sm", ">=", 3 / 4),), True, _ONE),
-    # Steps of 512 columns of weights of few bits, two blocks on an SM.
+    # Steps of 512 columns of weights of few bits, but of tables: these have steps of 256.
+    Rule("dequant.long_steps", "has_wgmma", (("coded", "==", 1),), False, _TABLES),
     Rule("dequant.long_steps", "is_supported", (("rows", "==", 8), ("tiles_per_sm", ">=", 3 / 5), ("group", ">", 0),
          ("bits", ">=", 4), ("k", ">=", 8192)), True, _BITS),
+    # Steps of 256 columns for more than 16 rows, of integers whose sums are scaled in time.
+    Rule("dequant.wide_steps", "has_wgmma", (("group", ">=", 128), ("bits", "==", 4), ("coded", "==", 0),
+         ("products", "==", 1)), True, _BITS_H100),
     # The rate of a row by the rows of a block: three warpgroups share keys and values.
     Rule("attention.rate", "has_wgmma", (("rows", "==", 192),), 1.15, _WIDE),
     # Most keys for which blocks that share an SM win; larger blocks read keys and values half as often.

@@ -12,6 +12,7 @@ from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import spec as gemm_spec
+from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
     FEW_ROWS,
     Factor,
@@ -21,7 +22,9 @@ from torch_tile.kernels.gemm.dequant import (
     config_for,
     dequant_gemm,
     dequantize,
+    prepare,
     reference,
+    together,
 )
 from torch_tile.kernels.gemm.tiling import Config
 
@@ -156,6 +159,24 @@ def test_aligned_rows(scheme, rounds, problems, check):
         check(got, want, f"{number}: {m}x{n}x{k}, {config}")
 
 
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("groups", [16, 32, 20])
+def test_scales_that_are_read_four_at_a_time(groups, engine, problems, check):
+    """Bytes of scales in rows of whole pieces; the last rows of others are too short."""
+    scheme, m, n, config = (
+        SCHEMES["mxfp4 in float16"],
+        problems.size(12),
+        problems.size(90),
+        Config(16, 64, 128, 128, 2),
+    )
+    a, bs, scales, *rest = arguments(problems, scheme, m, n, 32 * groups)
+    args = (a.contiguous(), bs, [s.contiguous() for s in scales], *rest)
+    spec, _, tensors = prepare(DequantGemmArgs(*args, [], "", "", F32, "e2m1"), MACHINES[1])
+    assert together(spec, tensors, config)[0].storage.scale.together == (1 if groups % 16 else 4)
+    got = dequant_gemm(*args, [], "", "", F32, "e2m1", config=config)
+    check(got, exact(*args, [], "", "", format="e2m1"), f"{m}x{n}, {groups} groups", HALF)
+
+
 @pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
 @pytest.mark.parametrize("scheme", ["int8", "uint4 with zeros", "uint4 of large groups"])
 def test_sums_of_clusters(scheme, engine, problems, check):
@@ -251,7 +272,8 @@ def test_sums_are_scaled_where_there_is_room_for_them():
     assert form_of(4, 128).scales_late(few) and not form_of(4, 128).scales_late(many)
     assert not form_of(4, 0).scales_late(few)  # the scale of a whole row comes last of all
     assert not form_of(8, 128, words=torch.uint8).scales_late(few)
-    assert form_of(4, 128).alternates(many) and not form_of(4, 128).alternates(few)
+    assert form_of(4, 128).alternates(many) and form_of(4, 128).alternates(few)
+    assert not form_of(8, 128, words=torch.uint8).alternates(few)
 
 
 @pytest.mark.parametrize("block_k", [64, 128, 512])

@@ -24,6 +24,25 @@ def test_powers_of_all_codes():
     torch.testing.assert_close(out, codes.view(E8M0).float(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_powers_of_all_codes_in_words():
+    """Four bytes of an int32, each as if it were alone."""
+
+    @jit
+    def powers():
+        @T.prim_func
+        def kernel(x: T.Tensor((64,), "int32"), out: T.Tensor((64, 4), "float32")):
+            with T.Kernel(1, threads=64) as _:
+                for byte in range(4):
+                    for i in T.Parallel(64):
+                        out[i, byte] = power_of(x[i], byte)
+
+        return kernel
+
+    codes, out = torch.randperm(256).to(torch.uint8), torch.empty(64, 4)
+    powers()(codes.view(torch.int32), out)
+    torch.testing.assert_close(out.flatten(), codes.view(E8M0).float(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_tables_hold_both_numbers_of_a_byte():
     """All pairs of each format, in both orders, in each lane's copy."""
 

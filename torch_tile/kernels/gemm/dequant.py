@@ -116,7 +116,7 @@ def multiply(
         products.append(product)
         b_tiles.append(T.alloc_shared((wk, bn) if transposed else (bn, wk), storage.words))
         given = scales[number : number + 1], zeros[number : number + 1]
-        columns = pieces[0].columns
+        columns = pieces[0].columns * (storage.scale.together if storage.scale else 1)
         factors.append([Factors(spec, *given, matrix, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
         for run in factors[-1]:
             run.fetch(first)
@@ -126,17 +126,20 @@ def multiply(
             bs, b_tiles, products, factors, storage.transposed, strict=True
         ):
             T.copy(b[(*matrix, *((step * wk, col) if transposed else (col, step * wk)))], b_tile)
-            # All read first, widened then: the tile may be filled again before the products begin.
-            words = [read(b_tile, transposed, piece.of(wk, bk), bn) for piece in pieces]
-            taken = [run.take(step + 1) for run in runs]
-            sums = [T.alloc_fragment((bn, bm), product.dtype) for _ in taken] if late else [product] * len(taken)
+            # All read first, widened then: the tile may be filled again before the products begin. Where sums are
+            # scaled, each piece is read and widened beside the products of the piece before.
+            words = [] if late else [read(b_tile, transposed, piece.of(wk, bk), bn) for piece in pieces]
+            taken = [found for run in runs for found in run.take(step + 1)]
+            sums = [T.alloc_fragment((bn, bm), product.dtype) if late else product for _ in pieces]
             ready = []
-            for piece, word in zip(pieces, words, strict=True):
-                ready.append((piece, widened(spec, word, transposed, taken[piece.run], (bn, piece), late, table)))
+            for number, (piece, total) in enumerate(zip(pieces, sums, strict=True)):
+                word = read(b_tile, transposed, piece.of(wk, bk), bn) if late else words[number]
+                weights = widened(spec, word, transposed, taken[piece.run], (bn, piece), late, table)
+                ready.append((piece, weights, total))
                 if spec.alternates(config):
-                    add_products(ready, a_tile, sums, bk, late)
+                    add_products(ready, a_tile, bk, late)
                     ready = []
-            add_products(ready, a_tile, sums, bk, late)
+            add_products(ready, a_tile, bk, late)
             if late and storage.scale:
                 for partial, (scale, _) in zip(sums, taken, strict=True):
                     for j, i in T.Parallel(bn, bm):
@@ -171,17 +174,15 @@ def widened(
     return weights
 
 
-def add_products(
-    pieces: Sequence[tuple[Piece, Any]], a_tile: Any, sums: Sequence[Any], block_k: int, late: bool
-) -> None:
-    """Multiply widened pieces, one right after the other so that all are in flight together."""
-    for piece, weights in pieces:
+def add_products(pieces: Sequence[tuple[Piece, Any, Any]], a_tile: Any, block_k: int, late: bool) -> None:
+    """Multiply widened pieces into a sum each, one right after the other so that all are in flight together."""
+    for piece, weights, total in pieces:
         columns = a_tile[0 : a_tile.shape[0], piece.of(block_k, block_k)]
-        T.gemm(weights, columns, sums[piece.run], transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=late)
+        T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=late)
 
 
 class Factors:
-    """The scales and zeros of a run of a step's columns, fetched a step before they are taken."""
+    """The scales and zeros of a run of a step's columns, or of several, fetched a step before they are taken."""
 
     row: Any
     start: int
@@ -201,9 +202,9 @@ class Factors:
         self.storage, self.found = storage, list[Any]()
         for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
             if kind and given:
-                shape = kind.place(count, storage.groups(width))
-                ahead, now = (T.alloc_fragment(shape, dtype) for dtype in (kind.dtype, spec.taken(kind)))
-                self.found.append((kind, given[0], ahead, now))
+                shape = kind.place(count, storage.groups(width) // kind.together)
+                now = [T.alloc_fragment(shape, spec.taken(kind)) for _ in range(kind.together)]
+                self.found.append((kind, given[0], T.alloc_fragment(shape, kind.dtype), now))
             else:
                 self.found.append(None)
 
@@ -211,18 +212,22 @@ class Factors:
         """Begin to load the factors of a step."""
         group = self.storage.first_group(step, self.step, self.start)
         for kind, given, ahead, _ in filter(None, self.found):
-            T.copy(given[(*self.matrix, *kind.place(self.row, group))], ahead)
+            T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
 
-    def take(self, next_step: Any) -> list[Any]:
-        """Return the fetched scales and zeros, and fetch those of the next step. None stands for missing factors."""
-        for kind, _, ahead, now in filter(None, self.found):
-            if kind.power:
-                for i, j in T.Parallel(*now.shape):
-                    now[i, j] = kind.value(ahead[i, j], now.dtype)
-            else:
-                T.copy(ahead, now)
+    def take(self, next_step: Any) -> list[list[Any]]:
+        """Return the fetched scales and zeros of each run, and fetch those of the next step. None stands for missing
+        factors.
+        """
+        for kind, _, ahead, runs in filter(None, self.found):
+            for number, now in enumerate(runs):
+                if kind.power:
+                    for i, j in T.Parallel(*now.shape):
+                        now[i, j] = kind.value(ahead[i, j], now.dtype, number)
+                else:
+                    T.copy(ahead, now)
         self.fetch(next_step)
-        return [found and found[-1] for found in self.found]
+        count = max((kind.together for kind, *_ in filter(None, self.found)), default=1)
+        return [[found and found[-1][number] for found in self.found] for number in range(count)]
 
 
 @T.macro
@@ -342,6 +347,7 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
+    spec, tensors = together(spec, tensors, config)
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
         return
@@ -391,6 +397,25 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
+def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[Spec, list[torch.Tensor]]:
+    """Let the kernel read four bytes of scales at once, where a step has so many groups and each row whole pieces."""
+    storage, count = spec.storage, len(spec.storage.transposed)
+    first = 1 + count
+    scales = tensors[first : first + count]
+    if (
+        storage.scale != Factor(torch.uint8, False, power=True)
+        or storage.zero
+        or not storage.aligned
+        or not spec.scales_late(config)
+        or storage.groups(config.block_k) % WORD
+        or vector_of(scales, [x.shape[-1] for x in scales]) == 1
+    ):
+        return spec, tensors
+    scale = Factor(torch.int32, False, True, WORD)
+    words = [x.view(torch.int32) for x in scales]
+    return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
+
+
 # Weights of few bits: how they lie in memory, in which pieces a step of K is widened, and what one widened weight is.
 #
 # May assume that `ops` checked shapes and dtypes.
@@ -399,6 +424,7 @@ SIGNS = -0x77777778  # 0x88888888: the sign of each field of 4 bits of an int32
 MOST_SUMS = 96  # of a thread
 LEAST_LATE = 32  # columns of a group whose sum is scaled
 LEAST_PIECE = 16  # columns, of one product of tensor cores
+WORD = 4  # bytes of scales that are read at once
 LONG_PRODUCTS = 128  # columns of a product from which on it takes as long as widening its weights
 BYTES = 0x4B000000  # 2^23, whose last bit is 1
 LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen/cuda_text.py) less 8 for their sign
@@ -406,11 +432,14 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Factor:
-    """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not."""
+    """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not, and how
+    many of these are read together, as one int32.
+    """
 
     dtype: torch.dtype
     transposed: bool
     power: bool = False
+    together: int = 1
 
     @staticmethod
     def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
@@ -431,9 +460,9 @@ class Factor:
         """Return the indices of the factor of a row and a group."""
         return (group, n) if self.transposed else (n, group)
 
-    def value(self, stored: Any, dtype: Any) -> Any:
-        """Convert a factor as it lies in memory to a number of a dtype."""
-        return T.cast(power_of(stored) if self.power else stored, dtype)
+    def value(self, stored: Any, dtype: Any, number: int = 0) -> Any:
+        """Convert a factor as it lies in memory to a number of a dtype; of several together that of a number."""
+        return T.cast(power_of(stored, number) if self.power else stored, dtype)
 
     def type(self, name: str, n: Any, groups: Any, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
@@ -598,7 +627,8 @@ class Spec:
 
     def alternates(self, config: Config) -> bool:
         """Return whether the unpacking of a piece alternates with the products of the piece before."""
-        return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
+        long = config.block_m >= LONG_PRODUCTS or self.scales_late(config)
+        return self.storage.aligned and self.operand.itemsize == 2 and long
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
         """Return m, n and k of a problem, the type of a, and the types of all other operands, maybe of several
@@ -729,16 +759,20 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
     tiles = -(-problem.n // 128) / machine.num_sms
     long = verdict(
         "dequant.long_steps", machine.target, False,
-        rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, k=problem.k,
+        rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, k=problem.k, coded=problem.coded,
     )  # fmt: skip
-    columns = MOST_COLUMNS if long else min(columns, MANY_COLUMNS if block_m > 16 else 256)
+    wide = block_m <= 16 or verdict(
+        "dequant.wide_steps", machine.target, False,
+        group=problem.group, bits=problem.bits, coded=problem.coded, products=problem.products,
+    )  # fmt: skip
+    columns = MOST_COLUMNS if long else min(columns, 256 if wide else MANY_COLUMNS)
     columns //= max(1, power_of_two(problem.products) // 2)  # words of all products are in registers
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
     while not _stages(config, problem, machine) and config.block_k > LEAST_COLUMNS // 4:
         config = replace(config, block_k=config.block_k // 2)
     most = _stages(config, problem, machine)
     stages = most if most < 2 * LEAST_STAGES else most // 2
-    config = replace(config, stages=min(stages, 2 if long else 4) if block_m == 8 else stages)
+    config = replace(config, stages=min(stages, 3 if long else 4) if block_m == 8 else stages)
     count = -(-problem.n // block_n)
     splits = min(resident * machine.num_sms // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config

@@ -80,8 +80,8 @@ def pairs_of(name: str, high_first: bool, dtype: torch.dtype) -> Any:
     return table
 
 
-def power_of(code: Any) -> Any:
-    """Decode a byte of float8_e8m0fnu as float32, in a kernel: a power of two; NaN for 255."""
-    code = T.cast(code, "int32")
+def power_of(code: Any, byte: int = 0) -> Any:
+    """Decode a byte of float8_e8m0fnu, or of an int32 of four, as float32, in a kernel: a power of two; NaN for 255."""
+    code = (code >> 8 * byte) & 255 if code.dtype == "int32" else T.cast(code, "int32")
     word = T.max(code << 23, QUIET) | ((code + 1) >> 8) * QUIET  # without branches: 2^-127 for 0, NaN for 255
     return T.float_from_bits(word, 0x7FFFFFFF, 0)

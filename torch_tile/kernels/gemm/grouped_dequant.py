@@ -16,7 +16,16 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
-from torch_tile.kernels.gemm.dequant import Problem, Spec, config_for, finish, multiply, prepare, widened_matrices
+from torch_tile.kernels.gemm.dequant import (
+    Problem,
+    Spec,
+    config_for,
+    finish,
+    multiply,
+    prepare,
+    together,
+    widened_matrices,
+)
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, most_tiles, plan
@@ -91,6 +100,7 @@ def grouped_dequant_gemm(
     config = config or tiling_for(problem, groups, machine)
     if config is None:
         return out.copy_(reference(*args))
+    spec, tensors = together(spec, tensors, config)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
     machine.kernel(grouped_dequant_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
     return out
