@@ -32,7 +32,7 @@ from torch_tile.diagnostics.errors import ForeignTextError, InternalError, TileE
 from torch_tile.hardware import PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call
+from torch_tile.ir.expr import Call, Var
 from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
@@ -73,8 +73,9 @@ def compile_program(
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
-    if sizes_of_tiles(program):
-        return _sized(program, out_idx, build)
+    warn_of_results(program, build.options.strict)
+    if sizes := sizes_of_tiles(program):
+        return _sized(program, sizes, out_idx, build)
     if build.options.strict:
         warn_of_paths(program)
     step = compile_cuda if build.target.kind == "cuda" else compile_cpu
@@ -86,18 +87,11 @@ def compile_program(
         return _refusing(problem, partial(step, out_idx=out_idx, build=build), program)
 
 
-def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
-    """Return a kernel that is compiled at calls, for their sizes of shared tiles. Other errors are raised now."""
+def _sized(program: Program, sizes: Sequence[Var], out_idx: Sequence[int], build: Build) -> JITKernel:
+    """Return a kernel that is compiled at calls, for their `sizes` of shared tiles. Other errors are raised now."""
     from torch_tile.lowering.common.check import check_kernel
 
-    try:
-        check_kernel(program)
-    except TileError as problem:
-        tiles = (node.buffer for kernel in program.kernels for node in find(kernel, Alloc))
-        shared = [f"`{tile.name}`" for tile in tiles if tile.scope == "shared"]
-        for each in problem.diagnostics:
-            if each.code != "dynamic_tile" or not any(name in each.message for name in shared):
-                raise
+    check_kernel(program, known_later=sizes)
     return SizedKernel(
         program, out_idx, build,
         lambda sizes: compile_program(fix_sizes(program, sizes), out_idx, build.target, build.options),
@@ -196,6 +190,17 @@ def warn_of_paths(program: Program) -> None:
 
     for found in perhaps_unwritten(program):
         logging.getLogger("torch_tile").warning("%s", found.render().removeprefix("error"))
+
+
+def warn_of_results(program: Program, strict: bool) -> None:
+    """Warn of results that no statement writes; with `strict` raise a TileError."""
+    from torch_tile.lowering.common.unwritten import unwritten_results
+
+    found = unwritten_results(program)
+    if found and strict:
+        raise TileError(*found)
+    for each in found:
+        warnings.warn(each.render().removeprefix("error"), stacklevel=3)
 
 
 def refuse_slow(build: Build) -> None:

@@ -16,7 +16,7 @@ from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.fixed_sizes import sizes_of_tiles
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
-from torch_tile.runtime.launch import BaseLauncher
+from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher
 from torch_tile.user_op import kept, operator_name, refuse_gradients
 
 if TYPE_CHECKING:
@@ -226,9 +226,12 @@ class SizedKernel(JITKernel):
         kind = next((t.device.type for t in tensors if hasattr(t, "device")), self.target.kind)
         values = {**binding.sizes_of(given, kind), **binding.scalars_of(given)}
         key = tuple(values[var] for var in self.tile_sizes)
-        if key not in self.made:
-            self.made[key] = self.make(dict(zip(self.tile_sizes, key, strict=True)))
-        return self.made[key]
+        found = self.made.get(key)
+        if found is None:
+            if len(self.made) >= MOST_FORMS:
+                self.made.clear()
+            found = self.made[key] = self.make(dict(zip(self.tile_sizes, key, strict=True)))
+        return found
 
 
 class _SizedLauncher(BaseLauncher):

@@ -23,6 +23,7 @@ def test_a_lazy_kernel_is_found_once_for_each_size(lazy, clock):
     kernel = function(96)
     assert kernel.config == {"block": 64} and kernel.latency == 1.0
     calls = len(made.calls)
+    assert function(96, __return_kernel=True) is kernel
     assert function(96) is kernel and function(n=96).config == {"block": 64} and len(made.calls) == calls
     x = torch.randn(96)
     torch.testing.assert_close(kernel(x), 2 * x)
@@ -62,8 +63,8 @@ def test_tunable_arguments_that_are_given_stay(lazy, clock):
     function = tuned(lazy, [{"block": b, "threads": t} for b in (32, 64) for t in (32, 64)])
     assert function(96, 128, threads=64).config == {}
     assert not made.calls
-    assert function(96, block=64).config["threads"] in (32, 64) and len(function.tune(96, block=64).tries) == 2
-    assert {t.config.get("block") for t in function.tune(96, block=64).tries} == {None}
+    assert function(96, block=64).config["threads"] in (32, 64) and len(function.tune(96, block=64).trials) == 2
+    assert {t.config.get("block") for t in function.tune(96, block=64).trials} == {None}
 
 
 def test_configurations_made_from_the_arguments(lazy, clock):

@@ -33,6 +33,7 @@ def test_constants(way):
     a, b = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.float16)
     way(kernel, a, b)
     assert a.tolist() == [7, 5, 7, 1] and b.tolist() == [0.5, 0.25]
+    assert tir.all() is not None and str(tir.any(False, True)) == str(tir.const(True)) != str(tir.all(True, False))
     assert isinstance(tir.const(1), tir.PrimExpr) and isinstance(kernel, tir.PrimFunc)
 
 

@@ -51,7 +51,7 @@ def one_name_for_a_grid():
 
 
 def garbage():
-    @torch_tile.jit
+    @torch_tile.jit(strict=True)
     def kernel(A):
         A: T.Tensor((4,), "float32")
         B = T.empty((4,), "float32")  # here
@@ -100,6 +100,23 @@ def test_refused_call(case):
         case()
     assert isinstance(caught.value, TypeError) and caught.value.code == CALLS[case][0]
     assert CALLS[case][1] in caught.value.diagnostics[0].fix
+
+
+def test_a_result_that_nothing_writes_is_warned_of():
+    """It holds garbage, as in TileLang; other results are right."""
+
+    @torch_tile.jit(target="cpu")
+    def kernel(A):
+        A: T.Tensor((4,), "float32")
+        B, C = T.empty((4,), "float32"), T.empty((2, 3), "float16")
+        with T.Kernel(1) as _:
+            T.copy(A, B)
+        return B, C
+
+    a = torch.randn(4)
+    with pytest.warns(UserWarning, match="`C` is made by T.empty and returned, but no statement writes it"):
+        b, c = kernel(a)
+    assert torch.equal(a, b) and c.shape == (2, 3) and c.dtype == torch.float16
 
 
 SCALE = 2.0

@@ -296,7 +296,7 @@ def test_all_findings_are_reported_together():
     def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
         with T.Kernel(1) as _:
             small = T.alloc_shared((8,), "float32")
-            T.alloc_shared((n,), "float32")
+            T.alloc_fragment((n,), "float32")
             T.copy(A[0:9], small)
             A[0] = small[8]
 

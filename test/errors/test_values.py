@@ -169,6 +169,13 @@ def wrong_dtype_store():
             A[0] = x * 2  # here
 
 
+def part_of_an_integer():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1) as _:
+            A[0] = 1.5  # here
+
+
 def wrong_dtype_variable():
     @T.prim_func
     def kernel(A: T.Tensor((8,), "int32"), x: T.float32):
@@ -248,6 +255,7 @@ CASES = {
     bad_operand: ("bad_operand", 'A[1] + "one"'),
     bad_operand_bits: ("bad_operand", "A[1]"),
     wrong_dtype_store: ("wrong_dtype_store", "A[0]"),
+    part_of_an_integer: ("wrong_dtype_store", "A[0]"),
     wrong_dtype_variable: ("wrong_dtype_store", "n += x"),
     bad_loop_range: ("bad_loop_range", "T.serial(A[0])"),
     bad_argument: ("bad_argument", "T.Pipelined(8, num_stages=-1)"),

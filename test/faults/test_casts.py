@@ -198,7 +198,7 @@ def test_literals_are_rounded_alike():
         ({"round": "rx"}, "give one of|did you mean"),
         ({"round": "rs"}, "rbits"),
         ({"rbits": 3}, 'belong to round="rs"'),
-        ({"sat": True}, "satfinite"),
+        ({"sat": "finite"}, "satfinite"),
     ],
 )
 def test_what_it_is_not_is_refused(options, text):

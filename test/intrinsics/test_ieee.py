@@ -112,7 +112,7 @@ def test_zeros_and_what_is_no_number(way):
     torch.testing.assert_close(wide, x[0].double() / 3, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype, mode", [("float16", "rn"), ("int32", "rn"), ("float64", "ru"), ("float32", "near")])
+@pytest.mark.parametrize("dtype, mode", [("float16", "rz"), ("int32", "rn"), ("float64", "ru"), ("float32", "near")])
 def test_what_is_refused(dtype, mode):
     with pytest.raises(TileError, match="ieee_add"):
 
@@ -120,3 +120,29 @@ def test_what_is_refused(dtype, mode):
         def kernel(x: T.Tensor((2,), dtype)):
             with T.Kernel(1):
                 x[0] = T.ieee_add(x[0], x[1], mode)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_small_types_are_computed_in_float32(dtype, way):
+    @T.prim_func
+    def kernel(x: T.Tensor((3, 64), dtype), out: T.Tensor((3, 64), dtype)):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                out[0, i] = T.ieee_frsqrt(x[0, i])
+                out[1, i] = T.ieee_fmaf(x[0, i], x[1, i], x[2, i])
+                out[2, i] = T.ieee_fdiv(x[1, i], x[0, i])
+
+    kind = getattr(torch, dtype)
+    x = torch.randn(3, 64).to(kind)
+    x[0] = x[0].abs() + 0.5
+    out = torch.full((3, 64), torch.nan).to(kind)
+    way(kernel, x, out)
+    a, b, c = x.double()
+    wanted = torch.stack([a.rsqrt().float(), (a * b + c).float(), (b / a).float()]).to(kind)
+    assert torch.equal(out, wanted)
+    with pytest.raises(TileError, match="float16"):
+
+        @T.prim_func
+        def other(x: T.Tensor((4,), dtype)):
+            with T.Kernel(1):
+                x[0] = T.ieee_add(x[0], x[1], "rz")

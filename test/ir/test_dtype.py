@@ -125,6 +125,15 @@ def test_a_type_of_nothing_is_a_new_name():
     assert isinstance(name, Var) and name.dtype is dt.int32 and name is not dt.int32()
 
 
+def test_numbers_arrays_and_tensors_saturate_alike():
+    given = [1e9, -math.inf, math.nan, 3.0]
+    for dtype in (dt.float8_e4m3fn, dt.float8_e5m2, dt.float16):
+        one = [dt.saturated(x, dtype) for x in given]
+        numpy.testing.assert_array_equal(dt.saturated(numpy.array(given), dtype), one)
+        numpy.testing.assert_array_equal(dt.saturated(torch.tensor(given, dtype=torch.float64), dtype).numpy(), one)
+        assert one[0] == dt.SATURATED.get(dtype.name, 1e9)
+
+
 @pytest.mark.parametrize("source", ["float8_e5m2", "float16", "float64", "int8", "int32"])
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_tensors_become_float8_within_its_range(name, source):

@@ -82,3 +82,30 @@ def test_a_size_that_a_loop_decides():
         torch_tile.compile(kernel, target="cpu")
 
     assert caught.value.code == "dynamic_tile"
+
+
+def test_other_errors_are_raised_before_a_call():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((m, n), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(1, threads=32):
+                shared, rows = T.alloc_shared((m,), "float32"), T.alloc_fragment((n,), "float32")
+                for i in T.Parallel(4):
+                    shared[i] = rows[i] + shared[i]
+
+        torch_tile.compile(kernel, target="cpu")
+
+    assert [each.code for each in caught.value.diagnostics] == ["dynamic_tile"]
+    assert "rows" in str(caught.value)
+    assert "shared" not in caught.value.diagnostics[0].message
+
+
+def test_kernels_of_many_sizes_are_forgotten(monkeypatch):
+    monkeypatch.setattr(torch_tile.kernel, "MOST_FORMS", 2)
+    kernel = torch_tile.compile(turned, target="cpu")
+    for columns in (16, 32, 48, 64):
+        a, b = torch.randn(2, columns), torch.zeros(columns, 2)
+        kernel.make = lambda sizes: sizes  # as many sizes as a call brings, without a compiler
+        kernel.specialised(a, b, columns - 16)
+        assert len(kernel.made) <= 2

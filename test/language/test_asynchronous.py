@@ -549,3 +549,66 @@ def test_arrivals_behind_asynchronous_copies(by_elements):
     assert not findings, findings.report()
     rows = a[at.long()].float()
     torch.testing.assert_close(c, rows @ rows.T, rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("counts", "turns"), [((128, 128, 128, 128), None), (([128] * 4,), None), ((128, 128, 64, 64), range(4))]
+)
+def test_mbarriers_by_their_numbers(counts, turns):
+    """Two stages between loading and storing warps; mbarriers 2 and 3 say that a stage is free."""
+    listed = counts[0] if isinstance(counts[0], list) else counts
+    numbers = None if turns is None else tuple(turns)  # constants: mbarriers of different counts are no array
+
+    @T.macro
+    def load(A, tile, k):
+        T.mbarrier_wait_parity(mbarrier=k % 2 + 2, parity=k // 2 % 2 ^ 1)
+        T.copy(A[0:16, k * 32 : k * 32 + 32], tile[k % 2, :, :])
+        T.mbarrier_arrive(mbarrier=k % 2)
+
+    @T.macro
+    def store(tile, B, k):
+        T.mbarrier_wait_parity(T.get_mbarrier(k % 2), k // 2 % 2)
+        T.copy(tile[k % 2, :, :], B[0:16, k * 32 : k * 32 + 32])
+        T.mbarrier_arrive(k % 2 + 2)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 128), "float16"), B: T.Tensor((16, 128), "float16")):
+        with T.Kernel(1, threads=128 + listed[2]):
+            tile = T.alloc_shared((2, 16, 32), "float16")
+            T.create_list_of_mbarrier(*counts)
+            with T.role(0, 128, by_hand=True):
+                if numbers is None:
+                    for k in T.serial(4):
+                        load(A, tile, k)
+                else:
+                    for n in numbers:
+                        load(A, tile, n)
+            with T.role(128, listed[2], by_hand=True):
+                if numbers is None:
+                    for k in T.serial(4):
+                        store(tile, B, k)
+                else:
+                    for n in numbers:
+                        store(tile, B, n)
+
+    a, b = torch.randn(16, 128).half(), torch.zeros(16, 128).half()
+    findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a, b)
+    assert not findings, findings.report()
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda block: T.create_list_of_mbarrier(), lambda block: T.create_list_of_mbarrier(32),
+        lambda block: T.get_mbarrier(2), lambda block: T.mbarrier_arrive(-1), lambda block: T.get_mbarrier(block),
+    ],
+)  # fmt: skip
+def test_mbarriers_that_no_list_has(use):
+    with pytest.raises(TileError, match="bad_argument"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(4, threads=64) as block:
+                T.create_list_of_mbarrier(32, 64)
+                use(block)

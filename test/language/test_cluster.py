@@ -54,5 +54,27 @@ def test_copies_that_no_cluster_makes(name, options):
         def kernel(A: T.Tensor((4, 64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
             with T.Kernel(4, threads=128, cluster_dims=(2, 1, 1)) as bx:
                 tile = T.alloc_shared((64, 64), "float16")
-                other = bx + 1
-                T.copy_cluster(A[other, 0, 0] if name == "src" else A[0, 0, 0], tile, **options)
+                other = T.alloc_shared((1,), "int32")
+                other[0] = bx + 1
+                T.copy_cluster(A[other[0], 0, 0] if name == "src" else A[0, 0, 0], tile, **options)
+
+
+@pytest.mark.parametrize("mask", [0b0011, 0b1010, 0b1111, 0b0001])
+def test_blocks_get_what_the_first_of_them_reads(mask):
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 128), "float16"), B: T.Tensor((32, 128), "float16")):
+        with T.Kernel(8, 2, threads=64, cluster_dims=(4, 1, 1)) as (bx, by):
+            tile = T.alloc_shared((16, 16), "float16")
+            T.copy_cluster(A[by * 16, bx * 16], tile, cluster_mask=mask)
+            T.copy(tile, B[by * 16, bx * 16])
+
+    a, b = torch.randn(32, 128).half(), torch.full((32, 128), torch.nan).half()
+    findings = tilelang.compile(kernel, target="cuda:sm_90a").interpret(a, b)
+    assert not findings, findings.report()
+    first = (mask & -mask).bit_length() - 1
+    ranks = torch.tensor([first if mask >> r & 1 else r for r in range(4)])
+    wanted = a.reshape(32, 2, 4, 16)[:, :, ranks].reshape(32, 128)
+    assert torch.equal(b, wanted)
+    c = torch.full((32, 128), torch.nan).half()
+    tilelang.compile(kernel, target="cpu")(a, c)
+    assert torch.equal(c, wanted)

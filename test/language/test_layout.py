@@ -61,10 +61,8 @@ def test_random_layouts_come_back(seed):
 
 
 WRONG = [
-    (lambda: T.Layout((8, 8), lambda i, j: i + j), "two elements at one place"),
     (lambda: T.Layout((8,), lambda i: i - 1), "natural numbers"),
     (lambda: T.Layout((8,), lambda i: i / 2), "no integer"),
-    (lambda: T.Fragment((8,), lambda i: (i % 4, 0)), "one register"),
 ]
 
 
@@ -243,3 +241,98 @@ def test_layouts_are_compared_by_their_places():
     for other in (fragment(lambda i, j: j), fragment(lambda i, j: i, 5), fragment(None), linear):
         assert not free.is_equal(other)
     assert not free.is_equal(fragment(lambda i, j: i, replicate=2))
+
+
+@pytest.mark.parametrize(
+    ("scope", "wanted", "text"),
+    [
+        ("shared", T.Layout((64, 64), lambda i, j: i + j), "two elements at one place"),
+        ("shared", lambda i, j: i * 64 + j // 8, "two elements at one place"),
+        ("fragment", T.Fragment((64, 64), lambda i, j: (i % 4, 0)), "two elements into one register"),
+        ("shared", T.PartialFragment((64, 64), lambda i, j: (i, j)), "no reducer"),
+    ],
+)
+def test_a_tile_has_a_place_for_each_element(scope, wanted, text):
+    with pytest.raises(TileError, match=text):
+        kernel_with(wanted, scope=scope)
+
+
+def test_loops_have_a_thread_for_each_iteration():
+    with pytest.raises(TileError, match="two elements into one register"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(64, loop_layout=T.Fragment((64,), lambda i: (i // 4, i - i))):
+                    A[i] = 1
+
+
+def test_layouts_that_are_not_one_to_one_are_compared():
+    shared = T.Layout((32, 4), lambda i, j: j * 4 + i)
+    assert shared.is_equal(T.Layout((32, 4), lambda a, b: a + b * 4)) and shared.get_output_shape() == [44]
+    assert not shared.is_equal(T.Layout((32, 4), lambda i, j: i * 4 + j))
+    assert T.Layout((8,), lambda i: i // 8).is_equal(T.Layout((8,), lambda i: i - i))
+    assert not T.Layout((8,), lambda i: i // 8).is_equal(T.Layout((8,), lambda i: i // 4))
+
+
+def test_layouts_grow_by_dimensions_and_copies():
+    linear = T.Layout((16, 128), lambda j, k: j * 128 + k)
+    grown = linear.expand([4])
+    assert grown.get_input_shape() == [4, 16, 128] and grown.get_output_shape() == [4, 2048]
+    assert grown.is_equal(T.Layout((4, 16, 128), lambda i, j, k: [i, j * 128 + k]))
+    assert linear.expand(()) is linear and linear.repeat(0, 1) is linear
+    twice = linear.repeat(-1, 2)
+    assert twice.get_output_shape() == [2, 2048] and twice.map_forward_index((3, 130)) == [1, 3 * 128 + 2]
+    for wrong in (0, [-1]):
+        with pytest.raises(ValueError, match="positive"):
+            linear.expand(wrong)
+    with pytest.raises(TypeError):
+        linear.expand("4")
+    for wrong in ((2, 2), (0, 0)):
+        with pytest.raises(ValueError, match="dimension"):
+            linear.repeat(*wrong)
+
+
+def test_inverses_of_layouts():
+    split = T.Layout((96,), lambda i: [i % 8, i // 8])
+    back = split.inverse()
+    assert back.get_input_shape() == [8, 12] and back.get_output_shape() == [96]
+    assert all(back.map_forward_index(split.map_forward_index((i,))) == [i] for i in range(96))
+    with pytest.raises(TileError, match="no inverse"):
+        T.Layout((8,), lambda i: i * 2).inverse()
+    turned = T.Layout((2, 32), lambda i, j: [j, i])
+    assert str(turned.get_linearized_forward_index()) == str(T.Layout((2, 32), lambda i, j: j * 2 + i).index[0])
+
+
+@pytest.mark.parametrize("combine", [None, 4])
+def test_layouts_of_partial_sums_are_hints(combine, way):
+    plan = T.PartialFragment((8,), forward_thread_fn=lambda i, rep: i * 16 + rep, replicate=16, combine=combine)
+    assert plan.combine_size == (combine or 16) and f"combine {plan.combine_size} x copy" in repr(plan)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 40), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128):
+            acc = T.alloc_reducer((8,), "float32", op="sum")
+            T.annotate_layout({acc: plan})
+            T.reducer_init(acc)
+            for i, k in T.Parallel(8, 40):
+                T.reducer_update(acc[i], A[i, k])
+            result = T.alloc_fragment((8,), "float32")
+            T.finalize_reducer(acc, result)
+            T.copy(result, B)
+
+    a, b = torch.randn(8, 40), torch.full((8,), torch.nan)
+    way(kernel, a, b)
+    torch.testing.assert_close(b.double(), a.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_layouts_of_reducers_are_those_of_partial_sums():
+    with pytest.raises(ValueError, match="does not divide"):
+        T.PartialFragment((8,), forward_thread_fn=lambda i, rep: rep, replicate=8, combine=3)
+    with pytest.raises(TileError, match="PartialFragment"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                acc = T.alloc_reducer((8,), "float32")
+                T.annotate_layout({acc: T.Fragment((8,), forward_thread_fn=lambda i: i)})

@@ -285,7 +285,10 @@ def test_a_scheduler_takes_each_tile_once(sizes, workers, panel, column_major, c
                 T.atomic_add(count[bm, bn], 1)
                 T.atomic_max(turns[bm, bn], tiles.current_iter[0])
                 tiles.next_tile()
-            plain = T.PersistentTileScheduler("plain", m, n, workers, panel, column_major, cluster, stateful=False)
+            plain = T.PersistentTileScheduler(
+                m, n, workers, swizzle_size=panel, column_major=column_major, cluster_size=cluster, stateful=False,
+                name="plain",
+            )  # fmt: skip
             for turn in T.serial(most * cluster):
                 number = turn * workers + block
                 if number < rows * n:
@@ -306,10 +309,10 @@ def test_a_persistent_product(way):
         with T.Kernel(4, threads=64) as block:
             a, b = T.alloc_shared((bm, bk), "float16"), T.alloc_shared((bk, bn), "float16")
             c = T.alloc_fragment((bm, bn), "float32")
-            sched = T.PersistentTileScheduler("sched", T.ceildiv(M, bm), T.ceildiv(N, bn), swizzle_size=2)
+            sched = T.PersistentTileScheduler(T.ceildiv(M, bm), T.ceildiv(N, bn), swizzle_size=2, name="sched")
             sched.init(block)
             while sched.valid():
-                by, bx = sched.m_idx[0], sched.n_idx[0]
+                by, bx = sched.m_idx, sched.n_idx
                 T.clear(c)
                 for k in T.Pipelined(K // bk, num_stages=2):
                     T.copy(A[by * bm, k * bk], a)
@@ -329,6 +332,8 @@ def test_a_persistent_product(way):
         lambda: T.PersistentTileScheduler("s", 4, 4, swizzle_size=0),
         lambda: T.PersistentTileScheduler("s", 4, 4, cluster_size="2"),
         lambda: T.PersistentTileScheduler("s", 4, 4).m_idx[1],
+        lambda: T.PersistentTileScheduler("s", 4),
+        lambda: T.PersistentTileScheduler("s", 4, 4, name="t"),
     ],
 )
 def test_schedulers_that_cannot_be(use):

@@ -309,3 +309,20 @@ def test_a_table_is_printed_as_it_is_written():
     scope = {"T": T}
     exec(compile(text, "<table>", "exec"), scope)
     assert alike(scope["grouped"].program, grouped.program)
+
+
+def test_the_alignment_of_a_matched_buffer():
+    @T.prim_func
+    def kernel(given: T.handle):
+        A = T.match_buffer(given, (4,), dtype="float32", align=16)
+        with T.Kernel(1, threads=32):
+            T.clear(A)
+
+    assert kernel.program.params[0].static_shape == (4,)
+    with pytest.raises(TileError, match="align"):
+
+        @T.prim_func
+        def other(given: T.handle):
+            A = T.match_buffer(given, (4,), align=64)
+            with T.Kernel(1, threads=32):
+                T.clear(A)

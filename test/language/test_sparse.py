@@ -6,6 +6,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.cuda.intrinsics.sparse_layout import GROUP_CONFIG, get_e_factor, get_e_replicate_factor
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.utils.sparse import compress, randn_semi_sparse
 
@@ -105,3 +106,9 @@ def test_metadata_of_another_size(shape):
                 T.gemm_sp(a, e, B, T.alloc_fragment((64, 32), "float32"))
 
     assert caught.value.code == "bad_argument"
+
+
+def test_words_of_metadata_are_counted():
+    assert get_e_factor("float16", "int16") == 16 and get_e_factor(T.float32, T.int8) == 4
+    assert get_e_factor(T.float8_e4m3fn, torch.int32) == 32 and GROUP_CONFIG[T.int8] == (2, 4)
+    assert [get_e_replicate_factor(t) for t in ("int8", "bfloat16", "float32")] == [1, 2, 2]

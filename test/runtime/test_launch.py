@@ -301,10 +301,11 @@ def test_print(capfd):
             T.print(n * 2)
             T.print(tile, msg="tile")
             T.print(n > 3, msg="é")
+            T.print(msg="100% alone\\")
 
     compiled(show)(torch.tensor([[1, 2.5], [3, 4]]).half(), 2**40)
     lines = capfd.readouterr().out.splitlines()
-    assert lines == ['100% "quoted"', "\\: 2.5", str(2**41), "tile tile: 0", "tile tile: -1", "é: 1"]
+    assert lines == ['100% "quoted"', "\\: 2.5", str(2**41), "tile tile: 0", "tile tile: -1", "é: 1", "100% alone\\"]
 
 
 def test_two_threads(add, seed):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile import compat
+from torch_tile.utils.sparse import compress, randn_semi_sparse
 
 FILES = Path(__file__).parent / "files"
 
@@ -58,6 +59,18 @@ def rotated(x, cos, sin):
     a, b = x.float().chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
     return torch.cat([a * c - b * s, b * c + a * s], -1).half()
+
+
+def sparse_operands():
+    dense = randn_semi_sparse(64, 64, torch.float16, "cpu")
+    return [*compress(dense), halves(64, 32)]
+
+
+def sparse_product(kept, places, b):
+    groups = torch.stack([places.int() >> 4 * n & 15 for n in range(4)], -1).reshape(64, 16)
+    which = torch.stack([groups & 3, groups >> 2], -1).long()
+    dense = torch.zeros(64, 16, 4).scatter(2, which, kept.float().reshape(64, 16, 2))
+    return dense.reshape(64, 64) @ b.float()
 
 
 def averaged(a):
@@ -273,6 +286,18 @@ CASES = [
     Case("forms.squares_in_parallel", {"batch": 3, "N": 32}, lambda: [halves(3, 32, 32)],
          lambda a: a.float() @ a.float(), 2e-2),
     Case("forms.conditioned_sums", {"M": 8, "N": 40}, lambda: [floats(8, 40)], lambda a: a.clamp(min=0).sum(1)),
+    Case("newer_forms.planned_row_sums", {"M": 32, "K": 40}, lambda: [floats(32, 40)], lambda a: a.sum(1)),
+    Case("newer_forms.largest_by_copy_groups", {"N": 100}, lambda: [floats(100)], lambda a: a.max()[None]),
+    Case("newer_forms.persistent_scale", {"M": 40, "N": 72}, lambda: [floats(40, 72)], lambda a: a * 2),
+    Case("newer_forms.turned_by_tile_numbers", {"M": 40, "N": 24}, lambda: [halves(40, 24)], lambda a: a.mT),
+    Case("newer_forms.stages_of_one_layout", {"M": 48, "N": 64}, lambda: [halves(48, 64)],
+         lambda a: a.float().reshape(3, 16, 64).sum(0)),
+    Case("newer_forms.places_and_back", {"N": 96}, lambda: [floats(8, 12)], lambda a: a.flip(0, 1)),
+    Case("newer_forms.saturated_rows", {"M": 3, "N": 40}, lambda: [floats(3, 40) * 400],
+         lambda a: torch.cat([a, torch.full((1, 40), 1e6)]).clamp(-448, 448).to(torch.float8_e4m3fn), 0.0),
+    Case("newer_forms.shifted_rows_of_any_length", {}, lambda: [floats(3, 70)], lambda a: a.roll(-1, 1)),
+    Case("newer_forms.half_of_the_columns", {"M": 64, "N": 32, "K": 64}, sparse_operands, sparse_product, 2e-2),
+    Case("newer_forms.counted_signs", {"N": 70}, lambda: [floats(70)], lambda a: a.sign().int()),
 ]  # fmt: skip
 
 

@@ -6,9 +6,10 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
+from torch_tile.ir.dtype import SATURATED
 
 VALUES = {
-    "float32": -2.5, "float16": math.inf, "bfloat16": 3.0, "float64": 0.1, "float8_e5m2": -math.inf, "int32": -7,
+    "float32": -2.5, "float16": math.inf, "bfloat16": 3.0, "float64": 0.1, "float8_e5m2": -57344.0, "int32": -7,
     "int8": -128, "uint8": 255, "int64": 2**40, "bool": True,
 }  # fmt: skip
 
@@ -32,6 +33,27 @@ def test_values_of_each_type(dtype, launch):
     assert torch.equal(out[0].double(), filled.double().expand(5, 3))
     assert not out[1, 1:4].double().any()
     assert torch.equal(out[1, [0, 4]].double(), before[1, [0, 4]].double())
+
+
+@pytest.mark.parametrize("value", [1e9, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_literals_saturate_wherever_they_are_stored(dtype, value, launch):
+    @T.prim_func
+    def kernel(out: T.Tensor((4,), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_fragment((1,), dtype)
+            T.fill(tile, value)
+            held = T.alloc_var(dtype, value)
+            T.copy(tile, out[0:1])
+            out[1] = held
+            out[2] = value
+            out[3] = T.cast(value, dtype)
+
+    out = torch.ones(4).to(getattr(torch, dtype))
+    launch(kernel, out)
+    most = SATURATED[dtype]
+    wanted = torch.full((4,), value).clamp(-most, most)
+    assert torch.equal(out.float().nan_to_num(7), wanted.nan_to_num(7))
 
 
 def test_scalar_expressions_and_edges(launch):

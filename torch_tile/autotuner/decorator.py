@@ -107,8 +107,10 @@ class AutotunedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the fastest kernel for these arguments (lazy style), or run it on these tensors (eager style).
 
-        Tunable arguments that are given stay as they are.
+        Tunable arguments that are given stay as they are. `__return_kernel=True` gives the kernel in both styles.
         """
+        if kwargs.pop("__return_kernel", False):
+            return self.compile(*args, **kwargs)
         key = self._key(args, kwargs)
         found = self.found.get(key)
         if found is None:

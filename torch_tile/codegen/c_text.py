@@ -262,6 +262,8 @@ class Text(Visitor):
     def print_call(self, node: Print) -> str:
         """C++ text of a statement that prints a scalar."""
         value = node.value
+        if value is None:
+            return f'printf("%s\\n", {string(node.message)});'
         if not isinstance(value, Expr):
             raise InternalError("regions are printed element by element", node.span)
         form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")

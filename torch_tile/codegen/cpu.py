@@ -282,7 +282,7 @@ def _computes_numbers(program: Program) -> bool:
             elements.add(let.var)
     waiting: list[Node] = []
     for node in walk(program):
-        if isinstance(node, Store | Print):
+        if isinstance(node, Store | Print) and node.value is not None:
             waiting.append(node.value)
         elif isinstance(node, If | While | Assert):
             waiting.append(node.condition)

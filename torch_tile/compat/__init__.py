@@ -31,8 +31,11 @@ ELSEWHERE = {
     "tvm.tirx": f"{TVM}.tir",
     "tilelang.backend": f"{OURS}.utils",
     "tilelang.backend.target": f"{OURS}.utils.target",
+    "tilelang.cuda.language": f"{OURS}.language",
     "tilelang.cuda.target": f"{OURS}.utils.target",
-    "tilelang.dtypes": f"{OURS}.language",
+    "tilelang.dtypes": f"{OURS}.compat.dtypes",
+    "tilelang.language.dtypes": f"{OURS}.compat.dtypes",
+    "tilelang.language.v2.dtypes": f"{OURS}.compat.dtypes",
     "tilelang.jit.adapter": f"{OURS}.compat.adapter",
     "tilelang.jit.adapter.base": f"{OURS}.compat.adapter",
     "tilelang.jit.kernel": f"{OURS}.kernel",
@@ -41,16 +44,17 @@ ELSEWHERE = {
 PARTS = {
     "tilelang.language": (
         f"{OURS}.language",
-        "ast builtin common copy_op customize dtypes eager eager.builder eager.utils "
+        "ast builtin common copy_op customize eager eager.builder eager.utils "
         "experimental fill_op frame gemm_op kernel logical loop math_intrinsics meta "
         "proxy reduce_op scan_op symbolics tile_schedule tir tir.entry tir.ir tir.op utils v2 v2.annot v2.builder "
-        "v2.dtypes warp_specialize warpgroup",
+        "warp_specialize warpgroup",
     ),
     "tilelang.autotuner": (f"{OURS}.autotuner", "capture param tuner"),
     "tilelang.carver.arch.driver": (f"{OURS}.carver.arch.driver", "cuda_driver"),
     "tilelang.carver.arch": (f"{OURS}.carver.arch", "arch_base cpu cuda"),
     "tilelang.carver.template": (f"{OURS}.carver.template", "base elementwise matmul"),
     "tilelang.cuda.intrinsics": (f"{OURS}.cuda.intrinsics", "layout layout.mma_layout layout.utils"),
+    "tilelang.cuda.language": (f"{OURS}.language", "intrinsics"),
     "tilelang.engine": (f"{OURS}.engine", "param"),
     "tilelang.intrinsics": (f"{OURS}.cuda.intrinsics", "mma_layout utils"),
     "tilelang.layout": (f"{OURS}.language.layout", "fragment layout swizzle"),

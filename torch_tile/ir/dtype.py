@@ -67,13 +67,7 @@ class DType(str):
 
         As an annotation, `x: T.float32()` is the type.
         """
-        from torch_tile.ir.expr import Var, Vector, cast
-
-        if value is None:
-            return Var("x", self, "dim")
-        if isinstance(value, Vector):
-            return value.astype(self)
-        return cast(value, self) if self.lanes == 1 else Vector([cast(value, self.element)] * self.lanes)
+        return converters[-1](value, self)
 
     @property
     def itemsize(self) -> int:
@@ -117,6 +111,9 @@ bfloat16: DType = DType("bfloat16", "float", 16)
 float8_e4m3fn: DType = DType("float8_e4m3fn", "float", 8)
 float8_e5m2: DType = DType("float8_e5m2", "float", 8)
 
+converters: list[Callable[[Any, DType], Any]] = []
+"""What calls of types do: ir/expr.py puts its `converted_by_call` here."""
+
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
     float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
@@ -138,7 +135,7 @@ NARROW = (
 )  # fmt: skip
 TORCH_NAMES = {
     "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4_e2m1fn": "float4_e2m1fn_x2",
-    "tfloat32": "float32",
+    "tfloat32": "float32", "float4_e2m1fnx2": "float4_e2m1fn_x2",
 }  # fmt: skip
 
 ALIASES = {
@@ -179,19 +176,35 @@ def rounded(value: float, dtype: DType) -> float:
     return math.copysign(math.inf if has_inf else finite, value) if abs(value) > finite else value
 
 
-def saturated(value: float, dtype: DType) -> float:
-    """Limit `value` as a conversion to `dtype` does before it rounds."""
-    most = SATURATED.get(dtype.name, math.inf)
-    return math.copysign(most, value) if abs(value) > most else value
+def saturated(value: Any, dtype: DType) -> Any:
+    """Limit a number, NumPy array or tensor of torch as a conversion to `dtype` does before it rounds. NaN stays."""
+    most = SATURATED.get(dtype.name)
+    if most is None:
+        return value
+    return value.clip(-most, most) if hasattr(value, "clip") else max(min(value, most), -most)
+
+
+def limits(dtype: DType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
+    half = 1 << (dtype.bits - 1)
+    return (0, 2 * half - 1) if dtype.kind == "uint" else (-half, half - 1)
+
+
+def whole(value: float, dtype: DType) -> int:
+    """Convert a float to an integer type: truncated, at its least or greatest value beyond the ends, 0 for NaN."""
+    if math.isnan(value):
+        return 0
+    low, high = limits(dtype)
+    return int(min(max(value, low), high))
 
 
 def converted(tensor: Any, dtype: DType) -> Any:
     """Convert a tensor of torch as a cast does: to float8 saturated, whatever torch's own conversion does."""
-    to, most = dtype.as_torch(), SATURATED.get(dtype.name)
-    if most is None or tensor.dtype == to:
+    to = dtype.as_torch()
+    if dtype.name not in SATURATED or tensor.dtype == to:
         return tensor.to(to)
     wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch limits no float8
-    return wide.clamp(-most, most).to(to)
+    return saturated(wide, dtype).to(to)
 
 
 def _narrowed(value: float, dtype: DType) -> float:

@@ -36,7 +36,7 @@ from torch_tile.ir.expr import (
     natural,
     to_expr,
 )
-from torch_tile.ir.node import Node, walk
+from torch_tile.ir.node import Node, printers, walk
 
 # Expressions, regions and buffers as text of the language, and the names of symbols.
 #
@@ -257,6 +257,9 @@ def to_text(node: Node) -> str:
     return Printer().text(node)
 
 
+printers.append(to_text)
+
+
 class Printer(ExprPrinter):
     """Print programs and statements as lines."""
 
@@ -459,6 +462,9 @@ class Printer(ExprPrinter):
 
     def _print(self, s: stmt.Print) -> None:
         """Print a T.print statement."""
+        if s.value is None:
+            self.line(f"T.print(msg={quoted(s.message)})")
+            return
         value = self.region(s.value) if isinstance(s.value, Region) else self.expr(s.value)
         self.line(f"T.print({value}, {quoted(s.message)})")
 

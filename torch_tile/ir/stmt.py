@@ -163,10 +163,10 @@ class Assert(Stmt):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Print(Stmt):
-    """Print `message` and the value, a scalar or a whole region."""
+    """Print `message` and the value, a scalar or a whole region; None prints the message alone."""
 
     message: str
-    value: Expr | Region
+    value: Expr | Region | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -121,6 +121,7 @@ from torch_tile.language.instructions import (
 from torch_tile.language.layout import (
     Fragment as Fragment,
     Layout as Layout,
+    PartialFragment as PartialFragment,
     annotate_layout as annotate_layout,
     make_full_bank_swizzled_layout as make_full_bank_swizzled_layout,
     make_half_bank_swizzled_layout as make_half_bank_swizzled_layout,
@@ -257,10 +258,12 @@ from torch_tile.language.scopes import (
     annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
     annotate_restrict_buffers as annotate_restrict_buffers,
     const as const,
+    create_list_of_mbarrier as create_list_of_mbarrier,
     alloc_buffer as decl_buffer,
     disable_warp_group_reg_alloc as disable_warp_group_reg_alloc,
     dynamic as dynamic,
     empty as empty,
+    get_mbarrier as get_mbarrier,
     dynamic as symbolic,
     use_swizzle as use_swizzle,
 )
@@ -287,13 +290,11 @@ from torch_tile.language.threads import (
     thread_binding as thread_binding,
     thread_index as thread_index,
 )
+from torch_tile.language.tma_by_hand import (
+    create_tma_descriptor as create_tma_descriptor,
+    tma_load as tma_load,
+)
 from torch_tile.language.values import (
-    Tensor as Buffer,
-    Tensor as FragmentBuffer,
-    Tensor as LocalBuffer,
-    Tensor as SharedBuffer,
-    StridedTensor as StridedTensor,
-    Tensor as Tensor,
     TensorType as TensorType,
 )
 from torch_tile.language.vectors import (
@@ -305,6 +306,12 @@ from torch_tile.language.vectors import (
     Ramp as ramp,
 )
 from torch_tile.language.views import (
+    Tensor as Buffer,
+    Tensor as FragmentBuffer,
+    Tensor as LocalBuffer,
+    Tensor as SharedBuffer,
+    StridedTensor as StridedTensor,
+    Tensor as Tensor,
     reshape as reshape,
     view as view,
 )
@@ -825,11 +832,15 @@ def tan(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """`tanh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
-def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
+def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, counts: builtins.bool = True, combine: builtins.str | None = None, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
     """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
     A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
-    is complete after the call. `by` is the number of the thread. `eviction_policy` is as for T.copy.
+    is complete after the call. `by` is the number of the thread. With `counts=False` the author's
+    T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
+
+    A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
+    blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
 
     In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
     parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which
@@ -874,6 +885,7 @@ __all__ = [
     "Not",
     "Or",
     "Parallel",
+    "PartialFragment",
     "Persistent",
     "PersistentTileScheduler",
     "Pipelined",
@@ -981,6 +993,8 @@ __all__ = [
     "cos",
     "cosh",
     "cp_async_barrier_noinc",
+    "create_list_of_mbarrier",
+    "create_tma_descriptor",
     "cummax",
     "cumsum",
     "dec_max_nreg",
@@ -1043,6 +1057,7 @@ __all__ = [
     "get_cluster_size",
     "get_lane_idx",
     "get_ldmatrix_offset",
+    "get_mbarrier",
     "get_mma_micro_size",
     "get_swizzle_layout",
     "get_thread_binding",
@@ -1215,6 +1230,7 @@ __all__ = [
     "thread_index",
     "thread_return",
     "tma_copy",
+    "tma_load",
     "tma_store_arrive",
     "tma_store_wait",
     "transpose",

@@ -15,7 +15,7 @@ from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Call, Const, Expr, binary, const, to_expr, truth
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, binary, const, is_number, to_expr, truth
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.roles import check_registers
 from torch_tile.language.threads import numbered, thread_index
@@ -144,9 +144,26 @@ def warpgroup_fence_operand(
     in_kernel("T.warpgroup_fence_operand")
 
 
+def listed_mbarrier(what: str, number: Any) -> Load:
+    """Return the mbarrier of T.create_list_of_mbarrier that has this number."""
+    at = in_kernel(what)
+    made = at.mbarriers.get(at.launch, [])
+    if len(made) == 1 and (isinstance(number, Expr) or 0 <= number < made[0].buffer.static_shape[0]):
+        return made[0][number]  # type: ignore[no-any-return]
+    if not isinstance(number, Expr) and 0 <= number < len(made):
+        return made[number][0]  # type: ignore[no-any-return]
+    why, fix = f"is {number!r}"[:80], "begin with T.create_list_of_mbarrier(128, 128), and number its mbarriers from 0"
+    if len(made) > 1 and isinstance(number, Expr):
+        fix = "give a constant: mbarriers of different numbers of arrivals are no array"
+    raise error("bad_argument", None, op=what, name="mbarrier", why=why, fix=fix)
+
+
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
     """Return the mbarrier element that an argument names. Raises an error for other values."""
     at, region = in_kernel(what), region_of(barrier)
+    is_named = region is not None and region.buffer.scope == "barrier"
+    if not is_named and at.launch in at.mbarriers and (is_number(barrier) or isinstance(barrier, Expr)):
+        region = region_of(listed_mbarrier(what, barrier))
     if region is None or region.buffer.scope != "barrier" or not all(is_one(e) for e in region.extents):
         why, fix = f"is {barrier!r}"[:80], "give one mbarrier of a T.alloc_barrier, as in ready[stage]"
         raise error("bad_argument", None, op=what, name="mbarrier", why=why, fix=fix)

@@ -7,12 +7,15 @@ For GPUs from sm_90 on.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER as MOST_BLOCKS
 from torch_tile.intrinsics import bulk, memory
-from torch_tile.ir.expr import Address, Expr, Load
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.expr import Address, Expr, Load, Var, binary, const, select
 from torch_tile.ir.node import walk
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.lengths import settled
@@ -115,9 +118,9 @@ def copy_cluster(
 ) -> None:  # fmt: skip
     """Copy `src` to `dst` in each block of the cluster that comes here, as T.copy does.
 
-    Of the blocks in `cluster_mask`, whose bits are ranks, one may load for all: so what they copy must not depend on
-    the block's index in the cluster. The compiler decides who loads. `dst_block` and `remote_barrier`, for another
-    block's memory, are TileErrors: T.at_rank reads it.
+    All blocks in `cluster_mask`, whose bits are ranks, get the tile that the one of the lowest rank reads. Where `src`
+    does not depend on the block's index in the cluster, one may load for all: the compiler decides who loads.
+    `dst_block` and `remote_barrier`, for another block's memory, are TileErrors: T.at_rank reads it.
     """
     launch = in_kernel("T.copy_cluster").launch
     why, most = "", 1 << math.prod(launch.cluster)
@@ -131,20 +134,33 @@ def copy_cluster(
         raise error("bad_argument", None, op="T.copy_cluster", name=name, why=why, fix=fix)
     made = Copy.build(src, dst, eviction_policy=eviction_policy, coalesced_width=coalesced_width)
     if cluster_mask is not None and cluster_mask.bit_count() > 1:
-        _check_alike(made)
+        made = _read_by_leader(made, cluster_mask)
     in_kernel("T.copy_cluster").emit(settled(made))
 
 
-def _check_alike(copy: Copy) -> None:
-    """Raise an error unless all blocks of a cluster read the same tile, as far as can be told."""
+def _read_by_leader(copy: Copy, mask: int) -> Copy:
+    """Return a copy whose source in each block of `mask` is that of the block of the lowest rank in it."""
     launch = in_kernel("T.copy_cluster").launch
-    own = [block for block, size in zip(launch.blocks, launch.cluster, strict=False) if size > 1]
-    for start in map(expand_names, copy.src.starts):
-        for node in walk(start):
-            if any(node is block for block in own) or (isinstance(node, Load) and node.buffer.scope != "global"):
-                why = f"reads where `{node!r}` says, which may differ between the blocks of `cluster_mask`"
-                fix = "write T.copy: the compiler loads once for a cluster what its blocks share"
-                raise error("bad_argument", None, op="T.copy_cluster", name="src", why=why, fix=fix)
+    rank, leader = block_rank_in_cluster(), (mask & -mask).bit_length() - 1
+    is_asked = binary("!=", binary("&", const(mask, dt.int32) >> rank, 1), 0)
+    known: dict[Var, Expr] = {}
+    for block, size in zip(launch.blocks, launch.cluster, strict=False):
+        if size == 1:
+            continue
+        led = block - block % size + leader % size
+        known[block] = led if mask + 1 == 1 << get_cluster_size() else select(is_asked, led, block)
+        leader //= size
+    ranges = []
+    for given in copy.src.ranges:
+        start = expand_names(given.start)
+        used = list(walk(start))
+        if any(isinstance(node, Load) and node.buffer.scope != "global" for node in used):
+            why = f"reads where `{start!r}` says, which may differ between the blocks of `cluster_mask`"
+            fix = "write T.copy: the compiler loads once for a cluster what its blocks share"
+            raise error("bad_argument", None, op="T.copy_cluster", name="src", why=why, fix=fix)
+        own = any(node is block for block in known for node in used)
+        ranges.append(replace(given, start=Substitute(known)(start)) if own else given)
+    return replace(copy, src=replace(copy.src, ranges=tuple(ranges)))
 
 
 def _of_block(what: str) -> Tracer:

@@ -21,8 +21,10 @@ from torch_tile.options import pass_options, switched_on
 from torch_tile.tileop.base import Scalar, Tile, region_of
 
 
-def print(value: Tile | Scalar, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> None:
+def print(value: Tile | Scalar | None = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> None:
     """Print a scalar or a whole buffer or region from inside the kernel, once per block, after the text `msg`.
+
+    T.print(msg="text") prints the text alone.
 
     TileLang's `warp_group_id` and `warp_id`, of the warp that prints, are 0: TileError otherwise.
     """
@@ -33,6 +35,9 @@ def print(value: Tile | Scalar, msg: str = "", warp_group_id: int = 0, warp_id: 
             raise error("bad_argument", None, op="T.print", name=name, why=why, fix=fix)
     if isinstance(value, str) and not msg:
         raise error("bad_argument", None, op="T.print", name="value", why="is a string", fix="T.print(value, msg=...)")
+    if value is None and msg:
+        at.emit(Print(msg, None))
+        return
     scalar = isinstance(value, Expr) or is_number(value)
     shown = to_expr(value) if scalar else region_of(value)
     if shown is None:

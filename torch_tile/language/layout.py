@@ -9,66 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Const, Expr
+from torch_tile.ir.expr import Const
 from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
-from torch_tile.ir.layout_ops import fit_memory, fit_threads, same_places
-from torch_tile.ir.node import equal
+from torch_tile.ir.layout_ops import fit_threads, refusal, shares_places
+from torch_tile.language.layout_functions import (
+    FreeLayout,
+    MemoryLayout,
+    PartialLayout,
+    constant_sizes,
+    memory_layout,
+)
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, shape_of
-from torch_tile.tileop.base import describe
 
 FIX = "give one that covers the shape, or leave the choice to the compiler"
-
-
-MOST_ELEMENTS = 1 << 20  # of tiles on a chip; functions over larger shapes are for tensors, and are not evaluated
-
-
-@dataclass(frozen=True)
-class FreeLayout:
-    """A layout that this compiler cannot express, or one for a tensor: it is kept as a hint only.
-
-    The compiler places the elements of the tile itself. Results do not depend on it.
-    """
-
-    shape: tuple[Expr, ...]
-    function: Callable[..., Any]
-    register: Callable[..., Any] | None = None  # of a fragment whose `function` gives threads
-    replicate: int = 1
-
-    def is_equal(self, other: Any) -> bool:
-        """Return whether another layout has this shape and places every element alike."""
-        if not isinstance(other, FreeLayout) or len(self.shape) != len(other.shape):
-            return False
-        if self.replicate != other.replicate or not all(map(equal, self.shape, other.shape)):
-            return False
-        sizes = [int(n.value) for n in self.shape if isinstance(n, Const)]
-        if len(sizes) < len(self.shape) or math.prod(sizes) > MOST_ELEMENTS:
-            return (self.function, self.register) == (other.function, other.register)
-        replicas = (self.replicate,) if self.replicate > 1 else ()
-        return same_places(self.function, other.function, (*sizes, *replicas)) and (
-            self.register is other.register
-            or (None not in (self.register, other.register) and same_places(self.register, other.register, sizes))
-        )
-
-    def __repr__(self) -> str:
-        return f"T.Layout({describe(self.shape)}, a function without digits)"
 
 
 def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout | FreeLayout:
     """Build a memory layout: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
 
     Sums of digits and an XOR swizzle are kept as asked. Other functions, such as permutations, are hints, and so are
-    those over more than a million elements. Raises TileError (bad_layout) for two elements at one place.
+    those over more than a million elements. A function may put two elements at one place, as `i // 8` does, to be
+    asked and compared; T.annotate_layout refuses it. Raises TileError (bad_layout) for places below 0.
     """
-    given = shape_of(shape, "a layout's shape")
-    if all(isinstance(n, Const) for n in given) and math.prod(sizes := _sizes(shape)) <= MOST_ELEMENTS:
-        return fit_memory(sizes, forward_fn) or FreeLayout(given, forward_fn)
-    return FreeLayout(given, forward_fn)
+    return memory_layout(shape, forward_fn)
 
 
 def Fragment(
@@ -78,12 +46,12 @@ def Fragment(
     """Build a register layout: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
 
     With `replicate` above 1 the functions for threads take the number of the replica as well. Sums of digits are kept
-    as asked, other functions are hints. Raises TileError (bad_layout) for two elements in one register.
+    as asked, other functions are hints. T.annotate_layout refuses one that puts two elements into one register.
     """
     if forward_fn is None and forward_thread_fn is None:
         fix = "give forward_fn or forward_thread_fn"
         raise error("bad_argument", None, op="T.Fragment", name="forward_fn", why="is missing", fix=fix)
-    sizes, thread, register = _sizes(shape), forward_thread_fn, forward_index_fn
+    sizes, thread, register = constant_sizes(shape), forward_thread_fn, forward_index_fn
     if thread is None:
         both = forward_fn
 
@@ -93,17 +61,33 @@ def Fragment(
         def register(*index: int) -> Any:
             return both(*index, *((0,) if replicate > 1 else ()))[1]  # type: ignore[misc]
 
-    found = fit_threads(sizes, thread, register, replicate)
-    return found or FreeLayout(shape_of(shape, "a layout's shape"), thread, register, replicate)
+    given, box = shape_of(shape, "a layout's shape"), (*sizes, *((replicate,) if replicate > 1 else ()))
+    if register is not None and shares_places(box, thread, lambda *index: register(*index[: len(sizes)])):
+        return FreeLayout(given, thread, register, replicate, "puts two elements into one register")
+    return fit_threads(sizes, thread, register, replicate) or FreeLayout(given, thread, register, replicate)
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
-    """Check a shape and return its constant sizes."""
+def PartialFragment(
+    shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
+    replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None, combine: int | None = None,
+) -> PartialLayout:  # fmt: skip
+    """Build the layout of a reducer's partial sums, for T.annotate_layout: as T.Fragment, with addends as replicas.
+
+    Of `replicate` copies of an element, each run of `combine` are addends; None takes all of them. It is a hint: the
+    compiler chooses itself how many threads add up an element, and the result does not depend on it. Raises TileError
+    (bad_argument) unless `combine` divides `replicate`.
+    """
+    addends = replicate if combine is None else combine
+    if addends < 1 or replicate % addends:
+        why, fix = f"is {combine}, which does not divide the {replicate} replicas", "give a divisor of `replicate`"
+        raise error("bad_argument", None, op="T.PartialFragment", name="combine", why=why, fix=fix)
+    plan = Fragment(shape, forward_fn, forward_thread_fn, replicate, forward_index_fn)
+    if isinstance(plan, FreeLayout) and plan.fault:
+        raise refusal(plan.fault)
     given = shape_of(shape, "a layout's shape")
-    sizes = tuple(int(s.value) for s in given if isinstance(s, Const) and s.value > 0)
-    if len(sizes) < len(given):
-        raise error("bad_shape", None, what="a layout's shape", want="positive integers", got=repr(shape)[:60])
-    return sizes
+    thread = forward_fn if forward_thread_fn is None else forward_thread_fn
+    assert thread is not None  # T.Fragment asked for one of both
+    return PartialLayout(given, thread, forward_index_fn, replicate, combine_size=addends)
 
 
 def make_full_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
@@ -111,17 +95,17 @@ def make_full_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_p
 
     `k_major` and `allow_pad` are hints of TileLang's without effect: panels fit either order of a product's operands.
     """
-    return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, 128)
+    return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 128)
 
 
 def make_half_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
     """`make_full_bank_swizzled_layout` in panels of 64 bytes."""
-    return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, 64)
+    return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 64)
 
 
 def make_quarter_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
     """`make_full_bank_swizzled_layout` in panels of 32 bytes."""
-    return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, 32)
+    return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 32)
 
 
 make_swizzled_layout = make_wgmma_swizzled_layout = make_volta_swizzled_layout = make_full_bank_swizzled_layout
@@ -129,7 +113,7 @@ make_swizzled_layout = make_wgmma_swizzled_layout = make_volta_swizzled_layout =
 
 def make_fully_replicated_layout_fragment(buffer: Handle, threads: int) -> IRLayout | FreeLayout:
     """Return the layout in which each of `threads` threads holds all elements of the fragment, row by row."""
-    sizes = _sizes(buffer.shape)
+    sizes = constant_sizes(buffer.shape)
     places = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
 
     def register(*index: Any) -> Any:
@@ -140,7 +124,7 @@ def make_fully_replicated_layout_fragment(buffer: Handle, threads: int) -> IRLay
 
 def make_linear_layout(buffer: Handle) -> IRLayout:
     """Return the row-major layout."""
-    return row_major(_sizes(buffer.shape))
+    return row_major(constant_sizes(buffer.shape))
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
@@ -158,6 +142,8 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
             )  # fmt: skip
         if handle.buffer.scope == "global":
             hint(handle.buffer, wanted)
+        elif handle.buffer in at.reducers:
+            partial_sums(handle.buffer, wanted)
         else:
             request(handle.buffer, wanted, at.threads)
 
@@ -168,6 +154,15 @@ def hint(buffer: Buffer, wanted: Any) -> None:
         layout_of(wanted, (), True)
 
 
+def partial_sums(buffer: Buffer, wanted: Any) -> None:
+    """Check an author's layout of a reducer's partial sums, which is a hint."""
+    if not isinstance(wanted, PartialLayout):
+        why = f"gives the reducer `{buffer.name}` a layout of finished values"
+        fix = "give T.PartialFragment, whose replicas are addends, or leave the choice to the compiler"
+        raise error("bad_argument", None, op="T.annotate_layout", name="layouts", why=why, fix=fix)
+    covers(wanted, buffer.static_shape or (), f"`{buffer.name}`")
+
+
 def request(buffer: Buffer, wanted: Any, threads: int) -> None:
     """Store an author's layout on the buffer."""
     shape = buffer.static_shape
@@ -175,8 +170,14 @@ def request(buffer: Buffer, wanted: Any, threads: int) -> None:
         return
     layout = layout_of(wanted, shape, buffer.scope == "shared")
     if isinstance(layout, FreeLayout):
+        if layout.fault:
+            raise refusal(layout.fault)
+        if isinstance(layout, PartialLayout):
+            why, fix = "is a T.PartialFragment, of partial sums", f"give T.Fragment: `{buffer.name}` is no reducer"
+            raise error("bad_argument", None, op="T.annotate_layout", name="layouts", why=why, fix=fix)
         covers(layout, shape, f"`{buffer.name}`")
         return
+    layout = layout.plain if isinstance(layout, MemoryLayout) else layout
     layout = layout if buffer.scope == "shared" else on_threads(layout, threads)
     foreign = {"shared": ("t", "r"), "fragment": ("m",)}.get(buffer.scope, ("t", "r", "m"))
     if any(layout.digits(axis) for axis in foreign):
@@ -224,9 +225,11 @@ def loop_layout(wanted: Any, extents: Sequence[Any], threads: int) -> IRLayout |
     """Return the layout asked for a T.Parallel loop."""
     if wanted is None:
         return None
-    sizes = _sizes(tuple(extents))
+    sizes = constant_sizes(tuple(extents))
     given = layout_of(wanted, sizes, False)
     if isinstance(given, FreeLayout):
+        if given.fault:
+            raise refusal(given.fault)
         covers(given, sizes, "the loop")
         return None
     layout = on_threads(given, threads)

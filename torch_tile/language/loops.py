@@ -346,48 +346,52 @@ def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: in
     )
 
 
-class _Cell:
-    """A mutable index of a tile scheduler, read as `cell[0]`."""
-
-    def __init__(self, name: str):
-        self._variable = make_variable(name, dt.int32, None)
+@dataclass(frozen=True, eq=False)
+class Cell(Load):
+    """A mutable index of a tile scheduler: a value, which older texts read as `cell[0]`."""
 
     def __getitem__(self, key: int) -> Load:
         if key != 0:
-            fix = "read it as [0]: it is one number"
+            fix = "read it as a number, or as [0]"
             raise error("bad_argument", None, op="T.PersistentTileScheduler", name="index", why=f"is {key!r}", fix=fix)
-        return self._variable
+        return self
 
     def set(self, value: Any) -> None:
         """Store a number."""
-        store_variable(self._variable, cast(to_expr(value), dt.int32))
+        store_variable(self, cast(to_expr(value), dt.int32))
 
 
 class PersistentTileScheduler:
-    """Iterate over the tiles `(m_idx[0], n_idx[0])` of this block.
+    """Iterate over the tiles `(m_idx, n_idx)` of this block; `m_idx[0]` is the same.
 
     `scheduler.init(block)`, then `while scheduler.valid():` with `scheduler.next_tile()` at the end. The block takes
     the tiles numbered `block`, `block + num_workers`, ... of `num_m_tiles` by `num_n_tiles`. `num_workers` defaults to
     the number of blocks along x. With `cluster_size` it is that of clusters of so many blocks along M, and `m_idx`
     counts clusters. Tiles follow each other along M, or along N unless `column_major`, in panels of `swizzle_size`
-    along the other dimension. `current_iter[0]` counts from 0. With `stateful=False` there is only `coord(number)`.
+    along the other dimension. `current_iter` counts from 0. With `stateful=False` there is only `coord(number)`.
+    `name` begins the names of the indices; it may stand first, before both numbers of tiles.
     """
 
-    m_idx: _Cell
-    n_idx: _Cell
-    linear_idx: _Cell
-    current_iter: _Cell
+    m_idx: Cell
+    n_idx: Cell
+    linear_idx: Cell
+    current_iter: Cell
 
     def __init__(
-        self, prefix: str, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
-        column_major: bool = True, cluster_size: int = 1, stateful: bool = True,
+        self, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, *, swizzle_size: int = 1,
+        column_major: bool = True, cluster_size: int = 1, stateful: bool = True, name: str | None = None,
     ):  # fmt: skip
         what = "T.PersistentTileScheduler"
         in_kernel(what)
-        for name, value in (("swizzle_size", swizzle_size), ("cluster_size", cluster_size)):
+        if isinstance(num_m_tiles, str):
+            if num_workers is None or name is not None:
+                why, fix = f"is the text {num_m_tiles!r}", "give (m_tiles, n_tiles, num_workers, name=...)"
+                raise error("bad_argument", None, op=what, name="num_m_tiles", why=why, fix=fix)
+            name, num_m_tiles, num_n_tiles, num_workers = num_m_tiles, num_n_tiles, num_workers, None
+        for size, value in (("swizzle_size", swizzle_size), ("cluster_size", cluster_size)):
             if not isinstance(value, int) or value < 1:
                 fix = "give a positive integer"
-                raise error("bad_argument", None, op=what, name=name, why=f"is {value!r}", fix=fix)
+                raise error("bad_argument", None, op=what, name=size, why=f"is {value!r}", fix=fix)
         for value in (num_m_tiles, num_n_tiles):
             index_bound(value, what)
         self.num_workers: Any = get_block_extent(0) // cluster_size if num_workers is None else num_workers
@@ -399,7 +403,9 @@ class PersistentTileScheduler:
         self._count = rows * num_n_tiles
         if stateful:
             names = ("m_idx", "n_idx", "linear_idx", "current_iter")
-            self.m_idx, self.n_idx, self.linear_idx, self.current_iter = (_Cell(f"{prefix}_{n}") for n in names)
+            self.m_idx, self.n_idx, self.linear_idx, self.current_iter = (
+                Cell(make_variable(f"{name or 'tiles'}_{n}", dt.int32, None).buffer, ()) for n in names
+            )
 
     def coord(self, tile_id: Any) -> tuple[Expr, Expr]:
         """Return the coordinates (m, n) of tile number `tile_id`."""
@@ -413,17 +419,17 @@ class PersistentTileScheduler:
 
     def next_tile(self) -> None:
         """Advance to the worker's next tile."""
-        self.current_iter.set(self.current_iter[0] + 1)
-        self._take(self.linear_idx[0] + self.num_workers)
+        self.current_iter.set(self.current_iter + 1)
+        self._take(self.linear_idx + self.num_workers)
 
     def valid(self) -> Expr:
         """Return whether the worker has such a tile."""
-        holds: Expr = self.linear_idx[0] < self._count
+        holds: Expr = self.linear_idx < self._count
         return holds
 
     def _take(self, number: Any) -> None:
         """Set the scheduler to the tile with this number."""
         self.linear_idx.set(number)
-        m, n = self.coord(self.linear_idx[0])
+        m, n = self.coord(self.linear_idx)
         self.m_idx.set(m)
         self.n_idx.set(n)

@@ -257,11 +257,15 @@ def _leaves(value: Expr) -> Iterator[Expr]:
 
 
 def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
-    """Build an operation with an explicit rounding mode, on float32 or float64."""
+    """Build an operation with an explicit rounding mode, on float32 or float64. Rounding to nearest, float16 and
+    bfloat16 are computed in float32, and rounded again.
+    """
     what = f"T.ieee_{name}"
     need_choice(f"ieee_{name}", "rounding_mode", rounding_mode, intrinsics.ieee.MODES)
     like = next((x.dtype for x in operands if isinstance(x, Expr)), dt.float32)
     values = [to_expr(x, like if like.is_float else dt.float32, what) for x in operands]
+    if like in (dt.float16, dt.bfloat16) and rounding_mode == "rn" and all(x.dtype == like for x in values):
+        return cast_expr(_ieee(name, *(cast_expr(x, dt.float32) for x in values), rounding_mode="rn"), like)
     for value in values:
         if value.dtype not in (dt.float32, dt.float64) or value.dtype != values[0].dtype:
             why, fix = f"is a {value.dtype}", "cast all operands to float32, or all to float64"
@@ -276,7 +280,8 @@ def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
     """`x + y` of float32 with its own rounding, never fused with a product: "rn" to nearest even, "rz" to zero, "ru"
     up, "rd" down.
 
-    For float64 only "rn". Raises TileError for other modes and types.
+    For float64 only "rn", and for float16 and bfloat16, whose result in float32 is rounded to nearest again. Raises
+    TileError for other modes and types.
     """
     return _ieee("add", x, y, rounding_mode=rounding_mode)
 

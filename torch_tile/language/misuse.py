@@ -79,7 +79,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
             return error("python_value", span, problem=what, fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
-        return asked_of_table(problem.args[0] if problem.args else text, span)
+        return device_key_error(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     for part, (what, fix) in _STATEMENTS.items():
@@ -103,8 +103,8 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     return error("python_value", span, problem=text, fix=fix)
 
 
-def asked_of_table(key: object, span: Span | None = None) -> TileError:
-    """Build the error for a dictionary of Python's that is asked for what only the device knows."""
+def device_key_error(key: object, span: Span | None = None) -> TileError:
+    """Build the error for a dictionary that is asked for a key that only the device knows."""
     return error("python_value", span, problem=f"a dictionary is asked for `{str(key)[:60]}`", fix=_TABLE)
 
 
@@ -180,7 +180,6 @@ INSTEAD = {
     "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
     "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
-    "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
 
@@ -208,7 +207,6 @@ FAMILIES = (
      "descriptors are the compiler's: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
     (r"warpgroup_(arrive|commit_batch|fence_operand|wait)",
      "the compiler places it: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
-    (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
      r"", "T.gemm chooses the instruction"),
     (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
@@ -222,7 +220,7 @@ FAMILIES = (
     (r"ptx_(init_barrier_thread_count|fence_barrier_init)", "T.alloc_barrier(arrive_count) makes and fences barriers"),
     (r"ptx_arrive_barrier\w*", "T.mbarrier_arrive(barrier), T.mbarrier_arrive_expect_tx(barrier, bytes)"),
     (r"(ptx_)?arrive_cluster_barrier|alloc_cluster_barrier", "blocks of a cluster meet at T.cluster_sync()"),
-    (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|PartialFragment|BufferLoad|ProducerLoad|CallEffectKind"
+    (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|BufferLoad|ProducerLoad|CallEffectKind"
      r"|CommReducer|IterVar|SizeVar|\w+Imm|PrimExpr)", "is a class of TileLang's compiler: kernels need none"),
     (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|Call|Reduce|Broadcast|Ramp"
      r"|Shuffle|Let|let|type_annotation|undef|q_multiply\w*|extract_lane|ignore_loop_partition)",

@@ -131,8 +131,16 @@ def _named(size: Expr) -> Expr:
     return size if is_plain else let("size", size)
 
 
-def match_buffer(param: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Handle:
-    """Declare the tensor behind a parameter T.handle, as an annotation T.Tensor(shape, dtype, strides) does."""
+def match_buffer(
+    param: Any, shape: Any, dtype: Any = "float32", strides: Any = None, align: int = VECTOR_BYTES
+) -> Handle:
+    """Declare the tensor behind a parameter T.handle, as an annotation T.Tensor(shape, dtype, strides) does.
+
+    Launches check that the first element lies at a multiple of 16 bytes; an `align` above that is a TileError.
+    """
+    if not isinstance(align, int) or not 0 < align <= VECTOR_BYTES:
+        why, fix = f"is {align!r}", f"give at most {VECTOR_BYTES}, which launches check, or leave it out"
+        raise error("bad_argument", None, op="T.match_buffer", name="align", why=why, fix=fix)
     return _declared("T.match_buffer", param, shape, dtype, strides, "param")
 
 

@@ -343,11 +343,11 @@ class _Reroute(ast.NodeTransformer):
         self.generic_visit(node)
         word = ast.copy_location(ast.Constant("try"), node)
         word.end_lineno, word.end_col_offset = node.lineno, node.col_offset + len("try")
-        return [ast.copy_location(ast.Expr(_call("tries", at=word)), word), node]
+        return [ast.copy_location(ast.Expr(_call("refuse_try", at=word)), word), node]
 
     def visit_While(self, node: ast.While) -> Any:
         if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
-            return ast.copy_location(ast.Expr(_call("walrus", _names(walrus.target), at=walrus)), node)
+            return ast.copy_location(ast.Expr(_call("refuse_walrus", _names(walrus.target), at=walrus)), node)
         test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
         calls = _call("whiles", test, carried, _tells_end(node), at=node.test)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
@@ -358,7 +358,7 @@ class _Reroute(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "print":
             node.func = _call("printing", node.func, at=node.func)
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):
-            node.func = _call("looking_up", node.func, at=node.func)
+            node.func = _call("checked_lookup", node.func, at=node.func)
         return node
 
     def visit_For(self, node: ast.For) -> Any:

@@ -15,7 +15,7 @@ from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, constant_to_store, is_number
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
-from torch_tile.language.asynchronous import in_kernel, pin_results
+from torch_tile.language.asynchronous import in_kernel, listed_mbarrier, pin_results
 from torch_tile.language.cluster import clusters
 from torch_tile.language.grid_sync import cut_at_grid_syncs
 from torch_tile.language.layout import request
@@ -237,6 +237,29 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
     at.emit(Alloc(buffer))
     at.own(buffer)
     return Handle(buffer)
+
+
+def create_list_of_mbarrier(*arrive_counts: Any) -> None:
+    """Allocate the mbarriers 0, 1, ... of the kernel, one for each number of arrivals, as older TileLang does.
+
+    T.get_mbarrier gives one of them, and so does its number wherever an mbarrier is wanted.
+    """
+    at = outermost("T.create_list_of_mbarrier")
+    given = list(arrive_counts[0]) if arrive_counts and isinstance(arrive_counts[0], list | tuple) else [*arrive_counts]
+    if not given or at.launch in at.mbarriers:
+        why = "is empty" if not given else "is the second list of this kernel"
+        fix = "give the arrivals of each mbarrier, once in a kernel"
+        raise error("bad_argument", None, op="T.create_list_of_mbarrier", name="arrive_counts", why=why, fix=fix)
+    if len(set(given)) == 1:
+        made = alloc_barrier(given)
+        at.mbarriers[at.launch] = [made]
+    else:
+        at.mbarriers[at.launch] = [alloc_barrier(count) for count in given]
+
+
+def get_mbarrier(mbarrier: Scalar) -> Load:
+    """Return an mbarrier of T.create_list_of_mbarrier by its number."""
+    return listed_mbarrier("T.get_mbarrier", mbarrier)
 
 
 def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:

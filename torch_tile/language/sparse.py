@@ -3,8 +3,9 @@
 
 The metadata is that of mma.sp in the PTX ISA, row by row: four bits for two nonzeros of four neighbours along K, the
 place of the first in the lower two bits. Of 32-bit types, four bits say which of two neighbours is kept: 0b0100 the
-first, 0b1110 the second. Lower bits of an element of E come first. The product expands A into a tile in shared memory
-and multiplies that, on every target.
+first, 0b1110 the second. Lower bits of an element of E come first. TileLang's own compressor since 0.1.14 writes this
+order; that of CUTLASS's compressors, which interleaves rows, is another. The product expands A into a tile in shared
+memory and multiplies that, on every target.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm.op import GemmWarpPolicy
 
 NIBBLE = 4  # bits of metadata for one group
+
+
+def group_of(dtype: dt.DType) -> tuple[int, int]:
+    """Return how many elements are kept of how many neighbours: 1 of 2 for types of 32 bits, else 2 of 4."""
+    return (1, 2) if dtype.bits == 32 else (2, 4)
 
 
 def gemm_sp(
@@ -43,7 +49,7 @@ def gemm_sp(
     kept, places = need_region(A_sparse, "gemm_sp", "A_sparse"), need_region(E, "gemm_sp", "E")
     sizes, counts = _matrix(kept, "A_sparse", transpose_A), _matrix(places, "E", transpose_E)
     element, word = kept.buffer.dtype, places.buffer.dtype
-    group = 2 if element.bits == 32 else 4
+    _, group = group_of(element)
     rows, columns = sizes[0], 2 * sizes[1]
     fix = ""
     if not word.is_integer or word.bits not in (8, 16, 32):

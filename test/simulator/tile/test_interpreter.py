@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -163,10 +164,14 @@ def test_print(capsys):
             T.print(a[0:1, :])
             for i in T.Parallel(2):
                 T.print(a[i, 1])
+            T.print(msg="alone")
 
     evaluate(kernel, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     text = capsys.readouterr().out
-    assert text.count("block: ") == 2 and "block: 1" in text
+    assert text.count("block: ") == text.count("alone\n") == 2 and "block: 1" in text
+    assert 'T.print(msg="alone")' in kernel.script()
+    torch_tile.compile(kernel, target="cuda:sm_80").interpret(torch.zeros(2, 2))
+    assert capsys.readouterr().out.count("alone\n") == 2
     assert text.count("tensor([[1., 2.]])") == 2 and text.count("4.0") == 2
 
 

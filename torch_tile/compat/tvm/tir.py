@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch_tile import language
@@ -26,6 +27,16 @@ def IntImm(dtype: object, value: int) -> expr.Expr:
 def FloatImm(dtype: object, value: float) -> expr.Expr:
     """Make a constant of a floating type."""
     return const(float(value), dtype)
+
+
+def all(*conditions: Any) -> expr.Expr:
+    """Return whether all conditions hold."""
+    return functools.reduce(lambda a, b: expr.binary("and", a, b), conditions, const(True))
+
+
+def any(*conditions: Any) -> expr.Expr:
+    """Return whether some condition holds."""
+    return functools.reduce(lambda a, b: expr.binary("or", a, b), conditions, const(False))
 
 
 def __getattr__(name: str) -> Any:

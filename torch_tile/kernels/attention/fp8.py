@@ -80,7 +80,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Form:
+class Fp8Spec:
     """Compile-time facts of the kernel besides its `Config`. `spec` has the dtype of tiles, and what a query sees.
 
     `stored`: the dtype in memory. `transposed`: values are given as `transpose_values` makes them. `scaled`: which of
@@ -114,10 +114,13 @@ def transpose_values(width: int, vector: int) -> Any:
     ):
         with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
             tile = T.alloc_shared((EACH, width), torch.uint8)
+            # Rows that are not a multiple of 128 bytes apart: threads of a warp, each at its row, meet other banks.
+            turned = T.alloc_shared((width, EACH + 4), torch.uint8)
             T.copy(v[sequence, head, bx * EACH, 0], tile)
-            for c, j in T.Parallel(width, EACH):
-                if c < d:
-                    transposed[sequence, head, c, bx * EACH + j] = tile[key_at(j), c]
+            for word, c in T.Parallel(EACH // 4, width):
+                for byte in T.vectorized(4):
+                    turned[c, word * 4 + byte] = tile[key_at(word * 4 + byte), c]
+            T.copy(turned[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
 
     return transpose_values
 
@@ -129,7 +132,7 @@ def key_at(place: Any) -> Any:
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
-def flash_attention_fp8(config: Config, form: Form) -> Any:
+def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it."""
     spec, rows, keys = form.spec, config.block_q, config.block_kv
     batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
@@ -177,7 +180,7 @@ def flash_attention_fp8(config: Config, form: Form) -> Any:
             unit = T.if_then_else(factor > 0.0, factor, 1.0)
             extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
             first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
-            for iteration in T.Pipelined(end - first, num_stages=config.stages):
+            for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 T.copy(k[sequence, kv_head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -189,17 +192,17 @@ def flash_attention_fp8(config: Config, form: Form) -> Any:
                         query = T.min(first_row + i, q_len - 1)
                         seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                # Maxima are subtracted exactly, as what exceeds 448 is no float8.
-                exponentiate(
-                    scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=True, gain=GAIN
-                )  # fmt: skip
+                # Tensor cores sum products of float8 in fewer digits than float32 has: none is lost by their scale.
+                exact = not form.transposed
+                exponentiate(scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=exact, gain=GAIN)
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 if form.transposed:
                     # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result, 4t to 4t + 3 of an operand.
                     for i, run, high, t, low in T.Parallel(rows, keys // RUN, 2, 4, 2):
-                        score = scores[i, run * RUN + high * 8 + t * 2 + low]
-                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(score, spec.dtype)
+                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(
+                            scores[i, run * RUN + high * 8 + t * 2 + low], spec.dtype
+                        )
                     T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
                 else:
                     T.copy(scores, probs)
@@ -261,7 +264,7 @@ def _run(
     given = ((args.q_scale, q), (args.k_scale, k), (args.v_scale, k))
     scales = [scale.to(torch.float32).expand(x.shape[:2]) for scale, x in given if scale is not None]
     scaled = args.q_scale is not None, args.k_scale is not None, args.v_scale is not None
-    form = Form(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
+    form = Fp8Spec(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
     if transposed:
         stored = v.new_empty((batch, kv_heads, v_dim, -(-kv_len // EACH) * EACH))
         machine.kernel(transpose_values)(tile_dv, vector)(v.view(torch.uint8), stored.view(torch.uint8))
@@ -281,7 +284,10 @@ OTHERS = tuple(
     Config(*tiling, partial_sums=8, packed=False)
     for tiling in ((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
 )
+LONG = Config(128, 224, 256, 2, partial_sums=8, packed=False)  # measured from LONG_KEYS on
+LONG_KEYS = 4096
 MOST_REGISTERS = 160  # for sums, scores and weights
+LONG_REGISTERS = 208  # of the 240 that a thread has beside a producer
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
@@ -296,6 +302,8 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
         return Config(4 if problem.rows <= 4 else 64, 64, packed=False)
     wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
     tilings = [c for c in (HOPPER if wgmma else OTHERS) if problem.rows > 64 or c.block_q == 64 or not wgmma]
+    if wgmma and problem.rows > 64 and problem.keys >= LONG_KEYS:
+        tilings.insert(0, LONG)
     tilings = [replace(c, staged=out_bytes == 2, heavy_first=spec.causal) for c in tilings]
     return next((c for c in tilings if _fits(c, spec, machine, wgmma)), None)
 
@@ -308,4 +316,5 @@ def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
     tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(spec.tile_dv, keys, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
-    return held <= MOST_REGISTERS and Footprint(tuple(tiles), bulk).fits(machine.target)
+    most = LONG_REGISTERS if keys == LONG.block_kv else MOST_REGISTERS
+    return held <= most and Footprint(tuple(tiles), bulk).fits(machine.target)

@@ -372,7 +372,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
             tile = place // row_tiles
             p, first = tile * tile_p, chunk * size
             border = row + (rows - 1 if spec.reverse else 0)
-            iterations = 0 if spec.dots else (size - row if spec.reverse else row + rows) // step
+            count = 0 if spec.dots else (size - row if spec.reverse else row + rows) // step
             key_tile = T.alloc_shared((rows, tile_n), spec.dtype)
             if resident:
                 T.copy(keys[bz, first + row : first + row + rows, group, 0:tile_n], key_tile)
@@ -446,15 +446,15 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     score_tile = T.alloc_shared((rows, step), spec.dtype)
                     value_tile = T.alloc_shared((step, tile_p), spec.dtype)
                     weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
-                    for k in T.Pipelined(iterations, num_stages=config.stages):
+                    for k in T.Pipelined(count, num_stages=config.stages):
                         column = size - (k + 1) * step if spec.reverse else k * step
                         if not resident:
                             T.copy(
                                 scores[bz, first + row : first + row + rows, group, column : column + step], score_tile
                             )
                         T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
-                        if k >= iterations - rows // step:
-                            if k == iterations - rows // step:
+                        if k >= count - rows // step:
+                            if k == count - rows // step:
                                 for i, j in T.Parallel(rows, tile_p):
                                     acc[i, j] *= factor[i]
                             if spec.D is not None and not spec.reverse:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_tile.compiler.context import Build
@@ -55,9 +55,12 @@ from torch_tile.tileop.copy.tma import TmaCopy
 TRUE = const(True, dt.bool_)
 
 
-def check_kernel(program: Program) -> Program:
-    """Return the program unchanged, or raise one TileError with every finding."""
-    check = _Check()
+def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program:
+    """Return the program unchanged, or raise one TileError with every finding.
+
+    Shared tiles may have sizes of `known_later`: calls bring them, and the kernel is checked again with their values.
+    """
+    check = _Check(known_later)
     check.sizes(program)
     check(program)
     found = check.found or check_views(program) or unwritten_reads(program)
@@ -69,8 +72,9 @@ def check_kernel(program: Program) -> Program:
 class _Check(Rewriter):
     """Collect the errors of a program, with the ranges and conditions of each place."""
 
-    def __init__(self) -> None:
+    def __init__(self, known_later: Collection[Var] = ()) -> None:
         self.found: list[Diagnostic] = []
+        self.known_later = set(known_later)  # sizes of shared tiles that calls bring
         self.ranges = Ranges()
         self.path = Path()
         self.runs = True
@@ -109,7 +113,7 @@ class _Check(Rewriter):
         if self.thread is not None:
             first, last = role.first, role.first + role.count - 1
             self.ranges = self.ranges.within(self.thread, first, last)
-            self.path = self.path.under(self.thread >= first).under(self.thread <= last)
+            self.path = self.path.assume(self.thread >= first).assume(self.thread <= last)
         self.children(role)
         self.ranges, self.path = outer
         return role
@@ -187,7 +191,7 @@ class _Check(Rewriter):
     def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
         """Check a branch or a value that runs only if a condition holds, or only if it does not."""
         known, wanted = self.ranges, condition if holds else unary("not", condition)
-        path = self.path if known.prove(wanted) else self.path.under(condition, holds)
+        path = self.path if known.prove(wanted) else self.path.assume(condition, holds)
         self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
 
     def visit_Select(self, node: Select) -> Expr:
@@ -213,6 +217,8 @@ class _Check(Rewriter):
             return node
         for size in buffer.shape:
             if not isinstance(size, Const):
+                if buffer.scope == "shared" and self.known_later.issuperset(find(size, Var)):
+                    continue
                 self.found.append(diagnose("dynamic_tile", node.span, buffer=buffer.name, size=repr(size)))
             elif size.value <= 0:
                 self.found.append(

@@ -44,7 +44,7 @@ from torch_tile.tileop.reduce.op import Reduce
 
 def unwritten_reads(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for the first read of each unwritten tile, and for each lost result."""
-    found = [*_lost_results(program), *_unwritten_results(program)]
+    found = _lost_results(program)
     for kernel in program.kernels:
         found += _Order(kernel).found
     return found
@@ -119,7 +119,7 @@ class _Order(InOrder):
         return self.children(load)
 
     def visit_Print(self, node: Print) -> Stmt:
-        if not hasattr(node.value, "dtype"):
+        if isinstance(node.value, Region):
             self._read(node.value.buffer, node)
         return self.children(node)
 
@@ -137,21 +137,21 @@ class _Order(InOrder):
 
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        self.under(node.condition, node.then)
-        self.under(unary("not", node.condition), node.otherwise)
+        self.visit_where(node.condition, node.then)
+        self.visit_where(unary("not", node.condition), node.otherwise)
         return node
 
     def visit_While(self, node: While) -> Stmt:
         self(node.condition)
-        self.under(None, node.body)
+        self.visit_where(None, node.body)
         return node
 
     def visit_Role(self, node: Role) -> Stmt:
         """Visit a role as conditional: roles run at the same time, whatever their order."""
-        self.under(None, node.body)
+        self.visit_where(None, node.body)
         return node
 
-    def under(self, condition: Expr | None, node: Node) -> None:
+    def visit_where(self, condition: Expr | None, node: Node) -> None:
         """Visit a node that may not run, or only where a condition holds."""
         depth = len(self.outer)
         if condition is not None:
@@ -284,8 +284,10 @@ def _lost_results(program: Program) -> list[Diagnostic]:
     return [diagnose("lost_result", span, buffer=buffer.name) for buffer, span in lost.items()]
 
 
-def _unwritten_results(program: Program) -> list[Diagnostic]:
-    """Report tensors of T.empty that are returned and that no kernel can write."""
+def unwritten_results(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each tensor of T.empty that is returned and that no kernel can write. It holds garbage,
+    as in TileLang: compile_program warns of it.
+    """
     unwritten = never_written(program, program.outputs)
     return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
 

@@ -287,6 +287,8 @@ class _Machine(Visitor):
         return check
 
     def visit_Print(self, node: st.Print) -> Step:
+        if node.value is None:
+            return lambda: print(node.message)
         if not isinstance(node.value, Expr):
             raise InternalError("a region is printed at stage FLAT", node.span)
         value = self.value(node.value)

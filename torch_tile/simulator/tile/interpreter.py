@@ -292,6 +292,9 @@ class Tiles(Expressions):
         """Run a print."""
         if self.lanes:
             raise _InOrder
+        if node.value is None:
+            print(node.message)
+            return
         shown = self.read(node.value) if isinstance(node.value, Region) else self.value(node.value)
         print(f"{node.message}: {shown}" if node.message else shown)
 

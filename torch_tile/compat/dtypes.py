@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve TileLang's module of dtypes: the types of the language, and its table from torch's types to names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_tile import language
+from torch_tile.ir.dtype import ALL, NARROW, to_dtype as dtype
+
+_TORCH_DTYPE_TO_STR = {getattr(torch, t.name): t.name for t in (*ALL, *NARROW) if hasattr(torch, t.name)}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the language."""
+    return getattr(language, name)
+
+
+__all__ = ["dtype"]
