@@ -19,6 +19,7 @@ from torch_tile.kernels.ssm.ssd import (
     ssd_chunk_scan,
     ssd_chunk_scan_backward,
 )
+from torch_tile.kernels.ssm.tiles import Spec
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
 HELD = replace(TINY, state_tile=32, heads=2, staged=True)  # holds the keys and scores of two heads
@@ -181,7 +182,9 @@ def test_chunks_on_gpus():
     config = config_for(torch.bfloat16, 8192, machine)
     assert [config_of_states(config, torch.bfloat16, n, machine).state_tile for n in (64, 128)] == [64, 128]
     assert config_of_states(config, torch.float32, 128, machine) is config
-    held = {n: config_of_scan(config, torch.bfloat16, n, 128, machine) for n in (1, 64)}
+    spec = Spec(torch.bfloat16, vector=8)
+    held = {n: config_of_scan(config, spec, n, 128, machine) for n in (1, 64)}
     assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (4, 128)]
-    assert config_of_scan(config, torch.bfloat16, 64, 300, machine).heads == 1  # more states than a tile has
-    assert config_of_scan(HELD, torch.float32, 8, 33, machine).heads == 1
+    assert config_of_scan(config, spec, 64, 300, machine).heads == 1  # more states than a tile has
+    assert config_of_scan(HELD, Spec(torch.float32), 8, 33, machine).heads == 1
+    assert config_of_scan(config, Spec(torch.bfloat16), 64, 128, machine).heads == 1  # no bulk copies

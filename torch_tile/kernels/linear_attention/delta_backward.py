@@ -371,19 +371,20 @@ def state_products(config: Config, spec: Spec) -> Any:
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
             first, count = place_of(s, others[0] if spec.packed else None, slot)
+            before = T.alloc_shared((rows, columns), spec.dtype)
+            after = T.alloc_shared((rows, columns), spec.dtype)
             products = T.alloc_fragment((rows, columns), compute)
             of_rows = T.alloc_fragment((rows,), compute)
             total = T.alloc_fragment((1,), compute)
             T.clear(products)
             if count > 0:  # else there is no state
                 tiles = T.ceildiv(s.v, columns)
-                for n in T.serial(T.ceildiv(s.k, rows) * tiles):
+                for n in T.Pipelined(T.ceildiv(s.k, rows) * tiles, num_stages=config.stages):
+                    k, v = n // tiles * rows, n % tiles * columns
+                    T.copy(states[bz, slot, head, k : k + rows, v : v + columns], before)
+                    T.copy(behind[bz, slot, head, k : k + rows, v : v + columns], after)
                     for i, j in T.Parallel(rows, columns):
-                        k, v = n // tiles * rows + i, n % tiles * columns + j
-                        inside = T.logical_and(k < s.k, v < s.v)
-                        before = T.cast(states[bz, slot, head, T.min(k, s.k - 1), T.min(v, s.v - 1)], compute)
-                        after = T.cast(behind[bz, slot, head, T.min(k, s.k - 1), T.min(v, s.v - 1)], compute)
-                        products[i, j] += T.if_then_else(inside, before * after, 0.0)
+                        products[i, j] += T.cast(before[i, j], compute) * T.cast(after[i, j], compute)
             T.reduce_sum(products, of_rows, dim=1)
             T.reduce_sum(of_rows, total, dim=0)
             for i in T.Parallel(1):

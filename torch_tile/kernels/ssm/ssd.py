@@ -53,8 +53,11 @@ class Members:
     members: int
 
 
-def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
-    """Choose chunks and tiles. Long chunks have fewer states to store, short sequences want short chunks."""
+def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = True) -> Config:
+    """Choose chunks and tiles. Long chunks have fewer states to store, short sequences want short chunks.
+
+    bulk: whether bulk copies can load tiles, so that producer warps leave the others registers.
+    """
     length = typical(Problem(length)).length
     size = 64 if length <= 256 else 128 if length <= 1024 else 256
     if not machine.is_gpu:
@@ -63,7 +66,7 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
         return Config(64, 32, 32, 32, 32, stages=1, shared_weights=True)
     if dtype.itemsize > 2:
         return Config(chunk=size, shared_weights=True, stages=1)
-    return Config(chunk=size, blocks=3 if machine.target.has_wgmma else 1)
+    return Config(chunk=size, blocks=3 if machine.target.has_wgmma and bulk else 1)
 
 
 def config_of_states(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
@@ -72,15 +75,17 @@ def config_of_states(config: Config, dtype: torch.dtype, states: int, machine: M
     return replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks)) if wide else config
 
 
-def config_of_scan(config: Config, dtype: torch.dtype, members: int, states: int, machine: Machine) -> Config:
+def config_of_scan(config: Config, spec: Spec, members: int, states: int, machine: Machine) -> Config:
     """Choose the tiling of `chunk_scan` for groups of `members` heads.
 
     On Hopper a block takes several heads one after the other, whose keys and scores it holds, and loads ahead.
     """
     if states > config.state_tile:
         config = replace(config, heads=1)
-    if not machine.target.has_wgmma or dtype.itemsize > 2:
+    if not machine.target.has_wgmma or spec.dtype.itemsize > 2:
         return config
+    if spec.vector == 1:  # no bulk copies, so that all threads copy, which takes registers
+        return replace(config, threads=256)
     config = replace(config, staged=True, blocks=2)
     if typical(Members(members)).members > 1 and states <= MOST_HELD:
         width = max(64, power_of_two(states))
@@ -88,14 +93,14 @@ def config_of_scan(config: Config, dtype: torch.dtype, members: int, states: int
     return config
 
 
-def config_of_groups(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
+def config_of_groups(config: Config, spec: Spec, states: int, machine: Machine) -> Config:
     """Choose the tiling of `group_scan`: on Hopper as wide as the states, so that scores are added up once.
 
     Elsewhere its three accumulators leave 128 threads too few registers.
     """
-    if machine.target.has_wgmma and dtype.itemsize <= 2:
+    if machine.target.has_wgmma and spec.dtype.itemsize <= 2 and spec.vector > 1:
         return replace(config, blocks=2, state_tile=config.state_tile * (2 if states > config.state_tile else 1))
-    return replace(config, threads=256, shared_weights=True) if machine.is_gpu and dtype.itemsize <= 4 else config
+    return replace(config, threads=256, shared_weights=True) if machine.is_gpu and spec.dtype.itemsize <= 4 else config
 
 
 # The kernels.
@@ -525,13 +530,13 @@ class Scan:
         self.x, self.B, self.C = (dense_last(t) for t in (args.x, args.B, args.C))
         self.batch, self.length, self.heads, self.head_dim = args.x.shape
         self.groups, self.states = args.B.shape[2:]
-        self.config: Config = config or config_for(args.x.dtype, self.length, self.machine)
+        sizes = self.head_dim, self.states
+        vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
+        self.config: Config = config or config_for(args.x.dtype, self.length, self.machine, vector > 1)
         self.chunks: Any = -(-self.length // self.config.chunk)
         self.padded: Any = self.chunks * self.config.chunk
         self.compute = compute_dtype(args.x.dtype)
         self.limits: tuple[float, float] = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
-        sizes = self.head_dim, self.states
-        vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
         packed = args.seq_idx is not None
         self.plain: Spec = Spec(args.x.dtype, vector=vector, packed=packed)
         self.times: Spec = replace(
@@ -590,7 +595,7 @@ class Scan:
     def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
         """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
         parts = -(-(self.heads // self.groups) // GROUP_HEADS)
-        config = config_of_groups(self.config, self.x.dtype, self.states, self.machine)
+        config = config_of_groups(self.config, spec, self.states, self.machine)
         if parts == 1:
             self.run(group_scan, spec, *operands, out, config=config)
             return
@@ -601,7 +606,7 @@ class Scan:
     def outputs(self, spec: Spec, *operands: Any) -> None:
         """Launch `chunk_scan`."""
         members = self.heads // self.groups
-        config = config_of_scan(self.config, self.x.dtype, members, self.states, self.machine)
+        config = config_of_scan(self.config, spec, members, self.states, self.machine)
         self.run(chunk_scan, spec, *operands, config=config)
 
     def skip(self) -> list[torch.Tensor]:
