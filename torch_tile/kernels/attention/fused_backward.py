@@ -35,6 +35,7 @@ WARPS = BOTH // WARP
 MOST_ITERATIONS = 2**30  # tensors with more do not fit in memory
 LONGEST = 2**29  # queries or keys of a sequence
 LEAST_KEYS = 4096  # of a sequence; shorter ones have not been measured
+MOST_HEADS = 4  # of keys, side by side: sums of dq take room in the second-level cache, too
 SUMMED = 1  # a named barrier: a tile of dq is there
 
 
@@ -415,4 +416,4 @@ def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | Non
     found, size = TILINGS.get(spec.tile_d), typical(problem)
     if found is None or not LEAST_KEYS <= size.keys <= LONGEST or size.rows > LONGEST:
         return None
-    return replace(found, heavy_first=spec.causal, side=side_by_side(size.heads))
+    return replace(found, heavy_first=spec.causal, side=side_by_side(size.heads, MOST_HEADS))
