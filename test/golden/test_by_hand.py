@@ -112,8 +112,9 @@ def added_up(dtype="float32", combine="add", rows=128):
     return main
 
 
-@pytest.mark.parametrize("combine, dtype", [("add", "float32"), ("add", "bfloat16"), ("min", "int32"), ("max", "int32")])
-def test_blocks_combine_tiles_in_memory(combine, dtype):
+@pytest.mark.parametrize("way", ["add float32", "add bfloat16", "min int32", "max int32"])
+def test_blocks_combine_tiles_in_memory(way):
+    combine, dtype = way.split()
     made = torch_tile.compile(added_up(dtype, combine), target="cuda:sm_90a")
     assert f"tma_store_{combine}" in made.source
     a = torch.randint(-50, 50, (128, 64)).to(getattr(torch, dtype))
