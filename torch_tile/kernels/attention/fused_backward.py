@@ -72,13 +72,14 @@ class Iterations:
     @T.macro
     def load(self, sources: Any, tiles: Any, full: Any, free: Any) -> None:
         """Load the tiles of all iterations: queries, two numbers of each, and gradients. Run by one warp."""
-        (q, numbers, grad), (q_tiles, number_tiles, grad_tiles) = sources, tiles
+        (q, statistics, grad), (q_tiles, numbers, grad_tiles) = sources, tiles
         for iteration in T.serial(self.total):
             stage, parity = self.phase(iteration)
             *here, row = self.place(iteration)
             T.mbarrier_wait_parity(free[0][stage], parity ^ 1)
             T.tma_copy(q[(*here, row, 0)], q_tiles[stage, :, :], barrier=full[0][stage])
-            T.tma_copy(numbers[(*here, 0, row)], number_tiles[stage, :, :], barrier=full[0][stage])
+            for n in [0, 1]:
+                T.tma_copy(statistics[(*here, n, row)], numbers[n][stage, :], barrier=full[0][stage])
             if T.shuffle_elect(WARP):
                 T.mbarrier_arrive(full[0][stage])
             T.mbarrier_wait_parity(free[1][stage], parity ^ 1)
@@ -148,7 +149,7 @@ class Scores:
         registers for more.
         """
         for i, j in T.Parallel(*p.shape):
-            p[i, j] = probability(self.spec, p[i, j], self.scale, numbers[stage, 0, j])
+            p[i, j] = probability(self.spec, p[i, j], self.scale, numbers[0][stage, j])
         self.hide(p, step)
         T.copy(p, p_rounded)
         T.copy(p_rounded, kept)
@@ -157,7 +158,7 @@ class Scores:
     def differentiate(self, kept: Any, dp: Any, numbers: Any, stage: Any, ds: Any) -> None:
         """Turn gradients of probabilities into those of scores."""
         for i, j in T.Parallel(*dp.shape):
-            ds[i, j] = T.cast(T.cast(kept[i, j], dp.dtype) * (dp[i, j] - numbers[stage, 1, j]), self.spec.dtype)
+            ds[i, j] = T.cast(T.cast(kept[i, j], dp.dtype) * (dp[i, j] - numbers[1][stage, j]), self.spec.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,7 +315,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             first_key = T.min(block, LONGEST // rows) * rows
             k_tile, v_tile = T.alloc_shared((rows, d), narrow), T.alloc_shared((rows, dv), narrow)
             q_tiles, grad_tiles = (T.alloc_shared((stages, queries, n), narrow) for n in (d, dv))
-            numbers = T.alloc_shared((stages, 2, queries), accum)
+            numbers = [T.alloc_shared((stages, queries), accum) for _ in range(2)]
             # One version is read by both warpgroups while the next one is written.
             all_ds, parts = (
                 T.alloc_shared((2, rows, queries), narrow),
