@@ -66,7 +66,8 @@ def test_when_the_order_of_sums_is_free(monkeypatch):
     for spec, problem, machine in (
         (spec_of(width=96), long, HOPPER), (spec_of(score="v0=mul(acc0,2.0);ret v0"), long, HOPPER),
         (spec_of(exact=False), long, HOPPER), (spec_of(vector=4), long, HOPPER), (spec_of(torch.float32), long, HOPPER),
-        (spec_of(), replace(long, keys=LEAST_KEYS[128] - 1), HOPPER), (spec_of(), long, Machine(Target("cuda", 80), 108)),
+        (spec_of(), replace(long, keys=LEAST_KEYS[128] - 1), HOPPER),
+        (spec_of(), long, Machine(Target("cuda", 80), 108)),
     ):  # fmt: skip
         assert fused_tiling(spec, problem, machine) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
