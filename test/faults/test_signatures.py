@@ -17,7 +17,7 @@ VARIADIC = {
     "call": "operands", "tvm_thread_allreduce": "thread indices", "ws": "numbers of warpgroups",
     "WarpSpecialize": "numbers of warpgroups", "access_ptr": "extents", "call_extern": "arguments",
     "call_pure_extern": "arguments", "ptx": "operands", "CUDASourceCodeKernel": "sizes of the grid",
-    "create_list_of_mbarrier": "arrivals",
+    "create_list_of_mbarrier": "arrivals", "create_tma_descriptor": "numbers", "tma_load": "coordinates",
 }  # fmt: skip
 CLASSES = ("Kernel", "ClusterKernel", "PersistentTileScheduler")
 DECORATORS = ("macro", "prim_func")

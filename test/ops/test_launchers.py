@@ -197,6 +197,10 @@ CALLS = {
         "ttt", lambda x, values, scales: launchers.quantize_fp8(x, 0, FLOAT8, out=(values, scales)),
         lambda: (half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
     ),
+    "silu_mul_quantize": (
+        "tttt", lambda x, up, values, scales: launchers.silu_mul_quantize(x, up, 0, FLOAT8, out=(values, scales)),
+        lambda: (half(16, 256), half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
+    ),
     "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
     "attention_backward": (
         "tttttttt",
@@ -504,7 +508,7 @@ SIZES = {
     "attention_block_sparse": 250, "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "attention_fp8": 250,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
-    "quantize_int8": 16,
+    "quantize_int8": 16, "silu_mul_quantize": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,
     "decode": 900, "mla": 2, "mla_decode_fp8": 2, "mla_sparse": 640,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,

@@ -79,8 +79,7 @@ def range_of(dtype: dt.DType) -> Interval:
     """Return the interval of all values of an integer or bool type."""
     if dtype.kind == "bool":
         return Interval(0, 1)
-    half = 1 << (dtype.bits - 1)
-    return Interval(0, 2 * half - 1) if dtype.kind == "uint" else Interval(-half, half - 1)
+    return Interval(*dt.limits(dtype))
 
 
 def _times(a: Limit, b: Limit) -> Limit:

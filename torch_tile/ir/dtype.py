@@ -184,6 +184,20 @@ def saturated(value: Any, dtype: DType) -> Any:
     return value.clip(-most, most) if hasattr(value, "clip") else max(min(value, most), -most)
 
 
+def limits(dtype: DType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
+    half = 1 << (dtype.bits - 1)
+    return (0, 2 * half - 1) if dtype.kind == "uint" else (-half, half - 1)
+
+
+def whole(value: float, dtype: DType) -> int:
+    """Convert a float to an integer type: truncated, at its least or greatest value beyond the ends, 0 for NaN."""
+    if math.isnan(value):
+        return 0
+    low, high = limits(dtype)
+    return int(min(max(value, low), high))
+
+
 def converted(tensor: Any, dtype: DType) -> Any:
     """Convert a tensor of torch as a cast does: to float8 saturated, whatever torch's own conversion does."""
     to = dtype.as_torch()

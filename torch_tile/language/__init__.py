@@ -227,6 +227,7 @@ from torch_tile.language.threads import (
     thread_binding,
     thread_index,
 )  # fmt: skip
+from torch_tile.language.tma_by_hand import create_tma_descriptor, tma_load
 from torch_tile.language.trace import explainers as _explainers
 from torch_tile.language.values import TensorType
 from torch_tile.language.vectors import Broadcast, Ramp, Shuffle, extract_lane

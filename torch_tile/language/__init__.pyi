@@ -290,6 +290,10 @@ from torch_tile.language.threads import (
     thread_binding as thread_binding,
     thread_index as thread_index,
 )
+from torch_tile.language.tma_by_hand import (
+    create_tma_descriptor as create_tma_descriptor,
+    tma_load as tma_load,
+)
 from torch_tile.language.values import (
     TensorType as TensorType,
 )
@@ -828,11 +832,12 @@ def tan(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """`tanh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
-def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, combine: builtins.str | None = None, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
+def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, counts: builtins.bool = True, combine: builtins.str | None = None, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
     """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
     A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
-    is complete after the call. `by` is the number of the thread. `eviction_policy` is as for T.copy.
+    is complete after the call. `by` is the number of the thread. With `counts=False` the author's
+    T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
 
     A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
     blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
@@ -989,6 +994,7 @@ __all__ = [
     "cosh",
     "cp_async_barrier_noinc",
     "create_list_of_mbarrier",
+    "create_tma_descriptor",
     "cummax",
     "cumsum",
     "dec_max_nreg",
@@ -1224,6 +1230,7 @@ __all__ = [
     "thread_index",
     "thread_return",
     "tma_copy",
+    "tma_load",
     "tma_store_arrive",
     "tma_store_wait",
     "transpose",

@@ -180,7 +180,6 @@ INSTEAD = {
     "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
     "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
-    "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
 
@@ -208,7 +207,6 @@ FAMILIES = (
      "descriptors are the compiler's: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
     (r"warpgroup_(arrive|commit_batch|fence_operand|wait)",
      "the compiler places it: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
-    (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
     (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
      r"", "T.gemm chooses the instruction"),
     (r"call_kernel", "T.call_extern calls functions of T.import_source's text from a kernel"),

@@ -7,10 +7,11 @@ ops. `import torch_tile` imports them all (`all_families`); this module imports 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device. Sums are kept in
 float32 (float64 for float64). Results are fresh and, but for attention's, contiguous. Empty tensors give empty or zero
 results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm`, `masked_scaled_gemm`, `quantize_fp8`,
-`quantize_int8`, `fused_norm_quantize`, `mla_decode_fp8` and `attention_fp8`, whose operands or results are rounded;
-log-sum-exps and lists have none. A refused argument raises RuntimeError (shapes, devices), TypeError (dtypes, None for
-a tensor), ValueError (strings and numbers) or IndexError (`dim`). The message names the argument, what was got and what
-is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
+`quantize_int8`, `silu_mul_quantize`, `fused_norm_quantize`, `mla_decode_fp8` and `attention_fp8`, whose operands or
+results are rounded; log-sum-exps and lists have none. A refused argument raises RuntimeError (shapes, devices),
+TypeError (dtypes, None for a tensor), ValueError (strings and numbers) or IndexError (`dim`). The message names the
+argument, what was got and what is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and
+softmax run in float32 on CUDA.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from torch_tile.ops.families.route import group_tokens, route
     from torch_tile.ops.families.rwkv7 import rwkv7, rwkv7_backward, rwkv7_step
     from torch_tile.ops.families.scaled_gemm import scaled_gemm
+    from torch_tile.ops.families.silu_mul_quantize import silu_mul_quantize
     from torch_tile.ops.families.ssd import selective_state_update, ssd_chunk_scan, ssd_chunk_scan_backward
 
 __all__ = [
@@ -116,6 +118,7 @@ __all__ = [
     "rwkv7_step",
     "scaled_gemm",
     "selective_state_update",
+    "silu_mul_quantize",
     "softmax",
     "ssd_chunk_scan",
     "ssd_chunk_scan_backward",

@@ -46,15 +46,15 @@ def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     require_type(
         dtype in FLOAT8, lambda: f"tile.{OP}: dtype is {dtype}; expected torch.float8_e4m3fn or torch.float8_e5m2"
     )
-    return _results(OP, x, group, dtype)
+    return results(OP, x, group, dtype)
 
 
-def _results(op: str, x: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Check x and the group, and return empty values and scales."""
-    checks.check_floating(op, x=x)
+def results(op: str, x: Tensor, group: int, dtype: torch.dtype, name: str = "x") -> tuple[Tensor, Tensor]:
+    """Check x, an argument of that name, and the group, and return empty values and scales."""
+    checks.check_floating(op, **{name: x})
     require(
         x.dim() > 0 and x.shape[-1] > 0,
-        lambda: f"tile.{op}: x has shape {shape_of(x)}; expected a last dimension that is not empty",
+        lambda: f"tile.{op}: {name} has shape {shape_of(x)}; expected a last dimension that is not empty",
     )
     require_value(group >= 0, lambda: f"tile.{op}: group is {group}; expected a number of columns, or 0 for whole rows")
     runs = kernels(OP).runs_of(x.shape[-1], group)
@@ -106,7 +106,7 @@ register(
 
 
 def _fake_int8(args: QuantizeInt8Args[Tensor]) -> tuple[Tensor, Tensor]:
-    return _results("quantize_int8", *args, torch.int8)
+    return results("quantize_int8", *args, torch.int8)
 
 
 def _int8_in_torch(args: QuantizeInt8Args[Tensor]) -> Any:

@@ -62,7 +62,8 @@ COMBINES = (None, *COMBINED)
 class TmaCopy(Copy):
     """Copy as T.copy, by one thread of those that run the op; `by` is that thread's number.
 
-    A load has a `barrier`, which expects the load's bytes. A thread that waits for the barrier sees the tile, once a
+    A load has a `barrier`, which expects the load's bytes, unless `counts` is False: then the author's
+    T.mbarrier_expect_tx counts them. A thread that waits for the barrier sees the tile, once a
     thread has arrived. A store has no barrier.
 
     With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
@@ -78,17 +79,20 @@ class TmaCopy(Copy):
     shares: int = 1
     by: int = 0
     combine: str = ""
+    counts: bool = True
 
     @classmethod
     def build(  # type: ignore[override]
         cls, src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *,
-        shares: int = 1, by: int = 0, combine: str | None = None, eviction_policy: str | None = None,
+        shares: int = 1, by: int = 0, counts: bool = True, combine: str | None = None,
+        eviction_policy: str | None = None,
         cluster_mask: Scalar = None, leader_scope_threads: int | None = None, annotations: Annotations = None,
     ) -> TmaCopy:  # fmt: skip
         """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
         A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
-        is complete after the call. `by` is the number of the thread. `eviction_policy` is as for T.copy.
+        is complete after the call. `by` is the number of the thread. With `counts=False` the author's
+        T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
 
         A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
         blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
@@ -114,7 +118,7 @@ class TmaCopy(Copy):
         to, number = (None if e is None else to_expr(e) for e in (blocks, share))
         policy = policy_of("tma_copy", eviction_policy)
         return cls(
-            a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by,
+            a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by, counts=counts,
             combine=combine or "",
         )  # fmt: skip
 
@@ -306,10 +310,10 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
             assert load.barrier is not None
             signal = Address(load.barrier.buffer, load.barrier.indices)
             moves.append(bulk.tma_load(there, map_, place, signal, op.eviction_policy or "", load.blocks))
-    if load is not None:
+    if load is not None and load.counts:
         assert load.barrier is not None
         moves = [bulk.mbarrier_expect(Address(load.barrier.buffer, load.barrier.indices), bytes_), *moves]
-    else:
+    elif load is None:
         moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
     _remark(op, box, span, len(list(corners(extents, box))), ctx)
     by = op.by if isinstance(op, TmaCopy) else 0
