@@ -18,6 +18,7 @@ from torch_tile.lowering import cuda_passes, lower
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.mutation import removals
+from torch_tile.simulator.tile.interpreter import evaluate
 
 HOPPER = Target.of("cuda:sm_90a")
 TURNS = 5
@@ -96,6 +97,45 @@ def test_a_copy_of_a_role_is_a_copy_of_its_threads():
     flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
     names = {n.name for n in walk(flat) if isinstance(n, Call)}
     assert "vector_copy" in names and not {"tma_load", "cp_async"} & names
+
+
+def added_up(dtype="float32", combine="add", rows=128):
+    """Each block adds its tile of A to all rows of C, which it has in common with the other blocks."""
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, 64), dtype), C: T.Tensor((64, 64), dtype)):
+        with T.Kernel(rows // 64, threads=128) as bx:
+            a = T.alloc_shared((64, 64), dtype)
+            T.copy(A[bx * 64, 0], a)
+            T.tma_copy(a, C[0, 0], combine=combine)
+
+    return main
+
+
+@pytest.mark.parametrize("way", ["add float32", "add bfloat16", "min int32", "max int32"])
+def test_blocks_combine_tiles_in_memory(way):
+    combine, dtype = way.split()
+    made = torch_tile.compile(added_up(dtype, combine), target="cuda:sm_90a")
+    assert f"tma_store_{combine}" in made.source
+    a = torch.randint(-50, 50, (128, 64)).to(getattr(torch, dtype))
+    start = torch.randint(-50, 50, (64, 64)).to(a.dtype)
+    parts = torch.stack([start, a[:64], a[64:]])
+    want = {"add": parts.sum(0), "min": parts.amin(0), "max": parts.amax(0)}[combine]
+    threads, tiles = start.clone(), start.clone()
+    assert not made.interpret(a, threads)
+    assert torch.equal(threads, want.to(a.dtype))
+    evaluate(added_up(dtype, combine), a, tiles)
+    assert torch.equal(tiles, want.to(a.dtype))
+
+
+def test_what_cannot_be_combined_is_named():
+    for dtype, combine in (("float32", "min"), ("int8", "add")):
+        with pytest.raises(torch_tile.TileError, match=f"`combine` is '{combine}' of {dtype}"):
+            torch_tile.compile(added_up(dtype, combine), target="cuda:sm_90a")
+    with pytest.raises(torch_tile.TileError, match="give one of None, 'add'"):
+        added_up(combine="xor")
+    with pytest.raises(torch_tile.TileError):
+        torch_tile.compile(added_up(), target="cpu")
 
 
 def test_what_the_author_has_shown_is_not_shown_again():

@@ -353,6 +353,23 @@ def test_a_barrier_before_the_wait_for_products_does_not_count(pending):
     assert barriers(done) == 2, done
 
 
+@pytest.mark.parametrize("versions", [1, 2, 3])
+def test_a_product_reads_one_version_of_a_tile(versions):
+    """Another warpgroup may still read the version before; with one version alone the next one waits for it."""
+    a, b = shared("a", versions, 64, 8), shared("b", 8, 8)
+    walks = Descriptor(32, 1, 1), Descriptor(32, 1, 1)
+    total = Address(Buffer("c", (number(4),), dt.float32, "local"), (number(0),))
+
+    def iteration(k):
+        version = k % versions
+        start = Address(a, (version, number(0), number(0))), Address(b, (number(0), number(0)))
+        product = wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks)
+        return [put(a, version, TX // 8, TX % 8), product, wgmma_commit(), wgmma_wait(0)]
+
+    done = insert_barriers(program(loop(9, iteration), threads=128), Build(Target.of("cuda:sm_90a")))
+    assert barriers(done) == (2 if versions == 1 else 1), done
+
+
 def test_a_barrier_in_front_of_a_loop_of_products_has_its_fence():
     a, b = shared("a", 64, 8), shared("b", 8, 8)
     walks = Descriptor(32, 1, 1), Descriptor(32, 1, 1)

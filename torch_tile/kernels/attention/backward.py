@@ -4,7 +4,8 @@
 Probabilities are computed again from the forward's log-sum-exp, tile by tile. There are two kernels. Blocks of queries
 loop over keys and sum up dq. Blocks of keys loop over queries and sum up dk and dv, which have a kernel each for the
 widest heads. One block keeps every sum in registers in one order, so that results are the same from run to run. One
-kernel for all gradients would save two products of seven, but its blocks would add to dq in memory in any order.
+kernel for all gradients saves two products of seven, but its blocks add to dq in memory in any order
+(`fused_backward.py`).
 """
 
 from __future__ import annotations

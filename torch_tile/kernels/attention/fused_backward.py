@@ -5,12 +5,13 @@ A block has keys and loops over queries. It makes five products a step, where th
 scores and their gradients are made once for dq, dk and dv. Blocks add their parts of dq to float32 sums in memory, in
 any order, so that the last bits of dq differ from run to run.
 
-Two warpgroups multiply, each for half of the keys. Scores of the next queries are on their way while a step ends:
+Two warpgroups multiply, each for half of the keys. Scores of the next queries are on their way while a step ends. dq
+needs what both have made, and is added up a step later, so that neither waits for the other:
 
-    products     dp | dv += p grad | dq = ds k | dk += ds q | next scores
-    arithmetic   p  | ds           |           | dq to memory
+    products     dp | dv += p grad | dq of the step before | dk += ds q | next scores
+    arithmetic   p  | ds           |                       | dq to memory
 
-A third warpgroup has one warp that loads tiles, and one that adds tiles of dq to memory.
+A third warpgroup has one warp that loads tiles, and two that add parts of dq to memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import torch
 import torch_tile.language as T
 from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.jit import jit
-from torch_tile.kernels.attention.forward import store_staged
 from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks
 from torch_tile.kernels.attention.softmax import probability
 from torch_tile.kernels.attention.spec import Config, Spec
@@ -32,10 +32,12 @@ from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, s
 
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 WARPS = BOTH // WARP
+HALF = 64  # keys of a warpgroup, which are rows of its products
 MOST_ITERATIONS = 2**30  # tensors with more do not fit in memory
 LONGEST = 2**29  # queries or keys of a sequence
-LEAST_KEYS = 4096  # of a sequence; shorter ones have not been measured
-SUMMED = 1  # a named barrier: a tile of dq is there
+LEAST_KEYS = {64: 1024, 128: 2048}  # by the width of heads
+MOST_HEADS = 4  # of keys, side by side: sums of dq take room in the second-level cache, too
+SUMMED = 1  # the first of two named barriers: a warpgroup's part of dq is there
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +72,14 @@ class Iterations:
     @T.macro
     def load(self, sources: Any, tiles: Any, full: Any, free: Any) -> None:
         """Load the tiles of all iterations: queries, two numbers of each, and gradients. Run by one warp."""
-        (q, numbers, grad), (q_tiles, number_tiles, grad_tiles) = sources, tiles
+        (q, statistics, grad), (q_tiles, numbers, grad_tiles) = sources, tiles
         for iteration in T.serial(self.total):
             stage, parity = self.phase(iteration)
             *here, row = self.place(iteration)
             T.mbarrier_wait_parity(free[0][stage], parity ^ 1)
             T.tma_copy(q[(*here, row, 0)], q_tiles[stage, :, :], barrier=full[0][stage])
-            T.tma_copy(numbers[(*here, 0, row)], number_tiles[stage, :, :], barrier=full[0][stage])
+            for n in [0, 1]:
+                T.tma_copy(statistics[(*here, n, row)], numbers[n][stage, :], barrier=full[0][stage])
             if T.shuffle_elect(WARP):
                 T.mbarrier_arrive(full[0][stage])
             T.mbarrier_wait_parity(free[1][stage], parity ^ 1)
@@ -85,13 +88,19 @@ class Iterations:
                 T.mbarrier_arrive(full[1][stage])
 
     @T.macro
-    def add_up(self, shared_dq: Any, sums: Any, dq_free: Any) -> None:
-        """Add the tile of dq to memory in all iterations. Run by the second warp of a warpgroup."""
-        for iteration in T.serial(self.total):
-            T.sync_threads(SUMMED, BOTH + WARP)
-            T.tma_copy(shared_dq, sums[(*self.place(iteration), 0)], combine="add", by=WARP)
+    def add_up(self, part: Any, sums: Any, free: Any, side: int) -> None:
+        """Add the parts of dq that a warpgroup makes to memory. Run by warp `side + 1` of a warpgroup.
+
+        The first part has nothing in it: dq is one iteration late.
+        """
+        for n in T.serial(T.if_then_else(self.total > 0, self.total + 1, 0)):
+            T.sync_threads(SUMMED + side, WARPGROUP + WARP)
+            if n > 0:
+                *here, row = self.place(n - 1)
+                at = (row, side * HALF) if self.queries == HALF else (row + side * HALF, 0)
+                T.tma_copy(part, sums[(*here, *at)], combine="add", by=WARP * (side + 1))
             if T.shuffle_elect(WARP):
-                T.mbarrier_arrive(dq_free)
+                T.mbarrier_arrive(free)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +149,7 @@ class Scores:
         registers for more.
         """
         for i, j in T.Parallel(*p.shape):
-            p[i, j] = probability(self.spec, p[i, j], self.scale, numbers[stage, 0, j])
+            p[i, j] = probability(self.spec, p[i, j], self.scale, numbers[0][stage, j])
         self.hide(p, step)
         T.copy(p, p_rounded)
         T.copy(p_rounded, kept)
@@ -149,29 +158,31 @@ class Scores:
     def differentiate(self, kept: Any, dp: Any, numbers: Any, stage: Any, ds: Any) -> None:
         """Turn gradients of probabilities into those of scores."""
         for i, j in T.Parallel(*dp.shape):
-            ds[i, j] = T.cast(T.cast(kept[i, j], dp.dtype) * (dp[i, j] - numbers[stage, 1, j]), self.spec.dtype)
+            ds[i, j] = T.cast(T.cast(kept[i, j], dp.dtype) * (dp[i, j] - numbers[1][stage, j]), self.spec.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """The tiles, barriers and fragments of two warpgroups, and what these do in an iteration.
+class Half:
+    """The tiles, barriers and fragments of one of two warpgroups, and what it does in an iteration.
 
-    An iteration is cut where no product is in flight but that of dv, which nothing else reads: the loop begins there.
+    It has half of the block's keys, and half of the columns of dq, or of its queries where these are 128. An iteration
+    is cut where no product is in flight but that of dv, which nothing else reads: the loop begins there.
     """
 
+    side: int
     iterations: Iterations
     scores: Scores
-    split: Any
     k: Any
     v: Any
     q: Any
     grad: Any
     numbers: Any
-    shared_ds: Any
-    shared_dq: Any
+    all_ds: Any
+    part: Any
     full: Any
     free: Any
-    dq_free: Any
+    ds_full: Any
+    part_free: Any
     p: Any
     dp: Any
     p_rounded: Any
@@ -181,57 +192,92 @@ class Step:
     dk: Any
     dv: Any
 
+    @property
+    def own(self) -> slice:
+        """The warpgroup's half of the block's keys, and of dq."""
+        return slice(self.side * HALF, (self.side + 1) * HALF)
+
     @T.macro
     def run(self) -> None:
         """Run all iterations, at least one."""
+        last = self.iterations.total - 1
         self.begin_scores(0)
         self.first_half(0)
-        for iteration in T.serial(self.iterations.total - 1):
+        for iteration in T.serial(last):
             self.second_half(iteration, True)
             self.first_half(iteration + 1)
-        self.second_half(self.iterations.total - 1, False)
+        self.second_half(last, False)
+        self.begin_dq(last + 1)
+        T.wait_wgmma(0)
+        self.store_dq(last + 1)
 
     @T.macro
     def begin_scores(self, iteration: Any) -> None:
         """Start the scores of an iteration's queries."""
         stage, parity = self.iterations.phase(iteration)
         T.mbarrier_wait_parity(self.full[0][stage], parity)
-        T.wgmma_gemm(
-            self.k, self.q[stage, :, :], self.p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True
-        )
+        T.wgmma_gemm(self.k[self.own, :], self.q[stage, :, :], self.p, transpose_B=True, clear_accum=True)
 
     @T.macro
     def first_half(self, iteration: Any) -> None:
         """Make the probabilities of an iteration, whose scores are under way, and start their part of dv."""
         stage, parity = self.iterations.phase(iteration)
-        grad = self.grad[stage, :, :]
         T.mbarrier_wait_parity(self.full[1][stage], parity)
-        T.wgmma_gemm(self.v, grad, self.dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+        T.wgmma_gemm(self.v[self.own, :], self.grad[stage, :, :], self.dp, transpose_B=True, clear_accum=True)
         T.wait_wgmma(1)
         self.scores.weigh(self.p, self.p_rounded, self.kept, self.numbers, stage, self.iterations.step(iteration))
-        T.wgmma_gemm(self.p_rounded, grad, self.dv, policy=T.GemmWarpPolicy.FullRow)
+        T.wgmma_gemm(self.p_rounded, self.grad[stage, :, :], self.dv)
         T.wait_wgmma(1)
 
     @T.macro
     def second_half(self, iteration: Any, more: bool) -> None:
-        """Make the gradients of scores, and add up dq and dk. With `more`, start the next iteration's scores."""
+        """Make the gradients of scores, and add up dk, and dq of the iteration before. With `more`, start the next
+        iteration's scores.
+        """
         stage, _ = self.iterations.phase(iteration)
-        shared_ds = self.shared_ds[iteration % 2, :, :]
+        version = iteration % 2
         self.scores.differentiate(self.kept, self.dp, self.numbers, stage, self.ds)
-        T.copy(self.ds, shared_ds)
-        T.wgmma_gemm(shared_ds, self.k, self.dq, transpose_A=True, policy=self.split, clear_accum=True)
-        T.wgmma_gemm(self.ds, self.q[stage, :, :], self.dk, policy=T.GemmWarpPolicy.FullRow)
+        self.begin_dq(iteration)
+        # The other warpgroup has read this version: it arrived behind that.
+        T.copy(self.ds, self.all_ds[version, self.own, :])
+        T.wgmma_gemm(self.ds, self.q[stage, :, :], self.dk)
         T.wait_wgmma(1)
+        T.mbarrier_arrive(self.ds_full[version])
         if T.shuffle_elect(WARP):
             T.mbarrier_arrive(self.free[1][stage])
-        T.mbarrier_wait_parity(self.dq_free, (iteration + 1) % 2)
-        T.copy(self.dq, self.shared_dq)
-        T.named_barrier_arrive(SUMMED, BOTH + WARP)
+        self.store_dq(iteration)
         if more:
             self.begin_scores(iteration + 1)
         T.wait_wgmma(1 if more else 0)
         if T.shuffle_elect(WARP):
             T.mbarrier_arrive(self.free[0][stage])
+
+    @T.macro
+    def begin_dq(self, n: Any) -> None:
+        """Start part `n` of dq, of gradients that both warpgroups wrote in the iteration before: part 0 is of zeros."""
+        version = (n + 1) % 2
+        T.mbarrier_wait_parity(self.ds_full[version], (n + 1) // 2 % 2 ^ 1)
+        if self.iterations.queries == HALF:
+            T.wgmma_gemm(self.all_ds[version, :, :], self.k[:, self.own], self.dq, transpose_A=True, clear_accum=True)
+        else:
+            T.wgmma_gemm(self.all_ds[version, :, self.own], self.k, self.dq, transpose_A=True, clear_accum=True)
+
+    @T.macro
+    def store_dq(self, n: Any) -> None:
+        """Hand part `n` of dq to the warp that adds it to memory."""
+        T.mbarrier_wait_parity(self.part_free, (n + 1) % 2)
+        T.copy(self.dq, self.part)
+        T.named_barrier_arrive(SUMMED + self.side, WARPGROUP + WARP)
+
+
+@T.macro
+def store_part(acc: Any, factor: Any, staged: Any, out: Any) -> None:
+    """Store a warpgroup's sums times a factor through shared memory, from an element of `out` on."""
+    result = T.alloc_fragment(acc.shape, out.buffer.dtype)
+    for i, c in T.Parallel(*acc.shape):
+        result[i, c] = T.cast(acc[i, c] * factor, result.dtype)
+    T.copy(result, staged)
+    T.copy(staged, out)
 
 
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
@@ -247,7 +293,6 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
     groups = T.dynamic("groups") if spec.grouped else 1
     d, dv = spec.tile_d, spec.tile_dv
     q_shape = (batch, kv_heads, groups, q_len)
-    split = T.GemmWarpPolicy.FullRow if queries >= BOTH // 2 else T.GemmWarpPolicy.FullCol
 
     @T.prim_func
     def fused_gradients(
@@ -270,16 +315,20 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             first_key = T.min(block, LONGEST // rows) * rows
             k_tile, v_tile = T.alloc_shared((rows, d), narrow), T.alloc_shared((rows, dv), narrow)
             q_tiles, grad_tiles = (T.alloc_shared((stages, queries, n), narrow) for n in (d, dv))
-            numbers = T.alloc_shared((stages, 2, queries), accum)
+            numbers = [T.alloc_shared((stages, queries), accum) for _ in range(2)]
             # One version is read by both warpgroups while the next one is written.
-            shared_ds, shared_dq = T.alloc_shared((2, rows, queries), narrow), T.alloc_shared((queries, d), accum)
-            keys_full, dq_free = T.alloc_barrier(1), T.alloc_barrier(1)
+            all_ds, parts = (
+                T.alloc_shared((2, rows, queries), narrow),
+                [T.alloc_shared((HALF, HALF), accum) for _ in range(2)],
+            )
+            keys_full, ds_full, part_free = T.alloc_barrier(1), T.alloc_barrier([BOTH] * 2), T.alloc_barrier([1] * 2)
             full = [T.alloc_barrier([1] * stages) for _ in range(2)]  # queries with their numbers, and gradients
             free = [T.alloc_barrier([WARPS] * stages) for _ in range(2)]
             first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
             count = T.max(end - first, 0)
             total = T.min(groups * count, MOST_ITERATIONS)
             iterations = Iterations(spec, queries, stages, sequence, head, first, count, total)
+            T.clear(all_ds)
             with T.ws(2):
                 T.dec_max_nreg(24)
                 if T.get_warp_idx() == WARPS:
@@ -288,29 +337,30 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     if T.shuffle_elect(WARP):
                         T.mbarrier_arrive(keys_full)
                     iterations.load((q, statistics, grad), (q_tiles, numbers, grad_tiles), full, free)
-                if T.get_warp_idx() == WARPS + 1:
-                    iterations.add_up(shared_dq, sums, dq_free)
-            with T.ws(0, 1):
-                T.inc_max_nreg(240)
-                p, dp = (T.alloc_fragment((rows, queries), accum) for _ in range(2))
-                p_rounded, kept, ds = (T.alloc_fragment((rows, queries), narrow) for _ in range(3))
-                dq, dk_acc = T.alloc_fragment((queries, d), accum), T.alloc_fragment((rows, d), accum)
-                dv_acc = T.alloc_fragment((rows, dv), accum)
-                step = Step(
-                    iterations, Scores(config, spec, first_key, kv_len, q_len, q_offset, window, scale), split,
-                    k_tile, v_tile, q_tiles, grad_tiles, numbers, shared_ds, shared_dq, full, free, dq_free,
-                    p, dp, p_rounded, kept, ds, dq, dk_acc, dv_acc,
-                )  # fmt: skip
-                T.clear(dk_acc)
-                T.clear(dv_acc)
-                T.mbarrier_wait_parity(keys_full, 0)
-                if total > 0:
-                    step.run()
-                factors = T.alloc_fragment((rows,), accum)
-                T.fill(factors, 1.0)
-                store_staged(dv_acc, factors, dv_out, (sequence, head), first_key, v_tile)
-                T.fill(factors, scale)
-                store_staged(dk_acc, factors, dk, (sequence, head), first_key, k_tile)
+                for side in [0, 1]:
+                    if T.get_warp_idx() == WARPS + 1 + side:
+                        iterations.add_up(parts[side], sums, part_free[side], side)
+            for side in [0, 1]:
+                with T.ws(side):
+                    T.inc_max_nreg(240)
+                    own_key = first_key + side * HALF
+                    scores = Scores(
+                        replace(config, block_kv=HALF), spec, own_key, kv_len, q_len, q_offset, window, scale
+                    )
+                    p, dp = (T.alloc_fragment((HALF, queries), accum) for _ in range(2))
+                    p_rounded, kept, ds = (T.alloc_fragment((HALF, queries), narrow) for _ in range(3))
+                    dq, dk_acc, dv_acc = (T.alloc_fragment((HALF, n), accum) for n in (HALF, d, dv))
+                    half = Half(
+                        side, iterations, scores, k_tile, v_tile, q_tiles, grad_tiles, numbers, all_ds, parts[side],
+                        full, free, ds_full, part_free[side], p, dp, p_rounded, kept, ds, dq, dk_acc, dv_acc,
+                    )  # fmt: skip
+                    T.clear(dk_acc)
+                    T.clear(dv_acc)
+                    T.mbarrier_wait_parity(keys_full, 0)
+                    if total > 0:
+                        half.run()
+                    store_part(dv_acc, 1.0, v_tile[half.own, :], dv_out[sequence, head, own_key, 0])
+                    store_part(dk_acc, scale, v_tile[half.own, :], dk[sequence, head, own_key, 0])
 
     return fused_gradients
 
@@ -413,6 +463,6 @@ def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | Non
     if not (plain and whole and machine.target.has_wgmma) or torch.are_deterministic_algorithms_enabled():
         return None
     found, size = TILINGS.get(spec.tile_d), typical(problem)
-    if found is None or not LEAST_KEYS <= size.keys <= LONGEST or size.rows > LONGEST:
+    if found is None or not LEAST_KEYS[spec.tile_d] <= size.keys <= LONGEST or size.rows > LONGEST:
         return None
-    return replace(found, heavy_first=spec.causal, side=side_by_side(size.heads))
+    return replace(found, heavy_first=spec.causal, side=side_by_side(size.heads, MOST_HEADS))

@@ -294,6 +294,6 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     return held // config.threads <= registers and shared.fits(machine.target)
 
 
-def side_by_side(heads: int) -> int:
+def side_by_side(heads: int, most: int = SIDE_BY_SIDE[0]) -> int:
     """Return how many heads run side by side: the data that their blocks share stays in the second-level cache."""
-    return next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
+    return next((n for n in SIDE_BY_SIDE if n <= most and heads % n == 0 and heads > n), 1)

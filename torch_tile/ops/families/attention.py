@@ -250,7 +250,10 @@ def attention_backward(
     aux: Sequence[Tensor] | None = None,
     score: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
+    """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691.
+
+    They are the same from run to run, except dq of long sequences on Hopper (arXiv:2407.08608), whose sums float32
+    atomics make there. Under `torch.use_deterministic_algorithms` dq is the same, too.
 
     Args:
         grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.
