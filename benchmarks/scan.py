@@ -201,7 +201,7 @@ def ssd_kernel_case(kind: str, s: Shape, given: Tensors) -> Case:
 
     def outputs() -> torch.Tensor:
         out = torch.empty_like(x)
-        scan.run(ssd.chunk_scan, spec, scores, scan.x, scan.C, scan.steps, scan.decays, before, *scan.skip(), out)
+        scan.outputs(spec, scores, scan.x, scan.C, scan.steps, scan.decays, before, *scan.skip(), out)
         return out
 
     def mamba_scan() -> Call:

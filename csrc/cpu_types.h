@@ -136,16 +136,34 @@ template <class T> inline float finite(float x) {
   return x > 57344.0f ? 57344.0f : x < -57344.0f ? -57344.0f : x;
 }
 
-// x as a To. Floats to integers truncate toward zero, through int32 for 8 and 16 bits, so that they wrap as torch's do.
-// Values that a 64-bit integer cannot hold are undefined, as in torch. Doubles and integers reach small floats through
-// float, as in torch.
+// x truncated to an integer. What is too large or too small becomes the greatest or least value, NaN 0: C++ leaves them
+// undefined.
+template <class To, class From> inline To whole(From x) {
+  constexpr int bits = 8 * sizeof(To);
+  constexpr bool is_signed = To(-1) < To(0);
+  constexpr uint64_t top = ~uint64_t(0) >> (64 - bits + is_signed);
+  constexpr To high = To(top), low = is_signed ? To(~top) : To(0);
+  if constexpr (bits <= (sizeof(From) == 8 ? 53 : 24)) {  // both are exact as floats
+    From limited = x < From(low) ? From(low) : x;
+    limited = limited > From(high) ? From(high) : limited;
+    limited = limited == limited ? limited : From(0);
+    if constexpr (bits < 32) return To(int32_t(limited));
+    else return To(limited);
+  } else {
+    constexpr From beyond = From(top / 2 + 1) * From(2);  // a power of two
+    const bool fits = x >= From(low) && x < beyond;
+    const To found = To(fits ? x : From(0));
+    return x >= beyond ? high : x < From(low) ? low : found;
+  }
+}
+
+// x as a To. Doubles and integers reach small floats through float, as in torch.
 template <class To, class From> inline To convert(From x) {
   if constexpr (same<To, From>) return x;
   else if constexpr (is_small<From>) return convert<To>(widen(x));
   else if constexpr (is_small<To>) return narrow<To>(float(x));
   else if constexpr (same<To, bool>) return x != From(0);
-  else if constexpr (is_native_float<From> && !is_native_float<To> && sizeof(To) < 4) return To(int32_t(x));
-  else if constexpr (is_native_float<From> && same<To, uint32_t>) return To(int64_t(x));
+  else if constexpr (is_native_float<From> && !is_native_float<To>) return whole<To>(x);
   else return To(x);
 }
 

@@ -68,16 +68,7 @@ NOT_MIRRORED = {
     "kernels/test_typical_sizes.py": "is about the cuts of all families",
 }
 
-# Imports inside functions that close a circle, each from a method of an object to what spells it out.
-LATE_IMPORTS = {
-    ("inductor.report.rows", "inductor.report.html"): "a report writes itself as a page",
-    ("ir.dtype", "ir.expr"): "a dtype called like a function makes a cast",
-    ("ir.layout", "ir.layout_ops"): "a layout gives its addresses, prints, draws and reads itself",
-    ("ir.node", "ir.printer"): "a node prints itself",
-    ("language.trace", "language"): "a traced kernel sees the whole language",
-    ("language.trace", "language.misuse"): "what an author wrote wrongly is explained",
-    ("language.values", "language.views"): "a buffer gives views of itself",
-}
+LOADS_ALL_OF = {"ops.all_families": "ops.families"}  # modules that import all modules of a package, by their names
 
 MAX_FILE, MAX_FUNCTION = 900, 80  # kernels may be longer: they are read as one piece
 COMMENT = {".py": "#", ".sh": "#", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//"}
@@ -170,18 +161,25 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def import_edges(root: Path, into_functions: bool) -> dict[str, set[str]]:
-    """What each module imports of the package. A package that is on the way to a module does not count."""
+    """What each module imports of the package: of `from a.b import c`, both a.b and, if it is a module, a.b.c.
+
+    The package's own __init__ does not count, as it runs before any module. Nor does a package that is only on the way.
+    """
     known = modules(root)
     edges: dict[str, set[str]] = {name: set() for name in known}
     for name, path in known.items():
         for statement in imports(parse(path), into_functions):
-            for dotted in imported(statement, path, root):
+            found = set(imported(statement, path, root))
+            if isinstance(statement, ast.ImportFrom):
+                found |= {dotted.rpartition(".")[0] for dotted in found}
+            found |= {f"{PACKAGE}.{each}" for each in known if each.rpartition(".")[0] == LOADS_ALL_OF.get(name)}
+            for dotted in found:
                 if dotted.split(".")[0] != PACKAGE:
                     continue
                 inside = dotted.partition(".")[2]
                 while inside and inside not in known:
                     inside = inside.rpartition(".")[0]
-                if inside != name and inside in known:
+                if inside not in ("", name):
                     edges[name].add(inside)
     return edges
 
@@ -214,22 +212,13 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def import_circles(root: Path) -> Iterator[str]:
-    """No module reaches itself by imports at module level, nor by those in functions but for LATE_IMPORTS."""
+    """No module reaches itself by imports, those inside functions included."""
     at_import = circles(import_edges(root, into_functions=False))
     for circle in at_import:
         yield f"modules import each other: {', '.join(circle)}"
-    every = import_edges(root, into_functions=True)
-    late = {pair for pair in LATE_IMPORTS if pair[1] in every.get(pair[0], ())}
-    for name, other in late:
-        every[name].discard(other)
-    without = circles(every)
-    for circle in without:
+    for circle in circles(import_edges(root, into_functions=True)):
         if circle not in at_import:
             yield f"modules import each other, some inside functions: {', '.join(circle)}"
-    for name, other in sorted(LATE_IMPORTS.keys() & {(a, b) for a in every for b in every}):
-        closes = (name, other) in late and circles({**every, name: every[name] | {other}}) != without
-        if not closes:
-            yield f"LATE_IMPORTS: {name} may import {other}, which closes no circle any more"
 
 
 LIGHT = (
@@ -537,8 +526,12 @@ PLANTED = [
     ),
     (
         import_circles,
-        {"torch_tile/ir/node.py": "def f():\n    from .printer import x\n", "torch_tile/ir/printer.py": ""},
-        "ir.node may import ir.printer, which closes no circle any more",
+        {
+            "torch_tile/ops/__init__.py": "from torch_tile.ops.x import y\n",
+            "torch_tile/ops/x.py": "from torch_tile.ops import z\n",
+            "torch_tile/ops/z.py": "",
+        },
+        "modules import each other: ops, ops.x",
     ),
     (
         capability_numbers,

@@ -13,6 +13,7 @@ from torch_tile import ops as ops
 from torch_tile.diagnostics.variables import warn_of_variables as _warn_of_variables
 from torch_tile.inductor.codegen import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
 from torch_tile.inductor.entry_point import announce as _announce
+from torch_tile.ops import all_families as _all_families  # noqa: F401  # declares the operators
 
 __version__ = "0.1.0"  # the only place: pyproject.toml reads it, a test compares CITATION.cff and CHANGELOG.md
 

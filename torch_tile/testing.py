@@ -72,8 +72,9 @@ def process_func(func: Callable[..., float], name: str | None = None, /, **kwarg
 
 
 def regression(prefixes: Sequence[str] = ("regression_",), verbose: bool = True) -> None:
-    """Call the functions of the calling file whose names begin with one of `prefixes`, in order of their names, and
-    print what `process_func` measured in them, one `name: time` a line. `verbose` prints each function's name, too.
+    """Measure the calling file: call its functions whose names begin with one of `prefixes`, in order of their names.
+
+    Print what `process_func` measured in them, one `name: time` a line. `verbose` prints each function's name, too.
     """
     found = sys._getframe(1).f_globals
     _measured.clear()

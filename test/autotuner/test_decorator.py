@@ -63,8 +63,8 @@ def test_tunable_arguments_that_are_given_stay(lazy, clock):
     function = tuned(lazy, [{"block": b, "threads": t} for b in (32, 64) for t in (32, 64)])
     assert function(96, 128, threads=64).config == {}
     assert not made.calls
-    assert function(96, block=64).config["threads"] in (32, 64) and len(function.tune(96, block=64).tries) == 2
-    assert {t.config.get("block") for t in function.tune(96, block=64).tries} == {None}
+    assert function(96, block=64).config["threads"] in (32, 64) and len(function.tune(96, block=64).trials) == 2
+    assert {t.config.get("block") for t in function.tune(96, block=64).trials} == {None}
 
 
 def test_configurations_made_from_the_arguments(lazy, clock):

@@ -7,14 +7,14 @@ import torch
 
 from torch_tile.autotuner import AutoTuner, autotune
 from torch_tile.autotuner.cost_model import Estimate
-from torch_tile.autotuner.result import AutotuneResult, Candidate, Settings, Try, from_json, reason, to_json, variant
+from torch_tile.autotuner.result import AutotuneResult, Candidate, Settings, Trial, from_json, reason, to_json, variant
 from torch_tile.diagnostics.errors import TileError, error
 
 TRIES = (
-    Try({"block": 64, "dtype": torch.float16}, 0.5, 0.25),
-    Try({"block": 128, "dtype": torch.float16}, 0.25, 0.125),
-    Try({"block": 0}, None, None, "ZeroDivisionError: integer division or modulo by zero"),
-    Try({"block": 32}, 0.75, 0.5, "left early"),
+    Trial({"block": 64, "dtype": torch.float16}, 0.5, 0.25),
+    Trial({"block": 128, "dtype": torch.float16}, 0.25, 0.125),
+    Trial({"block": 0}, None, None, "ZeroDivisionError: integer division or modulo by zero"),
+    Trial({"block": 32}, 0.75, 0.5, "left early"),
 )
 RESULT = AutotuneResult("add", 1, TRIES, 0.375)
 
@@ -29,12 +29,12 @@ def test_the_table_has_the_best_first_and_the_reasons():
         "         -          -  block=0  (ZeroDivisionError: integer division or modulo by zero)",
     ]
     assert RESULT.config == TRIES[1].config and RESULT.latency == 0.25
-    assert "(defaults)" in repr(AutotuneResult("f", 0, (Try({}),)))
+    assert "(defaults)" in repr(AutotuneResult("f", 0, (Trial({}),)))
 
 
 def test_json_there_and_back():
     text = to_json(RESULT)
-    assert json.loads(text)["tries"][1]["config"] == "block=128, dtype=torch.float16"
+    assert json.loads(text)["trials"][1]["config"] == "block=128, dtype=torch.float16"
     assert from_json(text, [t.config for t in TRIES]) == RESULT
 
 

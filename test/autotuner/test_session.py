@@ -27,19 +27,19 @@ def search(function, configs=BLOCKS, args=(96,), inputs=None, **settings):
 
 
 def notes(result):
-    return [each.note for each in result.tries]
+    return [each.note for each in result.trials]
 
 
 def stored(folder):
-    return [path for path in folder.rglob("*.json") if '"tries"' in path.read_text()]
+    return [path for path in folder.rglob("*.json") if '"trials"' in path.read_text()]
 
 
 def test_the_fastest_wins_and_the_table_says_what_became_of_the_others(lazy, clock):
     clock(1.2, 1.0, 9.0)
     found = search(lazy)
     assert found.config == {"block": 64} and found.latency == 1.0
-    assert notes(found) == ["", "", "left early"] and [t.latency for t in found.tries] == [1.2, 1.0, 9.0]
-    assert all(t.estimate > 0 for t in found.tries)
+    assert notes(found) == ["", "", "left early"] and [t.latency for t in found.trials] == [1.2, 1.0, 9.0]
+    assert all(t.estimate > 0 for t in found.trials)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_real_kernels_on_a_real_clock(product, one_thread):
     function = torch_tile.jit(product, out_idx=[-1], target="cpu")
     configs = [{"block_m": 1, "block_n": 1, "block_k": 32}, {"block_m": 64, "block_n": 64, "block_k": 64}]
     found = search(function, configs, (128, 128, 128), warmup=10, rep=100)
-    assert found.best == 1 and found.latency < found.tries[0].latency
+    assert found.best == 1 and found.latency < found.trials[0].latency
 
 
 def test_failures_are_skipped_and_listed(lazy, clock):
@@ -168,7 +168,7 @@ def test_the_model_prunes(product, clock):
     function = torch_tile.jit(product, out_idx=[-1], target="cpu")
     configs = [{"block_m": 1, "block_n": 1}, {"block_m": 64}, {"block_m": 32}]
     found = search(function, configs, (128, 128, 128), prune=3.0)
-    assert "the model expects" in notes(found)[0] and found.tries[0].latency is None and found.best == 1
+    assert "the model expects" in notes(found)[0] and found.trials[0].latency is None and found.best == 1
 
 
 def test_without_measuring_the_model_chooses(product, monkeypatch, folder):

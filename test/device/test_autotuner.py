@@ -58,8 +58,8 @@ def test_products(size):
     tuned = torch_tile.autotune(configs=CONFIGS, ref_prog=lambda a, b: a @ b, **settings)(product)
     found = tuned.tune(*size)
     print(found)
-    assert not any(each.note for each in found.tries), found
-    times, estimates = ([getattr(each, name) for each in found.tries] for name in ("latency", "estimate"))
+    assert not any(each.note for each in found.trials), found
+    times, estimates = ([getattr(each, name) for each in found.trials] for name in ("latency", "estimate"))
     assert found.latency == min(times) < 0.7 * max(times) and found.ref_latency < 2 * found.latency
     ranks = [torch.tensor(values).argsort().argsort().double() for values in (times, estimates)]
     correlation = float(torch.corrcoef(torch.stack(ranks))[0, 1])

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain integers outside the type beside them are exact or an error; the least integers' magnitudes."""
+"""Plain integers outside the type beside them, and values of types that no type holds both: exact, or an error."""
 
 import operator
 
+import numpy as np
 import pytest
 import torch
 
 import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
+from torch_tile.ir.dtype import limits, to_dtype
 from torch_tile.simulator.tile.interpreter import evaluate
 from torch_tile.tools.emulate import emulate
 
@@ -23,13 +25,17 @@ def results(kernel, args, out):
     """What the kernel stores last, by the tile interpreter, the CPU target and the text of the CUDA target."""
     for target in ("meaning", "cpu", "cuda:sm_80"):
         found = out.clone()
-        if target == "meaning":
-            evaluate(kernel, *args, found)
-        elif target == "cpu":
-            torch_tile.compile(kernel, target=target)(*args, found)
-        else:
-            emulate(torch_tile.compile(kernel, target=target), *args, found)
+        run_on(target, kernel, (*args, found))
         yield found
+
+
+def run_on(target, kernel, args):
+    if target == "meaning":
+        evaluate(kernel, *args)
+    elif target == "cpu":
+        torch_tile.compile(kernel, target=target)(*args)
+    else:
+        emulate(torch_tile.compile(kernel, target=target), *args)
 
 
 @pytest.mark.parametrize("number", [2**31, 2**31 + 7, 2**32 - 1, 2**40 + 3, -(2**31) - 1])
@@ -109,6 +115,64 @@ def test_a_number_without_bits_is_not_stored(dtype, number, way):
 
     with pytest.raises(TileError, match=f"{number}, outside {dtype}"):
         make()
+
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+def some_integers(dtype, number):
+    """The ends of a type, small numbers, the ends of other types that it holds, each in `number` places of an order."""
+    low, high = limits(to_dtype(dtype))
+    ends = [end + more for to in INTEGERS for end in limits(to_dtype(to)) for more in (-1, 0, 1)]
+    found = sorted({n for n in (*ends, 2, 5, -7) if low <= n <= high})
+    return np.array([found[(k * number) % len(found)] for k in range(PAIRS)], dtype)
+
+
+PAIRS = 256
+
+
+@pytest.mark.parametrize("signed", [t for t in INTEGERS if t.startswith("int")])
+def test_integers_of_two_signs_meet_as_numbers(signed):
+    ops = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+    unsigned = [t for t in INTEGERS if t.startswith("u")]
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((PAIRS,), signed),
+        *others: [T.Tensor((PAIRS,), to) for to in unsigned],
+        C: T.Tensor((len(unsigned), 12, PAIRS), "bool"),
+        most: T.Tensor((len(unsigned), 2, PAIRS), "uint64"),
+        least: T.Tensor((len(unsigned), 2, PAIRS), "int64"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(PAIRS):
+                for n, B in enumerate(others):
+                    for k, op in enumerate(ops):
+                        C[n, k, i] = op(A[i], B[i])
+                        C[n, 6 + k, i] = op(B[i], A[i])
+                    most[n, 0, i], most[n, 1, i] = T.max(A[i], B[i]), T.max(B[i], A[i])
+                    least[n, 0, i], least[n, 1, i] = T.min(A[i], B[i]), T.min(B[i], A[i])
+
+    a, others = some_integers(signed, 1), [some_integers(to, 7) for to in unsigned]
+    x, pairs = [int(v) for v in a], [[int(v) for v in b] for b in others]
+    wanted = [[[op(u, v) for u, v in zip(x, y, strict=True)] for op in ops] for y in pairs]
+    mirrored = [[[op(v, u) for u, v in zip(x, y, strict=True)] for op in ops] for y in pairs]
+    ends = [[[choose(u, v) for u, v in zip(x, y, strict=True)] for y in pairs] for choose in (max, min)]
+    tensors = [torch.from_numpy(t) for t in (a, *others)]
+    for target in ("meaning", "cpu", "cuda:sm_80"):
+        shapes = {
+            "C": ((12, PAIRS), torch.bool),
+            "most": ((2, PAIRS), torch.uint64),
+            "least": ((2, PAIRS), torch.int64),
+        }
+        given = [torch.zeros((len(unsigned), *shape), dtype=dtype) for shape, dtype in shapes.values()]
+        run_on(target, kernel, (*tensors, *given))
+        found, most, least = (t.numpy() for t in given)
+        for n in range(len(unsigned)):
+            assert found[n].tolist() == [*wanted[n], *mirrored[n]], (target, unsigned[n])
+            assert [[int(v) for v in row] for row in least[n]] == [ends[1][n]] * 2, (target, unsigned[n])
+            larger = [v % 2**64 for v in ends[0][n]]
+            assert [[int(v) for v in row] for row in most[n]] == [larger] * 2, (target, unsigned[n])
 
 
 @pytest.mark.parametrize("dim", [0, 1])

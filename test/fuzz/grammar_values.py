@@ -109,6 +109,11 @@ def operands(a, b, exact):
     return _converted(a, dtype), _converted(b, dtype)
 
 
+def of_signs(a, b):
+    """Whether a signed integer stands beside a uint64, for which no type holds both."""
+    return "uint64" in (a.dtype, b.dtype) and any(v.dtype.startswith("int") for v in (a, b))
+
+
 class Expressions:
     """Makes expressions from what is in scope: `self.atom(is_float)` gives something to begin with."""
 
@@ -220,7 +225,12 @@ class Expressions:
             outside = self.random.randint(1, 2**66)
             end = least - outside if op == "max" else greatest + outside
             return Value(f"T.{op}({a.text}, {end})", a.reference, beside_number(a.dtype), a.low, a.high)
-        a, b = operands(a, self.integer(depth), True)
+        b = self.integer(depth)
+        if of_signs(a, b):
+            a, b, choose, dtype = tight(a), tight(b), *{"max": (max, "uint64"), "min": (min, "int64")}[op]
+            reference = f"{op}({a.reference}, {b.reference})"
+            return Value(f"T.{op}({a.text}, {b.text})", reference, dtype, choose(a.low, b.low), choose(a.high, b.high))
+        a, b = operands(a, b, True)
         low, high = min(a.low, b.low), max(a.high, b.high)
         name = self.pick(op, f"{op}imum") if a.dtype == b.dtype and "maximum" in self.functions else op
         return Value(f"T.{name}({a.text}, {b.text})", f"{op}({a.reference}, {b.reference})", a.dtype, low, high)
@@ -249,6 +259,9 @@ class Expressions:
         return Value(f"({a.text} {op} {b.text})", f"({a.reference} {op} {b.reference})", a.dtype, low, high)
 
     def cast(self, depth):
+        if self.has_floats and self.chance(0.25):
+            value, dtype = self.real(depth), self.pick(*INTS)
+            return Value(f"T.cast({value.text}, {dtype!r})", f"{dtype}_of({value.reference})", dtype, *limits(dtype))
         return converted(self.integer(depth), self.pick(*INTS))
 
     def magnitude(self, depth):
@@ -279,7 +292,7 @@ class Expressions:
         else:
             a = tight(self.integer(depth - 1))
             b = tight(self.integer(depth - 1)) if self.chance(0.4) else self.compared(a)
-            if not b.text.strip("(-)").isdigit():
+            if not b.text.strip("(-)").isdigit() and not of_signs(a, b):
                 a, b = operands(a, b, True)
         op = self.pick("<", "<=", ">", ">=", "==", "!=")
         return Value(f"({a.text} {op} {b.text})", f"({a.reference} {op} {b.reference})", "bool", 0, 1)
@@ -340,6 +353,12 @@ def wrapping(dtype):
     return lambda x: (int(x) - least) % size + least
 
 
+def saturating(dtype):
+    """The function that makes an integer of a float: truncated, the ends of the type for what is beyond, 0 for NaN."""
+    least, greatest = limits(dtype)
+    return lambda x: 0 if math.isnan(x) else least if x < least else greatest if x > greatest else int(x)
+
+
 def float32_(x):
     """The nearest float32, once."""
     if isinstance(x, int):
@@ -384,7 +403,8 @@ def truncdiv(a, b):
 
 
 FUNCTIONS = {
-    **{dtype: wrapping(dtype) for dtype in INTS}, "float32_": float32_, "bits": bits, "bool_": bool, "lesser": lesser,
+    **{dtype: wrapping(dtype) for dtype in INTS}, **{f"{dtype}_of": saturating(dtype) for dtype in INTS},
+    "float32_": float32_, "bits": bits, "bool_": bool, "lesser": lesser,
     "greater": greater, "remainder": remainder, "floor_divide": floor_divide, "truncdiv": truncdiv,
     "truncmod": lambda a, b: a - b * truncdiv(a, b), "ceildiv": lambda a, b: -(-a // b),
 }  # fmt: skip

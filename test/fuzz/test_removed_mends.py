@@ -83,6 +83,11 @@ def plain_remainder(a, b):
         return a - np.floor(a / b) * b
 
 
+def plain_truncation(x, to):
+    with np.errstate(invalid="ignore"):
+        return np.asarray(x, np.float64).astype(np.int64).astype(to.name)
+
+
 def folder_without_divisors():
     """The headers of CPU kernels, which divide by what they are given."""
     folder = Path(tempfile.mkdtemp(prefix="removed_mends_"))
@@ -122,10 +127,12 @@ class Mend:
 KINDS = {
     "partial nests": Mend(bind_loop._Binder, "_stays_in_padding", yes, "sm_80", (167,)),
     "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (3,)),
-    "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (3,)),
+    "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (12,)),
     "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text", (22,)),
     "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (17,)),
     "numbers outside a type": Mend(expr, "_outside", lambda *_: None, "tiles", (12,)),
+    "integers of two signs": Mend(expr, "_signed_beside_uint64", lambda *_: None, "tiles", (65,)),
+    "floats outside an integer type": Mend(tile_values, "whole", plain_truncation, "tiles", (96,)),
     "extrema of folded floats": Mend(
         language_math, "extremum", plain_extremum, "tiles", (866,),
         ((expr, "extremum", plain_extremum), (arith_util, "extremum", plain_extremum)),
@@ -150,7 +157,7 @@ KINDS = {
         ((host_compiler, "headers_digest", lambda: "no divisors"),), dies=True,
     ),
     "addition of bools": Mend(atomic.Atomic, "check", nothing, "cpu", (215,)),
-    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys", (390,)),
+    "numbers that compare equal": Mend(jit, "exact_key", lambda value: value, "keys", (628,)),
 }  # fmt: skip
 
 

@@ -104,8 +104,7 @@ def test_what_has_no_value():
         evaluate(M + 1, {})
     with pytest.raises(ValueError, match="outside a kernel"):
         evaluate(Load(Buffer("A", (M,), dt.int32, "global"), (const(0, dt.int32),)), {M: 1})
-    with pytest.raises(OverflowError):
-        evaluate(cast(x, dt.int32), {x: math.inf})
+    assert evaluate(cast(x, dt.int32), {x: math.inf}) == 2**31 - 1
 
 
 N, M_divisor, K_divisor = Var("n", dt.int32, "dim", 8), Var("m", dt.int32, "dim"), Var("k", dt.int32, "loop")

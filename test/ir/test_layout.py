@@ -21,6 +21,7 @@ from torch_tile.ir.layout import (
     shared_tile,
     spread,
 )  # fmt: skip
+from torch_tile.ir.layout_ops import element_of, offset_of, owner_of
 
 t, r = Var("t", dt.int32, "thread"), Var("r", dt.int32, "loop")
 P = Layout.parse
@@ -58,9 +59,9 @@ def some_points(layout, count=20):
 @given(layouts(), st.booleans())
 def test_places_and_elements_are_inverse(layout, known):
     ranges = Ranges().within(t, 0, layout.extent("t") - 1).within(r, 0, layout.extent("r") - 1) if known else None
-    element = layout.invert(t, r, ranges)
-    register, thread = layout.offset("r", element, ranges), layout.offset("t", element, ranges)
-    owner = layout.owner(t)
+    element = element_of(layout, t, r, ranges)
+    register, thread = offset_of(layout, "r", element, ranges), offset_of(layout, "t", element, ranges)
+    owner = owner_of(layout, t)
     held: dict[tuple[int, ...], int] = {}
     for a in range(layout.extent("t")):
         for b in range(layout.extent("r")):
@@ -88,9 +89,9 @@ def test_memory_offsets_in_factored_form(layout, swizzle, data):
     layout = Layout(layout.dims, (), Swizzle(*swizzle))
     index = data.draw(st.sampled_from([(t % n, r % n, t // 4 % n, r) for n in (2, 8)]))
     chosen = [data.draw(st.sampled_from(index)) for _ in layout.dims]
-    symbolic = layout.offset("m", [e % n for e, n in zip(chosen, layout.shape, strict=True)])
+    symbolic = offset_of(layout, "m", [e % n for e, n in zip(chosen, layout.shape, strict=True)])
     (first,) = some_points(layout, 1)
-    plain = layout.offset("m", [const(i, dt.int32) for i in first])
+    plain = offset_of(layout, "m", [const(i, dt.int32) for i in first])
     assert evaluate(plain, {}) == layout.apply(first)["m"] < layout.extent("m")
     for _ in range(10):
         env = {t: random.randrange(128), r: random.randrange(64)}
@@ -136,7 +137,7 @@ def test_drop(layout, data):
     assert registers == set(range(left.extent("r")))
     for index in some_points(layout):  # whoever held a part of a row holds its sum
         place, rest = layout.apply(index), tuple(i for k, i in enumerate(index) if k != dim)
-        element = left.invert(const(place["t"], dt.int32), const(left.apply(rest)["r"], dt.int32))
+        element = element_of(left, const(place["t"], dt.int32), const(left.apply(rest)["r"], dt.int32))
         assert tuple(evaluate(e, {}) for e in element) == rest
 
 
@@ -144,7 +145,7 @@ def table(layout, thread, register):
     """Which element each register of each thread holds, by `row(l, v)` and `col(l, v)`."""
     for a in range(layout.extent("t")):
         for v in range(layout.extent("r")):
-            i, j = (evaluate(e, {}) for e in layout.invert(const(a, dt.int32), const(v, dt.int32)))
+            i, j = (evaluate(e, {}) for e in element_of(layout, const(a, dt.int32), const(v, dt.int32)))
             assert (i, j) == (thread(a, v), register(a, v)), (a, v)
 
 
@@ -180,10 +181,10 @@ TABLES = [  # the PTX tables: layout, row of value v in lane l, column
 @pytest.mark.parametrize(("layout", "row", "column"), TABLES, ids=lambda x: str(x) if isinstance(x, Layout) else "")
 def test_the_tables_of_ptx(layout, row, column):
     table(layout, row, column)
-    element = layout.invert(t, r)
+    element = element_of(layout, t, r)
     known = Ranges().within(t, 0, layout.extent("t") - 1).within(r, 0, layout.extent("r") - 1)
-    assert layout.offset("r", element, known) is not None and repr(layout.offset("r", element, known)) == "r"
-    assert repr(layout.offset("t", element, known)) == "t"
+    assert offset_of(layout, "r", element, known) is not None and repr(offset_of(layout, "r", element, known)) == "r"
+    assert repr(offset_of(layout, "t", element, known)) == "t"
     assert P(str(layout)) == layout
 
 
@@ -226,7 +227,7 @@ def test_a_row_of_the_swizzled_tile_adds_constants():
     tile = shared_tile((128, 64), 16)
 
     def of(row):
-        return tile.offset("m", (t % 16 + row, t // 16 % 2 * 8))
+        return offset_of(tile, "m", (t % 16 + row, t // 16 % 2 * 8))
 
     base = of(0)
     for row in range(16, 128, 16):
@@ -262,10 +263,10 @@ def test_replicas():
     layout = replicated((4, 8), 96)
     assert str(layout) == "[4:8r | 8:1r] x[96:1t]"
     assert layout.apply((3, 2)) == {"t": 0, "r": 26, "m": 0}
-    assert repr(layout.owner(t)) == "t < 1"
-    assert WGMMA.owner(t) is None
-    assert repr(WGMMA.drop(1).owner(t)) == "t % 4 == 0"
-    assert repr(P("[8:1t] x[4:8t]").owner(t)) == "t < 8"
+    assert repr(owner_of(layout, t)) == "t < 1"
+    assert owner_of(WGMMA, t) is None
+    assert repr(owner_of(WGMMA.drop(1), t)) == "t % 4 == 0"
+    assert repr(owner_of(P("[8:1t] x[4:8t]"), t)) == "t < 8"
 
 
 def test_vector_width():

@@ -14,7 +14,7 @@ ACCUMULATOR = Layout.parse("[2:2r 8:4t | 4:1t 2:1r]")
 
 
 def test_text():
-    lines = ACCUMULATOR.picture().splitlines()
+    lines = text_picture(ACCUMULATOR).splitlines()
     assert lines[0].startswith("T0 r0   T0 r1   T1 r0") and len(lines) == 16
     assert lines[8].split("  ")[0].strip() == "T0 r2"
     assert text_picture(ACCUMULATOR, 2, 2) == "T0 r0  T0 r1  ...\nT4 r0  T4 r1  ...\n..."

@@ -165,6 +165,15 @@ def quantize_fp8_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def silu_mul_quantize_samples(t: Maker) -> list[tuple]:
+    gate, up = t(5, 300).detach().chunk(2, -1)
+    return [
+        (gate, up, 128, torch.float8_e4m3fn),
+        (t(5, 7).detach(), t.strided(5, 7).detach(), 0, torch.int8),
+        (t(2, 3, 64).detach(), t(2, 3, 64).detach(), 32, torch.float8_e5m2),
+    ]
+
+
 def linear_samples(t: Maker) -> list[tuple]:
     return [
         (t(5, 7), t(9, 7)),
@@ -640,6 +649,7 @@ SAMPLES = {
     "masked_scaled_gemm": masked_scaled_gemm_samples,
     "quantize_fp8": quantize_fp8_samples,
     "quantize_int8": lambda t: [(t(5, 7).detach(), 0), (t.strided(5, 150).detach(), 128)],
+    "silu_mul_quantize": silu_mul_quantize_samples,
     "linear": linear_samples,
     "swiglu": swiglu_samples,
     "attention": attention_samples,

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.codegen.cpp_wrapper import embedded
-from torch_tile.inductor.codegen.symbolic_launch import Form, Symbols, record
+from torch_tile.inductor.codegen.symbolic_launch import Symbols, TensorMeta, record
 from torch_tile.inductor.compat import no_caches
 from torch_tile.ops import launchers
 from torch_tile.ops.registry import OPERATORS
@@ -196,6 +196,10 @@ CALLS = {
     "quantize_fp8": (
         "ttt", lambda x, values, scales: launchers.quantize_fp8(x, 0, FLOAT8, out=(values, scales)),
         lambda: (half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
+    ),
+    "silu_mul_quantize": (
+        "tttt", lambda x, up, values, scales: launchers.silu_mul_quantize(x, up, 0, FLOAT8, out=(values, scales)),
+        lambda: (half(16, 256), half(16, 256), half(16, 256).to(FLOAT8), torch.ones(16, 1)),
     ),
     "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
     "attention_backward": (
@@ -481,7 +485,7 @@ def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
     number = args[-1:] if isinstance(args[-1], int) else []
     plan = planned(lambda *tensors: function(*tensors, *number), [x for x in args if isinstance(x, torch.Tensor)])
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    forms = [Form(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
+    forms = [TensorMeta(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
     recorded = record(lambda given: function(*given, *number), forms, Symbols(None))
     assert entries_of(recorded.plan) == entries_of(plan) and "tile::run(plan" in embedded(recorded).body
 
@@ -504,7 +508,7 @@ SIZES = {
     "attention_block_sparse": 250, "attention_varlen": 60, "attention_varlen_backward": 70, "attention_paged": 3,
     "attention_fp8": 250,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
-    "quantize_int8": 16,
+    "quantize_int8": 16, "silu_mul_quantize": 16,
     "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,
     "decode": 900, "mla": 2, "mla_decode_fp8": 2, "mla_sparse": 640,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
@@ -526,7 +530,7 @@ def test_what_is_launched_is_known_for_all_sizes(name, gpu):
     for x in (each for each in args if isinstance(each, torch.Tensor)):
         shape = [size if n == SIZES[name] else n for n in x.shape]
         dense = [sympy.prod(shape[d + 1 :]) for d in range(len(shape))]
-        forms.append(Form(x.dtype, x.device, shape, dense if x.is_contiguous() else x.stride()))
+        forms.append(TensorMeta(x.dtype, x.device, shape, dense if x.is_contiguous() else x.stride()))
     body = embedded(record(lambda given: function(*given, *number), forms, Symbols(env))).body
     checks = [line for line in body.splitlines() if "require" in line and "multiples of" not in line]
     limits = "<= 2147418112ll", "<= 4294967296ll"  # only that 32 bits hold a size
@@ -544,8 +548,8 @@ def test_places_of_queries_may_be_known_at_run_time_only(place, gpu):
     size = symbol("size", 900)
     known, symbols = {"size": size, "place": symbol("place", 77)}, Symbols(env)
     offset = symbols.number(env.create_symintnode(eval(place, known), hint=77))
-    cache = Form(k.dtype, k.device, [1, 2, size, 64], [128 * size, 64 * size, 64, 1])
-    queries = Form(q.dtype, q.device, q.shape, q.stride())
+    cache = TensorMeta(k.dtype, k.device, [1, 2, size, 64], [128 * size, 64 * size, 64, 1])
+    queries = TensorMeta(q.dtype, q.device, q.shape, q.stride())
     calls = lambda given: decode_call(*given, offset)  # noqa: E731
     body = embedded(record(calls, [queries, cache, cache, queries], symbols)).body
     assert ("(-1ll + numbers[0])" if place == "size - 1" else "numbers[1]") in body

@@ -12,7 +12,8 @@ from torch_tile.ops.registration import SCHEMAS
 
 pytestmark = pytest.mark.cuda
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
-BYTES_OUT = {"quantize_fp8", "quantize_int8", "fused_norm_quantize"}  # whose results have dtypes of their own
+# Their results have dtypes of their own.
+BYTES_OUT = {"quantize_fp8", "quantize_int8", "silu_mul_quantize", "fused_norm_quantize"}
 ROUNDED = {"attention_fp8": 2**-4}  # weights are float8 there
 UNORDERED = {"nsa_select", "lightning_index"}  # torch lists equal scores in any order
 # A plan of mla_schedule has a row for each unit of the machine.

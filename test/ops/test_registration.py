@@ -44,6 +44,7 @@ REFUSING = [
     "masked_scaled_gemm",
     "quantize_fp8",
     "quantize_int8",
+    "silu_mul_quantize",
     "fused_norm_quantize",
     "mla_decode_fp8",
     "attention_fp8",
@@ -87,7 +88,7 @@ def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8", "fused_norm_quantize"})
+    "name", sorted(set(OPS) - {"quantize_fp8", "quantize_int8", "silu_mul_quantize", "fused_norm_quantize"})
 )  # whose results have dtypes of their own
 def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples, to_double):
     tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
@@ -304,6 +305,11 @@ DYNAMIC["fused_norm_quantize"] = lambda t, n: (
     *("v0=add(acc0,x0);ret v0", "v0=mul(acc0,x1);ret v0", True, 1, True, torch.float32, 128, torch.float8_e4m3fn),
 )
 DYNAMIC["quantize_int8"] = lambda t, n: (t(n, n + 1, 150).detach(), 0)
+DYNAMIC["silu_mul_quantize"] = lambda t, n: (
+    *(t(n, n + 1, 150).detach(), t(n, n + 1, 150).detach()),
+    128,
+    torch.float8_e4m3fn,
+)
 DYNAMIC["quantize_fp8"] = lambda t, n: (t(n, n + 1, 150).detach(), 128, torch.float8_e4m3fn)
 DYNAMIC["cross_entropy"] = lambda t, n: (t(n, n + 1, 7), torch.ones(n, n + 1).long(), t(7).detach().abs(), -1)
 DYNAMIC["cross_entropy_backward"] = lambda t, n: (

@@ -22,7 +22,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.ops import checks, launchers, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS, register
-from torch_tile.ops.registry import OPERATORS, V, arguments_of, form, op_gradients
+from torch_tile.ops.registry import FORMS, OPERATORS, V, arguments_of, form, op_gradients
 from torch_tile.ops.sharding_rule import Rule
 from torch_tile.runtime.launch import form_of
 from torch_tile.runtime.launch_plan import has_memory, tensors_in
@@ -93,9 +93,9 @@ def declared():
 def scaled_product():
     """The declaration, withdrawn from the lists of the process when the tests are through."""
     found = declared()
-    OPERATORS[NAME], SCHEMAS[NAME] = found, found.schema
+    OPERATORS[NAME], SCHEMAS[NAME], FORMS[NAME] = found, found.schema, found.form
     yield found
-    del OPERATORS[NAME], SCHEMAS[NAME]
+    del OPERATORS[NAME], SCHEMAS[NAME], FORMS[NAME]
 
 
 def samples(dtype: torch.dtype = torch.float32):

@@ -199,7 +199,11 @@ def on_gpu(monkeypatch):
         "cross_entropy",
         "linear_cross_entropy",
         "grouped_scaled_gemm",
+        "attention_backward",
         "attention_block_sparse",
+        "attention_fp8",
+        "attention_paged",
+        "mla_packed",
         "lightning_index",
         "nsa_select",
     ):

@@ -7,7 +7,7 @@ import torch
 from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const, select
-from torch_tile.kernels.attention import block_sparse, forward as attention, nsa
+from torch_tile.kernels.attention import block_sparse, forward as attention, fp8, nsa, paged
 from torch_tile.kernels.gemm import (
     dequant as dequant_gemm,
     gemm,
@@ -18,7 +18,7 @@ from torch_tile.kernels.gemm import (
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.linear_attention import delta, step
 from torch_tile.kernels.loss import linear_cross_entropy
-from torch_tile.kernels.mla import decode as mla_decode, indexer
+from torch_tile.kernels.mla import decode as mla_decode, indexer, packed
 from torch_tile.kernels.moe import group, route
 from torch_tile.kernels.norm import norm, softmax
 from torch_tile.kernels.row_groups import PLANNERS
@@ -145,13 +145,47 @@ def of_mla(dtype=torch.float16):
     return mla_decode.mla_decode(q, q_pe, kv, k_pe), want
 
 
-def of_block_sparse():
-    """Blocks of 32 in any order, of which each list names some."""
-    q, k, v = (randn(1, 1, n, 32) for n in (40, 100, 100))
-    lists = torch.tensor([[[3, 2]]]).int(), torch.tensor([[[[3, 0, 1], [2, 1, 9]]]]).int()
+def of_block_sparse(gradients):
+    """Blocks of 32 in any order; one list is empty, so that no turn orders what comes before the loop and after it."""
+    q, k, v, grad = (randn(1, 1, n, 32) for n in (40, 100, 100, 40))
+    lists = torch.tensor([[[3, 0]]]).int(), torch.tensor([[[[3, 0, 1], [2, 1, 9]]]]).int()
     args = *lists, None, None, 32, 32, True, None, 0, 60
-    want = block_sparse.reference(*(x.double() for x in (q, k, v)), *args)
-    return block_sparse.attention_block_sparse(q, k, v, *args), want
+    wide = [x.double() for x in (q, k, v)]
+    want = block_sparse.reference(*wide, *args)
+    if not gradients:
+        return block_sparse.attention_block_sparse(q, k, v, *args), want
+    out, lse = (x.to(t) for x, t in zip(want, (torch.float16, torch.float32), strict=True))
+    got = block_sparse.attention_block_sparse_backward(grad, q, k, v, out, lse, *args)
+    return got, block_sparse.backward_reference(grad.double(), *wide, None, None, *args)
+
+
+def of_attention_fp8():
+    """In the error of rounded weights, which removals exceed by far or are reported."""
+    e4m3 = torch.float8_e4m3fn
+    q, k = (torch.randint(-1, 2, (1, 1, n, 32)).to(e4m3) for n in (40, 200))
+    v = torch.ones(1, 1, 200, 32).to(e4m3)  # weights add up to 1, and their errors vanish
+    args = q, k, v, torch.full((1, 1), 2.0), None, None, True, 1e-6, 0, 160, torch.float32
+    return fp8.attention_fp8(*args), fp8.reference(*args)
+
+
+def of_paged_float8():
+    q, (k, v) = randn(2, 1, 2, 32), ((randn(9, 32, 1, 32) / 2).to(torch.float8_e4m3fn) for _ in range(2))
+    table, lengths = torch.tensor([[3, 1, 8, 0], [2, 5, 7, 4]]).int(), torch.tensor([100, 33]).int()
+    scales = torch.rand(9, 32, 1) + 0.5, torch.rand(1, 1, 1) + 0.5
+    args = k, v, table, lengths, None, 0, True, None, 0, 1, None, "", *scales
+    return paged.attention_paged(q, *args), paged.reference(q.double(), *args)
+
+
+def of_mla_fp8():
+    q, q_pe = randn(1, 1, 16, 128), randn(1, 1, 16, 16)
+    cache = packed.pack(randn(1, 150, 128), randn(1, 150, 16))
+    return packed.mla_decode_fp8(q, q_pe, cache), packed.fp8_reference(q.double(), q_pe.double(), cache)
+
+
+def of_mla_sparse():
+    tensors = [randn(*s) for s in ((1, 2, 16, 64), (1, 2, 16, 16), (1, 150, 64), (1, 150, 16))]
+    listed = torch.stack([torch.randperm(150)[:100] for _ in range(2)])[None].int()
+    return packed.mla_sparse(*tensors, listed), packed.sparse_reference(*(x.double() for x in tensors), listed)
 
 
 def of_lightning_index():
@@ -260,8 +294,13 @@ LIBRARY = {
     "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
     "attention": lambda: of_attention(False, 70, 2),
     "attention causal": lambda: of_attention(True, 500, dtype=torch.bfloat16),
-    "attention_block_sparse": of_block_sparse,
+    "attention_block_sparse": lambda: of_block_sparse(False),
+    "attention_block_sparse_backward": lambda: of_block_sparse(True),
+    "attention_fp8": of_attention_fp8,
+    "attention_paged float8": of_paged_float8,
     "mla_decode": of_mla,
+    "mla_decode_fp8": of_mla_fp8,
+    "mla_sparse": of_mla_sparse,
     "lightning_index": of_lightning_index,
     "nsa_select": of_nsa_select,
     "rms_norm": lambda: of_rms_norm(200),

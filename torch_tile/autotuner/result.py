@@ -23,7 +23,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Try:
+class Trial:
     """The trial of one configuration: measured and modelled ms, and why it is out."""
 
     config: Config
@@ -34,7 +34,7 @@ class Try:
 
 @dataclass(frozen=True, repr=False)
 class AutotuneResult:
-    """The best `config`, its `latency` in ms and its `kernel`, and all `tries` in the order given.
+    """The best `config`, its `latency` in ms and its `kernel`, and all `trials` in the order given.
 
     `latency` is None if nothing was measured, `kernel` is None for eager kernels. `ref_latency` is that of ref_prog, if
     there is one. Prints as a table.
@@ -42,19 +42,19 @@ class AutotuneResult:
 
     name: str
     best: int
-    tries: tuple[Try, ...]
+    trials: tuple[Trial, ...]
     ref_latency: float | None = None
     kernel: JITKernel | None = None
 
     @property
     def config(self) -> Config:
         """The best configuration."""
-        return self.tries[self.best].config
+        return self.trials[self.best].config
 
     @property
     def latency(self) -> float | None:
         """Milliseconds of the best configuration."""
-        return self.tries[self.best].latency
+        return self.trials[self.best].latency
 
     @property
     def libcode(self) -> str | None:
@@ -67,15 +67,17 @@ class AutotuneResult:
         return self.kernel
 
     def __repr__(self) -> str:
-        return "\n".join([f"{self.name}: {len(self.tries)} configurations", *table(self.tries, self.best)])
+        return "\n".join([f"{self.name}: {len(self.trials)} configurations", *table(self.trials, self.best)])
 
 
-def table(tries: Sequence[Try], best: int | None = None) -> list[str]:
+def table(trials: Sequence[Trial], best: int | None = None) -> list[str]:
     """Format measured time, the model's, the configuration and the note; fastest first."""
-    order = sorted(range(len(tries)), key=lambda i: (i != best, tries[i].note != "", tries[i].latency or float("inf")))
+    order = sorted(
+        range(len(trials)), key=lambda i: (i != best, trials[i].note != "", trials[i].latency or float("inf"))
+    )
     lines = ["        ms   model ms  configuration"]
     for number in order:
-        each = tries[number]
+        each = trials[number]
         note = "  <- best" if number == best else f"  ({each.note})" if each.note else ""
         lines.append(f"{_number(each.latency)} {_number(each.estimate)}  {show(each.config)}{note}")
     return lines
@@ -93,22 +95,22 @@ def _number(milliseconds: float | None) -> str:
 
 def to_json(result: AutotuneResult) -> str:
     """Write a result as JSON. Configurations stand there for readers only: they are found again by their order."""
-    tries = [
+    trials = [
         {"config": show(each.config), "latency": each.latency, "estimate": each.estimate, "note": each.note}
-        for each in result.tries
+        for each in result.trials
     ]
-    found = {"name": result.name, "best": result.best, "ref_latency": result.ref_latency, "tries": tries}
+    found = {"name": result.name, "best": result.best, "ref_latency": result.ref_latency, "trials": trials}
     return json.dumps(found, indent=1)
 
 
 def from_json(text: str, configs: Sequence[Config]) -> AutotuneResult:
     """Read the text that `to_json` wrote for these configurations."""
     found = json.loads(text)
-    tries = tuple(
-        Try(config, each["latency"], each["estimate"], each["note"])
-        for config, each in zip(configs, found["tries"], strict=True)
+    trials = tuple(
+        Trial(config, each["latency"], each["estimate"], each["note"])
+        for config, each in zip(configs, found["trials"], strict=True)
     )
-    return AutotuneResult(found["name"], found["best"], tries, found["ref_latency"])
+    return AutotuneResult(found["name"], found["best"], trials, found["ref_latency"])
 
 
 # The state of one configuration during a search, and the settings of the search.
@@ -208,10 +210,10 @@ class Candidate:
         return float("inf") if self.estimate is None else self.estimate.seconds
 
     @property
-    def tried(self) -> Try:
+    def tried(self) -> Trial:
         """Return its row of the table."""
         model = None if self.estimate is None else self.estimate.seconds * 1e3
-        return Try(self.config, self.latency, model, self.note)
+        return Trial(self.config, self.latency, model, self.note)
 
 
 def variant(function: JITFunction, config: Config) -> tuple[JITFunction, dict[str, Any]]:

@@ -88,7 +88,7 @@ class CudaText(Text):
             self.parts[var] = ((extent.a, extent.b), (extent.b, extent.a))
 
     def positive(self, extent: Expr) -> None:
-        """Record that a product is at least 1. So are its factors, if only one of them may be negative."""
+        """Record that an extent is at least 1. So is each factor of a product whose other factor is not negative."""
         if isinstance(extent, Var):
             self.bind(extent, self.interval(extent) & Interval(low=1))
             self.intervals.clear()
@@ -296,7 +296,7 @@ class CudaText(Text):
         return int_type(node.dtype, self.is_long(node, wide))
 
     def divisor(self, expr: Expr, wide: bool) -> str:
-        """C++ text of a divisor of naturals: 1 instead of 0."""
+        """Print a divisor of naturals, with 1 in place of 0."""
         found = self.interval(expr)
         if found.low > 0 or found.high < 0 or (found.high > 0 and self.is_given(expr)):
             return self.value(expr, wide, PRECEDENCE["/"] + 1)

@@ -77,7 +77,7 @@ def _function(product: Product) -> str:
 
 
 def _first(keep: int, predicates: str) -> list[str]:
-    """Print the asm's beginning: whether the first instruction adds to the accumulators, operand number `keep`."""
+    """Print the first lines of the asm: a predicate, by operand `keep`, that the first wgmma adds to what is there."""
     return [r'"{\n"', rf'".reg .pred {predicates};\n"', rf'"setp.ne.b32 keep, %{keep}, 0;\n"']
 
 

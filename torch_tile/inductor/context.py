@@ -8,7 +8,8 @@ whether a kernel beats Inductor's code. So no family and no context imports the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,6 +154,14 @@ class Context:
         """Record why a subgraph of a family was not replaced; only the first reason counts."""
         if anchor not in self.handled:
             self.note(family, report.MISSED, name_of(anchor), anchor, why.reason, [anchor], None, why)
+
+    @contextlib.contextmanager
+    def missing(self, family: str, anchor: Node) -> Iterator[None]:
+        """Record the Miss that ends the `with`, if one does."""
+        try:
+            yield
+        except Miss as why:
+            self.miss(family, anchor, why)
 
     def note(
         self,

@@ -269,7 +269,7 @@ def _float8_experts(module: Any) -> nn.Module | None:
 
 
 def _activation(module: Any) -> str:
-    """Return our name of an activation."""
+    """Return our name of an activation module; raise Unfit for one that our layers do not have."""
     name = activation_of(module)
     if name in (None, "none"):
         raise Unfit(f"its activation is {type(module).__name__}")

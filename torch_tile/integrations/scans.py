@@ -158,33 +158,18 @@ def try_scan_step(function: Call) -> list[Any]:
     return [function(state, x, dt, A.expand(-1, 3, 5), *keys, **options), state]
 
 
-def try_chunk_rule(function: Call) -> list[Any]:
-    """Try a delta rule; return its results."""
-    q, k, v, g, beta, state = rule_arguments(70)
+def try_chunk_rule(function: Call, channels: bool = False) -> list[Any]:
+    """Try a delta rule, whose keys may decay channel by channel; return its results."""
+    q, k, v, g, beta, state = channel_arguments(70) if channels else rule_arguments(70)
     whole = function(
         q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
     )
     return [*whole, function(q, k / 4, v, g=g, beta=beta)[0]]
 
 
-def try_rule_steps(function: Call) -> list[Any]:
-    """Try some steps of a delta rule; return their results."""
-    q, k, v, g, beta, state = rule_arguments(3)
-    return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
-
-
-def try_chunk_kda(function: Call) -> list[Any]:
-    """Try a delta rule whose keys decay channel by channel; return its results."""
-    q, k, v, g, beta, state = channel_arguments(70)
-    whole = function(
-        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
-    )
-    return [*whole, function(q, k / 4, v, g=g, beta=beta)[0]]
-
-
-def try_kda_steps(function: Call) -> list[Any]:
-    """Try some steps of a delta rule whose keys decay channel by channel; return their results."""
-    q, k, v, g, beta, state = channel_arguments(3)
+def try_rule_steps(function: Call, channels: bool = False) -> list[Any]:
+    """Try some steps of a delta rule, whose keys may decay channel by channel; return their results."""
+    q, k, v, g, beta, state = channel_arguments(3) if channels else rule_arguments(3)
     return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
 
 
@@ -242,8 +227,8 @@ ROLES: dict[str, tuple[Call, Call]] = {
     "mamba2_selective_state_update": (scan_step, try_scan_step),
     "torch_chunk_gated_delta_rule": (chunk_rule, try_chunk_rule),
     "torch_recurrent_gated_delta_rule": (rule_steps, try_rule_steps),
-    "chunk_kimi_delta_attention": (chunk_rule, try_chunk_kda),
-    "recurrent_kimi_delta_attention": (rule_steps, try_kda_steps),
+    "chunk_kimi_delta_attention": (chunk_rule, functools.partial(try_chunk_rule, channels=True)),
+    "recurrent_kimi_delta_attention": (rule_steps, functools.partial(try_rule_steps, channels=True)),
     "MiniMaxLightningAttention.forward": (lightning, try_lightning),
 }
 """Functions of model files, and methods of their classes: ours, and a trial that calls one of them."""

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.expr import (
     COMPARISONS,
@@ -87,8 +88,7 @@ def evaluate(expr: Expr, values: Values) -> Scalar:
     """Compute the value of `expr`.
 
     Raises KeyError for a variable without a value and ZeroDivisionError for integers divided by zero. Raises
-    OverflowError or ValueError if an infinity or nan is converted to an integer. Raises ValueError for elements of
-    buffers and for calls other than abs.
+    ValueError for elements of buffers and for calls other than abs.
     """
     if isinstance(expr, Const):
         return expr.value
@@ -102,7 +102,9 @@ def evaluate(expr: Expr, values: Values) -> Scalar:
         a = evaluate(expr.a, values)
         if not isinstance(a, int | float) and expr.type in EXACT:
             return a
-        return const(int(a) if expr.type.is_integer else a, expr.type).value
+        if isinstance(a, float) and expr.type.is_integer:
+            return dt.whole(a, expr.type)
+        return const(a, expr.type).value
     if isinstance(expr, Unary):
         a = evaluate(expr.a, values)
         return _typed(not a if expr.op == "not" else -a if expr.op == "-" else ~int(a), expr)

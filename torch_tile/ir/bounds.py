@@ -79,8 +79,7 @@ def range_of(dtype: dt.DType) -> Interval:
     """Return the interval of all values of an integer or bool type."""
     if dtype.kind == "bool":
         return Interval(0, 1)
-    half = 1 << (dtype.bits - 1)
-    return Interval(0, 2 * half - 1) if dtype.kind == "uint" else Interval(-half, half - 1)
+    return Interval(*dt.limits(dtype))
 
 
 def _times(a: Limit, b: Limit) -> Limit:
@@ -328,29 +327,25 @@ class Ranges:
 
     def prove(self, condition: Expr) -> bool:
         """Return whether a bool expression is certainly true here. False proves nothing."""
-        if isinstance(condition, Const):
-            return bool(condition.value)
-        if isinstance(condition, Unary) and condition.op == "not":
-            return self.refute(condition.a)
-        if not isinstance(condition, Binary):
-            return False
-        if condition.op in LOGICAL:
-            both = all if condition.op == "and" else any
-            return both(self.prove(x) for x in (condition.a, condition.b))
-        return self._compare(condition.op, condition.a, condition.b)
+        return self._is(condition, True)
 
     def refute(self, condition: Expr) -> bool:
         """Return whether a bool expression is certainly false here."""
+        return self._is(condition, False)
+
+    def _is(self, condition: Expr, truth: bool) -> bool:
+        """Return whether a bool expression certainly has a truth value here."""
         if isinstance(condition, Const):
-            return not condition.value
+            return bool(condition.value) is truth
         if isinstance(condition, Unary) and condition.op == "not":
-            return self.prove(condition.a)
+            return self._is(condition.a, not truth)
         if not isinstance(condition, Binary):
             return False
         if condition.op in LOGICAL:
-            either = any if condition.op == "and" else all
-            return either(self.refute(x) for x in (condition.a, condition.b))
-        return condition.op in NEGATED and self._compare(NEGATED[condition.op], condition.a, condition.b)
+            needed = all if (condition.op == "and") is truth else any
+            return needed(self._is(x, truth) for x in (condition.a, condition.b))
+        op = condition.op if truth else NEGATED.get(condition.op)
+        return op is not None and self._compare(op, condition.a, condition.b)
 
     def inside(self, index: Expr, size: Expr) -> bool:
         """Return whether `0 <= index < size`, so that an access needs no guard."""

@@ -67,13 +67,7 @@ class DType(str):
 
         As an annotation, `x: T.float32()` is the type.
         """
-        from torch_tile.ir.expr import Var, Vector, cast
-
-        if value is None:
-            return Var("x", self, "dim")
-        if isinstance(value, Vector):
-            return value.astype(self)
-        return cast(value, self) if self.lanes == 1 else Vector([cast(value, self.element)] * self.lanes)
+        return converters[-1](value, self)
 
     @property
     def itemsize(self) -> int:
@@ -116,6 +110,9 @@ float64: DType = DType("float64", "float", 64)
 bfloat16: DType = DType("bfloat16", "float", 16)
 float8_e4m3fn: DType = DType("float8_e4m3fn", "float", 8)
 float8_e5m2: DType = DType("float8_e5m2", "float", 8)
+
+converters: list[Callable[[Any, DType], Any]] = []
+"""What calls of types do: ir/expr.py puts its `converted_by_call` here."""
 
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
@@ -185,6 +182,20 @@ def saturated(value: Any, dtype: DType) -> Any:
     if most is None:
         return value
     return value.clip(-most, most) if hasattr(value, "clip") else max(min(value, most), -most)
+
+
+def limits(dtype: DType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
+    half = 1 << (dtype.bits - 1)
+    return (0, 2 * half - 1) if dtype.kind == "uint" else (-half, half - 1)
+
+
+def whole(value: float, dtype: DType) -> int:
+    """Convert a float to an integer type: truncated, at its least or greatest value beyond the ends, 0 for NaN."""
+    if math.isnan(value):
+        return 0
+    low, high = limits(dtype)
+    return int(min(max(value, low), high))
 
 
 def converted(tensor: Any, dtype: DType) -> Any:

@@ -193,7 +193,7 @@ class Binary(Expr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cast(Expr):
-    """A conversion: floats round to nearest even, float to integer truncates."""
+    """A conversion: floats round to nearest even, float to integer truncates and saturates (`dt.whole`)."""
 
     type: DType
     a: Expr
@@ -406,6 +406,8 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     if (narrow := _narrow_operands(op, a, b)) is not None:
         found = binary(op, *narrow)
         return found if op in COMPARISONS else cast(found, dt.int32)
+    if op in COMPARISONS and (told := _compare_signs(op, a, b)) is not None:
+        return told
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, _OF_BITS.get(op, ()), op=op, got=f"a value of dtype {x.dtype}")
@@ -441,6 +443,24 @@ def _outside(op: str, a: Any, b: Any) -> Expr | None:
 
 
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _signed_beside_uint64(a: Any, b: Any) -> tuple[Expr, Expr] | None:
+    """Return the signed integer, as an int64, and the uint64 of two operands; None for other types."""
+    if not isinstance(a, Expr) or not isinstance(b, Expr) or {a.dtype.kind, b.dtype.kind} != {"int", "uint"}:
+        return None
+    signed, unsigned = (a, b) if a.dtype.kind == "int" else (b, a)
+    return (cast(signed, dt.int64), unsigned) if unsigned.dtype == dt.uint64 else None
+
+
+def _compare_signs(op: str, a: Any, b: Any) -> Expr | None:
+    """Compare a signed integer with a uint64, for which no type holds both; None for other comparisons."""
+    if (found := _signed_beside_uint64(a, b)) is None:
+        return None
+    signed, unsigned = found
+    op = op if a.dtype.kind == "int" else _MIRRORED.get(op, op)
+    told = binary(op, cast(signed, dt.uint64), unsigned)
+    return select(binary("<", signed, 0), Const(op in ("<", "<=", "!="), dt.bool_), told)
 
 
 def fold(op: str, x: Const, y: Const) -> Const | None:
@@ -508,9 +528,11 @@ def cast(value: Any, dtype: object) -> Expr:
         x = x.a  # the int32 has the same value
     if x.dtype == to:
         return x
-    if isinstance(x, Const) and not (x.dtype.is_float and to.is_integer and not math.isfinite(x.value)):
-        return const(dt.saturated(x.value, to), to)
-    return Cast(to, x)
+    if not isinstance(x, Const):
+        return Cast(to, x)
+    if x.dtype.is_float and to.is_integer:
+        return Const(dt.whole(x.value, to), to)
+    return const(dt.saturated(x.value, to), to)
 
 
 def select(condition: Any, a: Any, b: Any) -> Expr:
@@ -525,12 +547,12 @@ def select(condition: Any, a: Any, b: Any) -> Expr:
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    """Build the smaller of two values: NaN if one is, and -0.0 is below 0.0."""
+    """Build the smaller of two values: NaN if one is; -0.0 is below 0.0. A uint64 and a signed one give an int64."""
     return _extremum("min", a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    """Build the larger of two values: NaN if one is, and -0.0 is below 0.0."""
+    """Build the larger of two values: NaN if one is; -0.0 is below 0.0. A uint64 and a signed one give a uint64."""
     return _extremum("max", a, b)
 
 
@@ -546,6 +568,11 @@ def _extremum(op: str, a: Any, b: Any) -> Expr:
             raise error("bad_operand", other.span, op=f"T.{op}", got=f"{number}, outside {other.dtype}")
     if (narrow := _narrow_operands(op, a, b)) is not None:
         return cast(_extremum(op, *narrow), dt.int32)
+    if (found := _signed_beside_uint64(a, b)) is not None:
+        signed, unsigned = found
+        if op == "max":  # never negative
+            return _extremum(op, cast(maximum(signed, 0), dt.uint64), unsigned)
+        return _extremum(op, signed, cast(minimum(unsigned, 2**63 - 1), dt.int64))
     x, y = pair(a, b, f"T.{op}")
     if isinstance(x, Const) and isinstance(y, Const):
         return const(extremum(op, x.value, y.value), x.dtype)
@@ -680,3 +707,15 @@ def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
         raise error("bad_operand", None, op="an operator", got=got)
     (count,) = lengths
     return Vector([function(*(a.lanes[k] if isinstance(a, Vector) else a for a in args)) for k in range(count)])
+
+
+def converted_by_call(value: Any, dtype: DType) -> Any:
+    """Compute `T.float32(value)`: a name for T.let without a value, else the value in this type."""
+    if value is None:
+        return Var("x", dtype, "dim")
+    if isinstance(value, Vector):
+        return value.astype(dtype)
+    return cast(value, dtype) if dtype.lanes == 1 else Vector([cast(value, dtype.element)] * dtype.lanes)
+
+
+dt.converters.append(converted_by_call)

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from torch_tile.diagnostics.errors import InternalError
+from torch_tile.diagnostics.errors import InternalError, error
 from torch_tile.ir.bits import passes
-
-if TYPE_CHECKING:
-    from torch_tile.ir.bounds import Ranges
-    from torch_tile.ir.expr import Expr
 
 AXES = ("t", "r", "m")
 
@@ -50,6 +46,16 @@ class Swizzle:
     def span(self) -> int:
         """Number of elements after which the pattern repeats."""
         return 1 << (self.bits + self.base + self.shift)
+
+
+# The printed form of layouts, which parses back: `[64:64m | 64:1m] ^(3,3,3)`, `[2:2r 8:4t | 4:1t 2:1r] x[4:32t]`.
+#
+# Dimensions stand between bars, each with its digits `size:stride axis`, major to minor; `1` is a dimension of one
+# element. `x[...]` holds the replicas, `^(bits,base,shift)` the swizzle.
+
+_FORM = re.compile(r"\s*\[(?P<dims>[^\]]*)\]\s*(x\[(?P<replicas>[^\]]*)\])?\s*(\^\((?P<swizzle>[^)]*)\))?\s*")
+FIX = "write it like [2:2r 8:4t | 4:1t 2:1r] x[4:32t], or [64:64m | 64:1m] ^(3,3,3) for memory"
+_DIGIT = re.compile(r"(\d+):(\d+)([trm])")
 
 
 Dims = tuple[tuple[Digit, ...], ...]
@@ -153,28 +159,6 @@ class Layout:
             found["m"] = self.swizzle(found["m"])
         return found
 
-    def offset(self, axis: str, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
-        """Return the offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is
-        swizzled.
-
-        `ranges` says what is known about the variables: it only makes the expression smaller.
-        """
-        from torch_tile.ir.layout_ops import offset
-
-        return offset(self, axis, indices, ranges)
-
-    def invert(self, thread: Expr, register: Expr, ranges: Ranges | None = None) -> tuple[Expr, ...]:
-        """Return the element that `register` of `thread` holds."""
-        from torch_tile.ir.layout_ops import invert
-
-        return invert(self, thread, register, ranges)
-
-    def owner(self, thread: Expr) -> Expr | None:
-        """Return the condition that `thread` holds first replicas; None if every thread does."""
-        from torch_tile.ir.layout_ops import owner
-
-        return owner(self, thread)
-
     # Layouts from layouts.
 
     def __mul__(self, inner: Layout) -> Layout:
@@ -204,22 +188,45 @@ class Layout:
         return replace(self, dims=tuple(self.dims[k] for k in order))
 
     def __str__(self) -> str:
-        from torch_tile.ir.layout_ops import to_text
-
-        return to_text(self)
-
-    def picture(self) -> str:
-        """Draw the places of the first elements as a grid of text."""
-        from torch_tile.ir.layout_ops import text_picture
-
-        return text_picture(self)
+        form = self.canonical
+        text = f"[{' | '.join(_digits(d) or '1' for d in form.dims)}]"
+        if form.replicas:
+            text += f" x[{_digits(form.replicas)}]"
+        if form.swizzle:
+            text += f" ^({form.swizzle.bits},{form.swizzle.base},{form.swizzle.shift})"
+        return text
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Parse the layout that prints as `text`."""
-        from torch_tile.ir.layout_ops import parse
+        """Parse the layout that prints as `text`. Raises TileError where the text is none."""
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise error("bad_layout", None, what=f"`{text}`", why="it has no dimensions in brackets", fix=FIX)
+        dims = found["dims"].split("|") if found["dims"].strip() else []
+        swizzle = None
+        if found["swizzle"] is not None:
+            numbers = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*", found["swizzle"])
+            if numbers is None:
+                raise error("bad_layout", None, what=f"`{text}`", why="its swizzle is not three numbers", fix=FIX)
+            swizzle = Swizzle(*map(int, numbers.groups()))
+        return Layout(
+            tuple(_parse_digits(d, text) for d in dims), _parse_digits(found["replicas"] or "1", text), swizzle
+        )
 
-        return parse(text)
+
+def _digits(digits: Iterable[Digit]) -> str:
+    """Format digits as text."""
+    return " ".join(f"{d.size}:{d.stride}{d.axis}" for d in digits)
+
+
+def _parse_digits(part: str, text: str) -> tuple[Digit, ...]:
+    """Parse the digits of a dimension."""
+    if part.strip() == "1":
+        return ()
+    digits = [_DIGIT.fullmatch(word) for word in part.split()]
+    if not digits or None in digits:
+        raise error("bad_layout", None, what=f"`{text}`", why=f"`{part.strip()}` is not digits like 8:4t", fix=FIX)
+    return tuple(Digit(int(d[1]), int(d[2]), d[3]) for d in digits if d)
 
 
 def _joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:

@@ -7,7 +7,6 @@ import colorsys
 import contextlib
 import itertools
 import math
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,8 +23,11 @@ if TYPE_CHECKING:
     from torch_tile.ir.bounds import Ranges
 
 
-def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None) -> Expr:
-    """Compute `Layout.offset`."""
+def offset_of(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
+    """Return the offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is swizzled.
+
+    `ranges` says what is known about the variables: it only makes the expression smaller.
+    """
     radix = MixedRadix(ranges)
     parts: list[tuple[Digit, Digits]] = []  # each digit along the axis and its value
     for index, digits, size in zip(indices, layout.dims, layout.shape, strict=True):
@@ -82,8 +84,8 @@ def _xor(a: Expr, b: Expr) -> Expr:
     return b if zero[0] else a if zero[1] else binary("^", a, b)
 
 
-def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) -> tuple[Expr, ...]:
-    """Compute `Layout.invert`."""
+def element_of(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None = None) -> tuple[Expr, ...]:
+    """Return the element that `register` of `thread` holds."""
     radix = MixedRadix(ranges)
     extents = {axis: layout.extent(axis) for axis in ("t", "r")}
     source = {a: radix.below(radix.of(e), extents[a]) for a, e in (("t", thread), ("r", register))}
@@ -99,8 +101,8 @@ def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) 
     return tuple(found)
 
 
-def owner(layout: Layout, thread: Expr) -> Expr | None:
-    """Compute `Layout.owner`."""
+def owner_of(layout: Layout, thread: Expr) -> Expr | None:
+    """Return the condition that `thread` holds first replicas; None if every thread does."""
     radix = MixedRadix()
     extent = layout.extent("t")
     source = radix.below(radix.of(thread), extent)
@@ -112,57 +114,6 @@ def owner(layout: Layout, thread: Expr) -> Expr | None:
             first = Binary("==", radix.quotient(source, digit.stride, digit.size).expr(), const(0, dt.int32))
         condition = first if condition is None else binary("and", condition, first)
     return condition
-
-
-# The printed form of layouts, which parses back: `[64:64m | 64:1m] ^(3,3,3)`, `[2:2r 8:4t | 4:1t 2:1r] x[4:32t]`.
-#
-# Dimensions stand between bars, each with its digits `size:stride axis`, major to minor; `1` is a dimension of one
-# element. `x[...]` holds the replicas, `^(bits,base,shift)` the swizzle.
-
-_FORM = re.compile(r"\s*\[(?P<dims>[^\]]*)\]\s*(x\[(?P<replicas>[^\]]*)\])?\s*(\^\((?P<swizzle>[^)]*)\))?\s*")
-FIX = "write it like [2:2r 8:4t | 4:1t 2:1r] x[4:32t], or [64:64m | 64:1m] ^(3,3,3) for memory"
-_DIGIT = re.compile(r"(\d+):(\d+)([trm])")
-
-
-def to_text(layout: Layout) -> str:
-    """Print the canonical form as text."""
-    form = layout.canonical
-    text = f"[{' | '.join(_digits(d) or '1' for d in form.dims)}]"
-    if form.replicas:
-        text += f" x[{_digits(form.replicas)}]"
-    if form.swizzle:
-        text += f" ^({form.swizzle.bits},{form.swizzle.base},{form.swizzle.shift})"
-    return text
-
-
-def _digits(digits: Iterable[Digit]) -> str:
-    """Format digits as text."""
-    return " ".join(f"{d.size}:{d.stride}{d.axis}" for d in digits)
-
-
-def parse(text: str) -> Layout:
-    """Parse the layout that prints as `text`. Raises TileError where the text is none."""
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise error("bad_layout", None, what=f"`{text}`", why="it has no dimensions in brackets", fix=FIX)
-    dims = found["dims"].split("|") if found["dims"].strip() else []
-    swizzle = None
-    if found["swizzle"] is not None:
-        numbers = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*", found["swizzle"])
-        if numbers is None:
-            raise error("bad_layout", None, what=f"`{text}`", why="its swizzle is not three numbers", fix=FIX)
-        swizzle = Swizzle(*map(int, numbers.groups()))
-    return Layout(tuple(_parse_digits(d, text) for d in dims), _parse_digits(found["replicas"] or "1", text), swizzle)
-
-
-def _parse_digits(part: str, text: str) -> tuple[Digit, ...]:
-    """Parse the digits of a dimension."""
-    if part.strip() == "1":
-        return ()
-    digits = [_DIGIT.fullmatch(word) for word in part.split()]
-    if not digits or None in digits:
-        raise error("bad_layout", None, what=f"`{text}`", why=f"`{part.strip()}` is not digits like 8:4t", fix=FIX)
-    return tuple(Digit(int(d[1]), int(d[2]), d[3]) for d in digits if d)
 
 
 # Pictures of layouts: a grid with one cell per element, as text, SVG or PNG.

@@ -58,9 +58,11 @@ class Node:
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
 
     def __repr__(self) -> str:
-        from torch_tile.ir.printer import to_text
+        return printers[-1](self) if printers else f"<{type(self).__name__}>"
 
-        return to_text(self)
+
+printers: list[Callable[[Node], str]] = []
+"""What prints nodes: ir/printer.py puts itself here."""
 
 
 NONE: frozenset[Any] = frozenset()

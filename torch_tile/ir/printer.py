@@ -36,7 +36,7 @@ from torch_tile.ir.expr import (
     natural,
     to_expr,
 )
-from torch_tile.ir.node import Node, walk
+from torch_tile.ir.node import Node, printers, walk
 
 # Expressions, regions and buffers as text of the language, and the names of symbols.
 #
@@ -255,6 +255,9 @@ ALLOCATORS = {"shared": "alloc_shared", "fragment": "alloc_fragment", "local": "
 def to_text(node: Node) -> str:
     """Print `node` in the language: a whole function for a Program, lines for a statement, else a piece of a line."""
     return Printer().text(node)
+
+
+printers.append(to_text)
 
 
 class Printer(ExprPrinter):

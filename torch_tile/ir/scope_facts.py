@@ -55,8 +55,8 @@ class Known(Rewriter):
     def visit_If(self, node: If) -> Stmt:
         """Visit each branch with its condition."""
         condition = self(node.condition)
-        then = self.under(node.condition, node.then)
-        otherwise = self.under(unary("not", node.condition), node.otherwise)
+        then = self.rewrite_where(node.condition, node.then)
+        otherwise = self.rewrite_where(unary("not", node.condition), node.otherwise)
         if condition is node.condition and then is node.then and otherwise is node.otherwise:
             return node
         return If(condition, then, otherwise, span=node.span)
@@ -81,8 +81,8 @@ class Known(Rewriter):
     def visit_Select(self, node: Select) -> Expr:
         """Visit each value with the condition under which it is chosen."""
         condition = self(node.condition)
-        a = self.under(node.condition, node.a)
-        b = self.under(unary("not", node.condition), node.b)
+        a = self.rewrite_where(node.condition, node.a)
+        b = self.rewrite_where(unary("not", node.condition), node.b)
         if condition is node.condition and a is node.a and b is node.b:
             return node
         return Select(condition, a, b, span=node.span)
@@ -91,7 +91,7 @@ class Known(Rewriter):
         """Return whether `by` certainly divides `expr`, with the names in `expr` replaced by their values."""
         return divides(by, self.values(expr), self.ranges)
 
-    def under(self, condition: Expr, node: N) -> N:
+    def rewrite_where(self, condition: Expr, node: N) -> N:
         """Return `node` rewritten where `condition` holds."""
         outer, self.ranges = self.ranges, self.ranges.assume(condition)
         new = self(node)

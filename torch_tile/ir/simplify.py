@@ -240,7 +240,7 @@ def _cast(e: Cast, ranges: Ranges) -> Expr | None:
     if isinstance(a, Cast) and is_exact(a.a.dtype, a.type):
         if a.a.dtype == e.type == dt.float8_e5m2:
             return None  # there and back saturates infinities
-        # float to int is undefined outside the type where int to int wraps
+        # float to int saturates where int to int wraps
         through_float = a.type.is_float and not a.a.dtype.is_float and e.type.is_integer
         return cast(a.a, e.type) if not through_float or widens(a.a.dtype, e.type) else None
     return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins as _builtins
+import sys as _sys
 from types import ModuleType as _ModuleType
 from typing import Any
 
@@ -164,7 +165,7 @@ from torch_tile.language.math import (
     truncdiv,
     truncmod,
 )  # fmt: skip
-from torch_tile.language.misuse import unknown_name as _unknown_name
+from torch_tile.language.misuse import explain as _explain, unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, bind, let, likely
 from torch_tile.language.pointers import handle, make_tensor, make_tensor_from_addr, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, meta_class, prim_func
@@ -227,9 +228,10 @@ from torch_tile.language.threads import (
     thread_index,
 )  # fmt: skip
 from torch_tile.language.tma_by_hand import create_tma_descriptor, tma_load
-from torch_tile.language.values import StridedTensor, Tensor, TensorType
+from torch_tile.language.trace import explainers as _explainers
+from torch_tile.language.values import TensorType
 from torch_tile.language.vectors import Broadcast, Ramp, Shuffle, extract_lane
-from torch_tile.language.views import reshape, view
+from torch_tile.language.views import StridedTensor, Tensor, reshape, view
 from torch_tile.language.warps import (
     activemask,
     all_sync,
@@ -325,6 +327,8 @@ def __getattr__(name: str) -> Any:
             pass
     raise _unknown_name(name, globals())
 
+
+_explainers.append(lambda problem, span: _explain(problem, span, _sys.modules[__name__]))
 
 # All names that a user may take. `import *` leaves out T.int, T.abs and their like, which would hide Python's own.
 __all__ = sorted(

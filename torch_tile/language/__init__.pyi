@@ -295,12 +295,6 @@ from torch_tile.language.tma_by_hand import (
     tma_load as tma_load,
 )
 from torch_tile.language.values import (
-    Tensor as Buffer,
-    Tensor as FragmentBuffer,
-    Tensor as LocalBuffer,
-    Tensor as SharedBuffer,
-    StridedTensor as StridedTensor,
-    Tensor as Tensor,
     TensorType as TensorType,
 )
 from torch_tile.language.vectors import (
@@ -312,6 +306,12 @@ from torch_tile.language.vectors import (
     Ramp as ramp,
 )
 from torch_tile.language.views import (
+    Tensor as Buffer,
+    Tensor as FragmentBuffer,
+    Tensor as LocalBuffer,
+    Tensor as SharedBuffer,
+    StridedTensor as StridedTensor,
+    Tensor as Tensor,
     reshape as reshape,
     view as view,
 )
@@ -832,12 +832,15 @@ def tan(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """`tanh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
-def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, counts: builtins.bool = True, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
+def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, counts: builtins.bool = True, combine: builtins.str | None = None, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
     """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
     A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
     is complete after the call. `by` is the number of the thread. With `counts=False` the author's
     T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
+
+    A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
+    blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
 
     In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
     parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which

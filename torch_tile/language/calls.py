@@ -49,7 +49,7 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _store(one: Stmt) -> Stmt:
-    """Return the store of an iteration of T.Parallel that a copy or a fill of one element is."""
+    """Turn a copy or a fill of one element, in an iteration of T.Parallel, into a store."""
     if not isinstance(one, Copy | Fill) or not _is_element(one.dst):
         return one
     if isinstance(one, Fill):

@@ -79,7 +79,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
             return error("python_value", span, problem=what, fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
-        return asked_of_table(problem.args[0] if problem.args else text, span)
+        return device_key_error(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     for part, (what, fix) in _STATEMENTS.items():
@@ -103,8 +103,8 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     return error("python_value", span, problem=text, fix=fix)
 
 
-def asked_of_table(key: object, span: Span | None = None) -> TileError:
-    """Build the error for a dictionary of Python's that is asked for what only the device knows."""
+def device_key_error(key: object, span: Span | None = None) -> TileError:
+    """Build the error for a dictionary that is asked for a key that only the device knows."""
     return error("python_value", span, problem=f"a dictionary is asked for `{str(key)[:60]}`", fix=_TABLE)
 
 

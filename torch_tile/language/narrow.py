@@ -2,7 +2,7 @@
 """Emulate narrow types by types that every target has: int4, float4_e2m1fn, float8_e8m0fnu, ..., tfloat32.
 
 A value of a narrow float is held as float32, one of a narrow integer as int8 or uint8. Conversions and operators round
-to the nearest value of the type, halves to even (tfloat32: away from zero), and saturate. Narrow integers wrap.
+to the nearest value of the type, halves to even (tfloat32: away from zero), and saturate. Integers wrap in narrow ones.
 float4_e2m1fn has no NaN and takes its greatest value for it. float8_e8m0fnu has no sign and no zero: it takes the power
 of two nearest to the magnitude.
 
@@ -41,6 +41,8 @@ from torch_tile.ir.expr import (
     binary,
     cast,
     const,
+    maximum,
+    minimum,
     select,
     unary,
 )
@@ -86,6 +88,9 @@ def per_byte(dtype: DType) -> int:
 def rounded(x: Expr, dtype: DType) -> Expr:
     """Round `x`, a value of any type but a narrow one, to `dtype`, and return it in the carrier's type."""
     if not dtype.is_float:
+        if x.dtype.is_float:
+            first, last = dt.limits(dtype)
+            return cast(minimum(maximum(cast(x, dt.int32), first), last), carrier(dtype))
         x, mask = cast(x, dt.int32), (1 << dtype.bits) - 1
         half = 1 << (dtype.bits - 1) if dtype.kind == "int" else 0
         return cast(((x + half) & mask) - half, carrier(dtype))

@@ -23,7 +23,7 @@ from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
 from torch_tile.language.effects import is_of_launch
 from torch_tile.language.loops import Grid, Loop, check_iterable, serial
-from torch_tile.language.misuse import asked_of_table
+from torch_tile.language.misuse import device_key_error
 from torch_tile.language.threads import thread_binding
 from torch_tile.language.trace import (
     Scope,
@@ -479,18 +479,18 @@ class Recorder:
 
         def look_up(key: Any, *rest: Any) -> Any:
             if isinstance(key, Expr):
-                raise asked_of_table(key)
+                raise device_key_error(key)
             return function(key, *rest)
 
         return look_up
 
-    def tries(self) -> None:
+    def refuse_try(self) -> None:
         """Raise TileError for a `try` inside T.Kernel: nothing that the device does is an exception."""
         if self.tracer.scopes:
             fix = "test before, by `if`; bring a Python `try` before T.Kernel"
             raise error("python_value", None, problem="`try` catches nothing that a kernel does", fix=fix)
 
-    def walrus(self, name: Any) -> None:
+    def refuse_walrus(self, name: Any) -> None:
         """Raise TileError for `while (name := ...)`: the test is recorded once, where no name can be bound."""
         what = f"`{name} :=` in the test of a `while` would bind a name in each turn"
         fix = f"write `{name} = T.alloc_var(dtype)` before the loop, and set it before and at the end of each turn"

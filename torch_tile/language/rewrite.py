@@ -343,11 +343,11 @@ class _Reroute(ast.NodeTransformer):
         self.generic_visit(node)
         word = ast.copy_location(ast.Constant("try"), node)
         word.end_lineno, word.end_col_offset = node.lineno, node.col_offset + len("try")
-        return [ast.copy_location(ast.Expr(_call("tries", at=word)), word), node]
+        return [ast.copy_location(ast.Expr(_call("refuse_try", at=word)), word), node]
 
     def visit_While(self, node: ast.While) -> Any:
         if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
-            return ast.copy_location(ast.Expr(_call("walrus", _names(walrus.target), at=walrus)), node)
+            return ast.copy_location(ast.Expr(_call("refuse_walrus", _names(walrus.target), at=walrus)), node)
         test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
         calls = _call("whiles", test, carried, _tells_end(node), at=node.test)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))

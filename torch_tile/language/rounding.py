@@ -15,7 +15,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, binary, cast, const, select, to_expr
-from torch_tile.tileop.base import highest_of, lowest_of, need_choice
+from torch_tile.tileop.base import need_choice
 
 ROUNDINGS = {"rn": "rn", "rz": "rz", "ru": "ru", "rd": "rd", "rs": "rs", "rp": "ru", "rm": "rd"}  # PTX's names last
 TO_INTEGER = {"rn": "round", "ru": "ceil", "rd": "floor"}
@@ -29,14 +29,14 @@ def greatest(to: DType) -> Const:
     """Return the greatest finite value of a type."""
     if to in dt.NARROW and to.is_float:
         return const(dt.NARROW_FORMATS[to.name][2], to)
-    return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else highest_of(to)), to)
+    return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else dt.limits(to)[1]), to)
 
 
 def least(to: DType) -> Const:
     """Return the least finite value of a type."""
     if to in dt.NARROW and to.is_float:
         return const(2.0**-127 if to == dt.float8_e8m0fnu else -dt.NARROW_FORMATS[to.name][2], to)
-    return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
+    return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else dt.limits(to)[0]), to)
 
 
 def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None, rbits: Any) -> Expr:
@@ -63,7 +63,7 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None,
     if to.kind == "bool" or not (x.dtype.is_float or to.is_float):
         return cast(_clamped(x, to) if sat is not None and to.is_integer else x, to)
     if to.is_integer:
-        return _integer(x, to, how, sat is not None)
+        return _integer(x, to, how)
     if x.dtype.is_integer and x.dtype.bits == 64:
         why, fix = f"is asked for of {x.dtype}, of which no float holds every value", "cast to float64 before"
         raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
@@ -99,8 +99,8 @@ def _overflowing(x: Expr, to: DType) -> Expr:
     return select(above, const(beyond, to), select(below, const(-beyond, to), cast(x, to)))
 
 
-def _integer(x: Expr, to: DType, how: str | None, saturating: bool) -> Expr:
-    """Convert a float to an integer; saturated, NaN gives 0."""
+def _integer(x: Expr, to: DType, how: str | None) -> Expr:
+    """Convert a float to an integer, rounded as asked: saturated, NaN gives 0."""
     if how == "rs":
         why, fix = "is 'rs', which rounds to a float", 'give "rn", "rz", "ru" or "rd"'
         raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
@@ -108,22 +108,15 @@ def _integer(x: Expr, to: DType, how: str | None, saturating: bool) -> Expr:
         x = cast(x, dt.float32)
     if how in TO_INTEGER:
         x = intrinsics.call(TO_INTEGER[how], x)
-    if not saturating:
-        return cast(x, to)
-    low, high = lowest_of(to), highest_of(to)
-    # A power of two is exact as a float: what is below the upper one fits.
-    zero, fits = const(0, x.dtype), binary("<", x, const(high + 1, x.dtype))
-    least_or_more = select(binary("<=", x, const(low, x.dtype)), const(low, x.dtype), x)
-    clamped = select(fits, cast(select(fits, least_or_more, zero), to), const(high, to))
-    return select(binary("==", x, x), clamped, const(0, to))
+    return cast(x, to)
 
 
 def _clamped(x: Expr, to: DType) -> Expr:
     """Limit an integer to the values of an integer type."""
-    low, high = max(lowest_of(to), lowest_of(x.dtype)), min(highest_of(to), highest_of(x.dtype))
     if x.dtype.kind == "bool":
         return x
-    return _within(x, const(low, x.dtype), const(high, x.dtype))
+    (low, high), (least, most) = dt.limits(to), dt.limits(x.dtype)
+    return _within(x, const(max(low, least), x.dtype), const(min(high, most), x.dtype))
 
 
 def _within(x: Expr, low: Expr, high: Expr) -> Expr:

@@ -68,7 +68,7 @@ class _Returns:
         return found
 
     def _inside(self, one: Stmt, looped: bool) -> Stmt:
-        """A branch or loop that ends some threads, by the flag."""
+        """Rewrite a branch or loop in which threads return: they set the flag, and what follows tests it."""
         if isinstance(one, If):
             sides = [Block(tuple(self._flag(side.stmts, looped))) for side in (one.then, one.otherwise)]
             return rebuilt(one, then=sides[0], otherwise=sides[1])
@@ -79,7 +79,7 @@ class _Returns:
         raise error("not_outermost", one.span, what="T.thread_return", region="T.Parallel")
 
     def _flag(self, stmts: Sequence[Stmt], looped: bool) -> list[Stmt]:
-        """The statements of a branch whose threads end, where others go on behind it."""
+        """Rewrite the statements of a branch whose threads return, while others go on behind it."""
         if looped:
             return self.block(stmts, True)
         for place, one in enumerate(stmts):

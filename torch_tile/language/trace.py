@@ -32,6 +32,10 @@ _OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
 _POSITIONS: IdMap[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = IdMap()
 
 
+explainers: list[Callable[[Exception, Span | None], TileError | None]] = []
+"""What turns Python's exceptions into author errors: language/__init__.py, which knows all names of T, puts it here."""
+
+
 @dataclass
 class Scope:
     """An open region of the program: a kernel, loop or branch."""
@@ -225,15 +229,12 @@ def describe_statement(stmt: Stmt) -> str:
 
 def _explained(problem: Exception) -> TileError | None:
     """Turn Python's exception on the author's own line into an author error."""
-    from torch_tile import language
-    from torch_tile.language.misuse import explain
-
     trace = problem.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         return None
-    return explain(problem, span_at(trace.tb_frame.f_code, trace.tb_lasti), language)
+    return explainers[-1](problem, span_at(trace.tb_frame.f_code, trace.tb_lasti))
 
 
 def name_symbol(value: Any, name: str) -> None:

@@ -397,35 +397,3 @@ class Annotation(Generic[Given]):
 
     def __repr__(self) -> str:
         return f"T.{self.function.__name__}"
-
-
-@Annotation
-def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> Any:
-    """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const.
-
-    The tensor's address is a multiple of `align` bytes: GPU kernels access it in no wider pieces. Without `align` they
-    take the widest pieces that sizes and strides allow, and launches refuse addresses that do not.
-
-    `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
-    """
-    if isinstance(strides, Handle):
-        from torch_tile.language.views import view
-
-        return view(strides, shape, dtype)
-    if is_number(shape) and (is_number(dtype) or isinstance(dtype, Expr)):
-        why = f"is the size {dtype!r}"
-        fix = f"put all sizes into one pair of brackets: T.Tensor(({shape}, {dtype}), dtype)"
-        raise error("bad_argument", author_span(), op="T.Tensor", name="dtype", why=why, fix=fix)
-    given = None if strides is None else shape_of(strides, "strides")
-    sizes = shape_of(shape, "a tensor's shape")
-    if given is not None and len(given) != len(sizes):
-        raise error("bad_shape", author_span(), what="strides", want=f"{len(sizes)} integers", got=repr(strides)[:60])
-    if align is not None and (not isinstance(align, int) or align < 1):
-        raise error("bad_shape", author_span(), what="align", want="a positive number of bytes", got=repr(align)[:60])
-    return TensorType(sizes, dtype_of(dtype), given, align)
-
-
-@Annotation
-def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
-    """Annotate a parameter as T.Tensor does, with strides in elements: integers or T.dynamic."""
-    return Tensor(shape, dtype, strides, align)  # type: ignore[no-any-return]

@@ -96,7 +96,7 @@ class GatedMLP(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """The activation."""
+        """Return the activation as text."""
         return f"activation={self.activation!r}"
 
 

@@ -14,9 +14,11 @@ from torch_tile.nn.scans import (
     Run,
     Tensor,
     chunk_gated_delta_rule,
+    first_state,
     fused_recurrent_gated_delta_rule,
     operator,
     refuse,
+    run_scan,
 )
 
 
@@ -72,8 +74,7 @@ def chunk_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention: `tile.gated_linear_attention` with g `[B, L, H, K]`, logarithms of channels' decays."""
     options = initial_state, cu_seqlens, None if scale is None else float(scale)
-    out, state = run("gated_linear_attention", q, k, v, g, *options)
-    return out, state if output_final_state else None
+    return run_scan(run, "gated_linear_attention", q, k, v, g, *options, keep_state=output_final_state)
 
 
 def fused_recurrent_gla(
@@ -210,9 +211,5 @@ def _steps(
     """Compute the attention token after token; packed sequences go to `chunk_gla`."""
     if cu_seqlens is not None:
         return chunk_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, run)
-    if initial_state is None:
-        wide = torch.promote_types(v.dtype, torch.float32)
-        initial_state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
-    factor = None if scale is None else float(scale)
-    out, state = run("gated_linear_attention_step", initial_state, q, k, v, g, factor)
-    return out, state if output_final_state else None
+    given = first_state(initial_state, k, v), q, k, v, g, None if scale is None else float(scale)
+    return run_scan(run, "gated_linear_attention_step", *given, keep_state=output_final_state)

@@ -238,7 +238,7 @@ class _Int8Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """Multiply by the widened weight."""
+        """Compute the gradient of the input: the upstream one times the widened weight."""
         weight, scale = ctx.saved_tensors
         return grad @ (weight.to(torch.float32) * scale.to(torch.float32)).to(grad.dtype), None, None, None
 

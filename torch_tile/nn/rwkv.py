@@ -8,9 +8,7 @@ packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `run` is what cal
 
 from __future__ import annotations
 
-import torch
-
-from torch_tile.nn.scans import Run, Tensor, operator, refuse
+from torch_tile.nn.scans import Run, Tensor, first_state, operator, refuse, run_scan
 
 
 def chunk_dplr_delta_rule(
@@ -30,9 +28,8 @@ def chunk_dplr_delta_rule(
 
     scale is the factor of q, `K ** -0.5` if None.
     """
-    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
-    out, state = run("rwkv7", q, k, v, gk, a, b, initial_state, cu_seqlens, factor)
-    return out, state if output_final_state else None
+    given = q, k, v, gk, a, b, initial_state, cu_seqlens, _factor(q, scale)
+    return run_scan(run, "rwkv7", *given, keep_state=output_final_state)
 
 
 def fused_recurrent_dplr_delta_rule(
@@ -54,12 +51,13 @@ def fused_recurrent_dplr_delta_rule(
     if cu_seqlens is not None:
         options = scale, initial_state, output_final_state, cu_seqlens
         return chunk_dplr_delta_rule(q, k, v, a, b, gk, *options, run=run)
-    if initial_state is None:
-        wide = torch.promote_types(v.dtype, torch.float32)
-        initial_state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
-    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
-    out, state = run("rwkv7_step", initial_state, q, k, v, gk, a, b, factor)
-    return out, state if output_final_state else None
+    given = first_state(initial_state, k, v), q, k, v, gk, a, b, _factor(q, scale)
+    return run_scan(run, "rwkv7_step", *given, keep_state=output_final_state)
+
+
+def _factor(q: Tensor, scale: float | None) -> float:
+    """Return the factor of q: `K ** -0.5` for None."""
+    return float(q.shape[3] ** -0.5 if scale is None else scale)
 
 
 def chunk_rwkv7(

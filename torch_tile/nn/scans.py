@@ -233,8 +233,7 @@ def chunk_gated_delta_rule(
         `[B, L, H, V]`, and the last state in float32, or None.
     """
     given = initial_state, cu_seqlens, None if scale is None else float(scale), bool(use_qk_l2norm_in_kernel)
-    out, state = run("gated_delta_rule", q, k, v, g, beta, *given)
-    return out, state if output_final_state else None
+    return run_scan(run, "gated_delta_rule", q, k, v, g, beta, *given, keep_state=output_final_state)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -273,12 +272,23 @@ def fused_recurrent_gated_delta_rule(
     if cu_seqlens is not None:
         options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
         return chunk_gated_delta_rule(q, k, v, g, beta, *options, run=run)
-    if initial_state is None:
-        wide = torch.promote_types(v.dtype, torch.float32)
-        initial_state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
-    factor = None if scale is None else float(scale)
-    out, state = run("gated_delta_rule_step", initial_state, q, k, v, g, beta, factor, bool(use_qk_l2norm_in_kernel))
-    return out, state if output_final_state else None
+    state = first_state(initial_state, k, v)
+    given = q, k, v, g, beta, None if scale is None else float(scale), bool(use_qk_l2norm_in_kernel)
+    return run_scan(run, "gated_delta_rule_step", state, *given, keep_state=output_final_state)
+
+
+def run_scan(run: Run, op: str, *args: Any, keep_state: bool) -> tuple[Tensor, Tensor | None]:
+    """Run the operator of a scan; drop its last state unless `keep_state`."""
+    out, state = run(op, *args)
+    return out, state if keep_state else None
+
+
+def first_state(given: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
+    """Return the state that steps begin with: the one given, else zeros `[B, H, K, V]` in float32 or v's float64."""
+    if given is not None:
+        return given
+    wide = torch.promote_types(v.dtype, torch.float32)
+    return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
 
 
 def numbers_of(function: str, cu_seqlens: Tensor, x: Tensor) -> Tensor:

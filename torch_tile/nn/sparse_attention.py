@@ -75,18 +75,19 @@ def parallel_nsa(
             k_cmp, v_cmp = (_means(x, length) for x in (k, v))
         compressed = k_cmp.transpose(1, 2), v_cmp.transpose(1, 2)
         ends = f"a=mul(i3,{float(stride)});b=add(a,{float(length - 1)});c=le(b,i2);v=where(c,acc0,-inf);ret v"
-        options = None, False, scale, 0, offset, None, ends
-        out, lse = torch.ops.tile.attention_lse(queries, *compressed, *options)
+        out, lse = torch.ops.tile.attention_lse(queries, *compressed, None, False, scale, 0, offset, None, ends)
         if g_cmp is not None:
             parts.append((g_cmp, out))
         if block_indices is None:
             given = queries, compressed[0], lse, k.shape[1], block_counts, block_size, length, stride, 1, 2, scale
             block_indices = torch.ops.tile.nsa_select(*(x.detach() if isinstance(x, Tensor) else x for x in given))
             block_indices = block_indices.transpose(1, 2)
-    parts.append((g_slc, _selected(q, keys, values, block_indices, block_size, scale, offset)))
+    selected = _selected(q, keys, values, block_indices, block_size, scale, offset)
+    parts.append((g_slc, selected))
     if g_swa is not None:
-        window = torch.ops.tile.attention(queries, keys, values, None, True, scale, window_size, offset)
-        parts.append((g_swa, window if window_size else torch.zeros_like(window)))
+        options = None, True, scale, window_size, offset
+        seen = torch.ops.tile.attention(queries, keys, values, *options) if window_size else torch.zeros_like(selected)
+        parts.append((g_swa, seen))
     total: Tensor = functools.reduce(torch.add, (_gated(part.transpose(1, 2), gate) for gate, part in parts))
     return total
 

@@ -46,7 +46,7 @@ def by_autograd(family: str, function: str, count: int, *constants: int) -> dict
     """
 
     def setup_context(ctx: Any, args: Sequence[Any], output: Any) -> None:
-        _mark(ctx, output, constants)
+        _mark_non_differentiable(ctx, output, constants)
         ctx.options = args[count:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:count])
@@ -68,7 +68,7 @@ def no_gradient(op: str, advice: str, *constants: int) -> dict[str, Callable[...
     """
 
     def setup_context(ctx: Any, args: Any, output: Any) -> None:
-        _mark(ctx, output, constants)
+        _mark_non_differentiable(ctx, output, constants)
 
     def backward(ctx: Any, *grads: Any) -> Never:
         raise NotImplementedError(f"tile.{op} has no gradient. {advice}")
@@ -76,7 +76,7 @@ def no_gradient(op: str, advice: str, *constants: int) -> dict[str, Callable[...
     return {"setup_context": setup_context, "backward": backward}
 
 
-def _mark(ctx: Any, output: Any, constants: Sequence[int]) -> None:
+def _mark_non_differentiable(ctx: Any, output: Any, constants: Sequence[int]) -> None:
     """Tell autograd that results with the numbers `constants` have no gradient."""
     results = output if isinstance(output, tuple) else (output,)
     ctx.mark_non_differentiable(*(results[n] for n in constants))

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
-from torch_tile.ops.registry import OPERATORS, Operator
+from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
 
@@ -63,13 +63,32 @@ def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., An
 LIBRARY: torch.library.Library = _Library("tile", "DEF")  # type: ignore[no-untyped-call]
 
 
+def declare(name: str, args: Callable[P, Any], result: type[R], doc: str, **declaration: Any) -> Callable[P, R]:
+    """Register an operator by its class of arguments, of tensors; return its documented form.
+
+    result: the type of what the operator returns. doc: its documentation. declaration: as for `register`.
+    """
+    made = form(name, args, result, doc)
+    register(name=name, args=getattr(args, "__origin__", args), form=made, **declaration)
+    return made
+
+
 def register(**declaration: Any) -> Operator:
-    """Declare an operator, by the fields of `Operator`, and put it on torch's dispatcher."""
+    """Declare an operator, by the fields of `Operator`, and put it on torch's dispatcher.
+
+    `family` names kernels: their entry function of the operator's name is its `run`, and their `reference` its
+    reference, where the declaration has none.
+    """
+    if family := declaration.pop("family", None):
+        declaration.setdefault("run", entry(family, declaration["name"], *declaration.get("returns", ("out",))))
+        declaration.setdefault("reference", in_torch(family))
     operator = Operator(**declaration)
     if operator.name in OPERATORS:
         raise ValueError(f"tile.{operator.name} is declared twice")
     OPERATORS[operator.name] = operator
     SCHEMAS[operator.name] = operator.schema
+    if operator.form is not None:
+        FORMS[operator.name] = operator.form
     # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager has.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     LIBRARY.define(operator.name + operator.schema, tags=tags)

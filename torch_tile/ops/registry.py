@@ -129,6 +129,15 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 """All declared operators, by name."""
 
+FORMS: dict[str, Callable[..., Any]] = {}
+"""The documented Python functions, by name: what `torch_tile.ops` offers."""
+
+
+def documented(function: Callable[P, R]) -> Callable[P, R]:
+    """Offer a function that is no declared operator's form as `torch_tile.ops.NAME`."""
+    FORMS[function.__name__] = function
+    return function
+
 
 def operator_of(target: Any) -> Operator | None:
     """Return the operator that a graph's node calls by `target`, or None for other targets."""

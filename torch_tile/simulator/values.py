@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.dtype import DType, converted, int64, to_dtype
+from torch_tile.ir.dtype import DType, converted, int64, limits, to_dtype
 from torch_tile.ir.expr import COMPARISONS
 
 Value = Any  # int, bool or torch.Tensor
@@ -130,24 +130,27 @@ def reinterpret(value: Value, source: DType, to: DType) -> Value:
 
 
 def cast(value: Value, source: DType, to: DType) -> Value:
-    """Convert `value`: to nearest even between floats, truncating from float to integer, wrapping between integers."""
+    """Convert `value`: to nearest even between floats, as `whole` from float to integer, wrapping between integers."""
     if to.kind == "bool":
         return shared(value != 0)
     if source.is_float and to.is_float:
         return converted(value, to)
     if source.is_float:
-        number = value.double()
-        if to.name == "uint64":  # numbers from 2^63 on fit, too
-            high = number >= 2.0**63
-            return wrap(
-                shared(torch.where(high, number - 2.0**63, number).to(torch.int64) ^ high.to(torch.int64) << 63), to
-            )
-        return wrap(shared(number.to(torch.int64)), to)
+        found = np.asarray(whole(value.double().numpy(), to))
+        return wrap(shared(torch.from_numpy(found.view(np.int64) if to.bits == 64 else found.astype(np.int64))), to)
     if to.is_integer:
         return wrap(value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value), to)
     number = value if isinstance(value, torch.Tensor) else torch.tensor(wrap(value, source))
     number = number.view(torch.uint64) if source.name == "uint64" else number
     return converted(number.to(torch.float32 if to.bits < 16 else to.as_torch()), to)
+
+
+def whole(value: Any, to: DType) -> Any:
+    """Convert NumPy's floats to an integer type: truncated, saturated, 0 for NaN."""
+    x, (low, high) = np.asarray(value, np.float64), limits(to)
+    fits = (x >= low) & (x < high + 1)  # a power of two, which is exact
+    found = np.where(fits, x, 0).astype(to.name)
+    return np.where(x >= high + 1, np.array(high, to.name), np.where(x < low, np.array(low, to.name), found))
 
 
 def pick(condition: Value, a: Value, b: Value) -> Value:

@@ -227,7 +227,7 @@ def indices_at(region: Region, point: Iterable[Expr]) -> tuple[Expr, ...]:
 def identity_of(op: str, dtype: dt.DType) -> Const:
     """Return the neutral element of a reduction in `dtype`."""
     if op == "absmax" and dtype.kind == "int":
-        return const(lowest_of(dtype), dtype)
+        return const(dt.limits(dtype)[0], dtype)
     if op in ("sum", "abssum", "bitor", "bitxor", "absmax"):
         return const(0, dtype)
     if op == "bitand":
@@ -239,17 +239,7 @@ def identity_of(op: str, dtype: dt.DType) -> Const:
         if dtype.name == "float8_e4m3fn":
             return const(-448.0 if lowest else 448.0, dtype)
         return const(-math.inf if lowest else math.inf, dtype)
-    return const(lowest_of(dtype) if lowest else highest_of(dtype), dtype)
-
-
-def lowest_of(dtype: dt.DType) -> int:
-    """Return the least value of an integer type."""
-    return 0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))
-
-
-def highest_of(dtype: dt.DType) -> int:
-    """Return the greatest value of an integer type."""
-    return (1 << dtype.bits) - 1 if dtype.kind == "uint" else (1 << (dtype.bits - 1)) - 1
+    return const(dt.limits(dtype)[not lowest], dtype)
 
 
 def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:

@@ -200,6 +200,7 @@ def _scaled_gemms() -> Iterator[Case]:
     yield Case("quantize_int8", _quantization(0, torch.int8))
     for group in (0, 128):
         yield Case(f"fused_norm_quantize {group}", _normed_quantization(group))
+        yield Case(f"silu_mul_quantize {group}", _gated_quantization(group))
 
 
 def _scaled_gemm(
@@ -291,6 +292,16 @@ def _masked_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> 
 def _quantization(group: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Callable[[Make], object]:
     """Return a call of `quantize_fp8` in runs of `group` columns, or of `quantize_int8`."""
     return lambda make: quantize.quantize_fp8(make((4096, 7168), torch.bfloat16), group, dtype)
+
+
+def _gated_quantization(group: int) -> Callable[[Make], object]:
+    """Return a call of `silu_mul_quantize` on the halves of one matrix."""
+
+    def call(make: Make) -> object:
+        gate, up = make((4096, 2 * 7168), torch.bfloat16).chunk(2, -1)
+        return quantize.silu_mul_quantize(gate, up, group, torch.float8_e4m3fn)
+
+    return call
 
 
 def _normed_quantization(group: int) -> Callable[[Make], object]:

@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 import torch_tile
 from torch_tile.hardware import Target
 from torch_tile.inductor.codegen.cpp_wrapper import embedded, headers, printed
-from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded, Symbols, record
+from torch_tile.inductor.codegen.symbolic_launch import NotEmbedded, Symbols, TensorMeta, record
 from torch_tile.inductor.report.rows import collect
 from torch_tile.kernels import split_k
 from torch_tile.kernels.attention import forward as attention
@@ -231,8 +231,8 @@ def hopper(monkeypatch) -> FakeCuda:
     return fake
 
 
-def form_of(x: torch.Tensor) -> Form:
-    return Form(x.dtype, x.device, x.shape, x.stride())
+def meta_of(x: torch.Tensor) -> TensorMeta:
+    return TensorMeta(x.dtype, x.device, x.shape, x.stride())
 
 
 def built(text: str, folder: Path) -> ctypes.CDLL:
@@ -308,7 +308,7 @@ def a_softmax():
 @pytest.mark.parametrize("case", [a_gemm, a_norm, an_attention, a_softmax])
 def test_launches_are_those_of_the_call(case, hopper, tmp_path):
     run, tensors = case()
-    recorded = record(lambda given: run(*given), [form_of(t) for t in tensors], Symbols(None))
+    recorded = record(lambda given: run(*given), [meta_of(t) for t in tensors], Symbols(None))
     made = embedded(recorded)
     (entry,) = recorded.plan.launches[0].kernel.launcher.source.entries
     library, extra = built(exported(made), tmp_path), workspaces(made)
@@ -338,11 +338,11 @@ def test_sizes_may_come_with_the_call(case, sizes, hopper, tmp_path):
         compare(library, run, tensors, workspaces(made, {symbol: size}), entry, hopper, [size])
 
 
-def in_symbols(x: torch.Tensor, size: int, symbol: sympy.Symbol) -> Form:
+def in_symbols(x: torch.Tensor, size: int, symbol: sympy.Symbol) -> TensorMeta:
     """The form of a contiguous tensor, `symbol` standing for the one dimension of `size`."""
     shape = [symbol if n == size else n for n in x.shape]
     strides = [sympy.prod(shape[d + 1 :]) for d in range(len(shape))]
-    return Form(x.dtype, x.device, shape, strides)
+    return TensorMeta(x.dtype, x.device, shape, strides)
 
 
 def compare(library, run, tensors, extra, entry, hopper, numbers=()):
@@ -371,7 +371,7 @@ def test_a_library_is_part_of_the_text(tmp_path, seed, monkeypatch):
     x, w = torch.randn(7, 33), torch.randn(19, 33)
     out = torch.empty(7, 19)
     run = lambda x, w, out: launchers.gemm(x, [w.mT], [], "", "v0=relu(acc0);ret v0", torch.float32, out=out)  # noqa: E731
-    made = embedded(record(lambda given: run(*given), [form_of(t) for t in (x, w, out)], Symbols(None)))
+    made = embedded(record(lambda given: run(*given), [meta_of(t) for t in (x, w, out)], Symbols(None)))
     assert call(built(exported(made), tmp_path), [x, w, out, *workspaces(made)]) == ""
     torch.testing.assert_close(out.double(), (x.double() @ w.double().T).relu(), rtol=1e-4, atol=1e-5)
     assert list((tmp_path / "files").iterdir()) == []  # it was opened from one that is gone

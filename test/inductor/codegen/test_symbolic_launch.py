@@ -8,9 +8,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from torch_tile.inductor.codegen.symbolic_launch import (
     LARGEST,
-    Form,
     NotEmbedded,
     Symbols,
+    TensorMeta,
     record,
 )
 from torch_tile.kernels.attention.forward import attention
@@ -20,8 +20,8 @@ from torch_tile.runtime.launch_plan import tensors_in
 CPU = torch.device("cpu")
 
 
-def form(*size, stride=None, **more) -> Form:
-    return Form(torch.float32, CPU, size, stride or torch.empty(size, device="meta").stride(), **more)
+def form(*size, stride=None, **more) -> TensorMeta:
+    return TensorMeta(torch.float32, CPU, size, stride or torch.empty(size, device="meta").stride(), **more)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from torch_tile.kernels.norm.quantize import LARGEST, LEAST, quantize_fp8, reference
+from torch_tile.kernels.norm.quantize import LARGEST, LEAST, quantize_fp8, reference, silu_mul_quantize
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 DIGITS = {E4M3: (4, -9), E5M2: (3, -16)}  # of a number, and the exponent of the least one
@@ -60,3 +60,34 @@ def test_shapes(shape, engine):
     assert values.float().eq(448).all()
     want = reference(torch.ones(shape, dtype=torch.float64), 128, E4M3)
     assert torch.equal(values.float(), want[0].float()) and torch.equal(scales, want[1])
+
+
+@pytest.mark.parametrize("group", [0, 16, 128])
+def test_silu_mul_random_problems(group, rounds, problems):
+    """Against float64: of the rounded product, scales are exact and values within half a step, besides its rounding."""
+    for _ in rounds(2):
+        rows, columns = problems.size(20), problems.size(400)
+        dtype, to = problems.pick(torch.float32, torch.bfloat16, torch.float16), problems.pick(E4M3, E5M2)
+        gate, up = (problems.tensor(rows, columns, dtype=dtype) for _ in range(2))
+        check_silu_mul(gate, up, group, to, *silu_mul_quantize(gate, up, group, to))
+
+
+def check_silu_mul(gate, up, group, dtype, values, scales):
+    """Values times scales are the product within the format's step and one rounding, and so are scales."""
+    exact = torch.nn.functional.silu(gate.double()) * up.double()
+    columns, (digits, least) = exact.shape[-1], DIGITS[dtype]
+    slack = torch.finfo(gate.dtype).eps + 2e-6
+    for start in range(0, columns, group or columns):
+        want = exact[..., start : start + (group or columns)].abs().amax(-1).clamp_min(LEAST) / LARGEST[dtype]
+        found = scales[..., start // (group or columns)].double()
+        torch.testing.assert_close(found, want, rtol=2 * slack, atol=0)
+    wide = exact / spread(scales, group, columns)
+    step = torch.maximum(wide.abs().log2().floor() - digits + 1, torch.tensor(float(least))).exp2()
+    assert values.dtype == dtype and (values.double() - wide).abs().le(step * 0.51 + wide.abs() * slack).all()
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_silu_mul_of_halves_and_long_rows(group, engine, problems):
+    for columns in (256, 20000):
+        gate, up = problems.tensor(3, 2 * columns, dtype=torch.bfloat16).contiguous().chunk(2, -1)
+        check_silu_mul(gate, up, group, E4M3, *silu_mul_quantize(gate, up, group, E4M3))

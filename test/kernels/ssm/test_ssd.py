@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,6 +12,7 @@ from torch_tile.kernels.ssm.args import GRADIENTS
 from torch_tile.kernels.ssm.ssd import (
     Config,
     config_for,
+    config_of_scan,
     config_of_states,
     gradient_reference,
     reference,
@@ -18,6 +21,7 @@ from torch_tile.kernels.ssm.ssd import (
 )
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
+HELD = replace(TINY, state_tile=32, heads=2, staged=True)  # holds the keys and scores of two heads
 
 
 def recurrence(
@@ -108,7 +112,7 @@ def test_random_problems(dtype, rounds, engine, problems, check):
     for _ in rounds(3):
         given, options, what = problem(problems, dtype, 45 if few else 300, 20 if few else 90)
         z = problems.pick(None, problems.tensor(*given["x"].shape, dtype=dtype))
-        config = TINY if few else None
+        config = problems.pick(TINY, HELD) if few else None
         found = ssd_chunk_scan(**given, z=z, **options, config=config)
         limits = {"softplus": options["dt_softplus"], "high": options["dt_max"]}
         wants = recurrence(**double(given), z=None if z is None else z.double(), **limits)
@@ -177,3 +181,7 @@ def test_chunks_on_gpus():
     config = config_for(torch.bfloat16, 8192, machine)
     assert [config_of_states(config, torch.bfloat16, n, machine).state_tile for n in (64, 128)] == [64, 128]
     assert config_of_states(config, torch.float32, 128, machine) is config
+    held = {n: config_of_scan(config, torch.bfloat16, n, 128, machine) for n in (1, 64)}
+    assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (4, 128)]
+    assert config_of_scan(config, torch.bfloat16, 64, 300, machine).heads == 1  # more states than a tile has
+    assert config_of_scan(HELD, torch.float32, 8, 33, machine).heads == 1

@@ -140,11 +140,11 @@ def test_ends_of_wide_ranges_are_tried_as_conditions_narrow_them():
     path, ranges, i, j = loops(4 * BUDGET, 4 * BUDGET)
     assert path.where(i + j >= 8 * BUDGET - 2, (i, j), ranges) == ([2047, 2047], {"i0": 2047, "i1": 2047})
     assert path.where(i + j >= 8 * BUDGET - 1, (i, j), ranges) is None
-    inner, known = path.under(i < 1000).under(i >= 7), ranges.assume(i < 1000).assume(i >= 7)
+    inner, known = path.assume(i < 1000).assume(i >= 7), ranges.assume(i < 1000).assume(i >= 7)
     assert inner.where(i + j >= 999 + 2047, (i,), known) == ([999], {"i0": 999, "i1": 2047})
     assert inner.where(i - j >= 993, (i - j,), known) == ([999], {"i0": 999, "i1": 0})
     assert inner.where(i - j <= 7 - 2047, (j,), known) == ([2047], {"i0": 7, "i1": 2047})
-    assert path.under(i % 2 == 1).under(i % 2 == 0).where(i >= 0, (i,), ranges) is None
+    assert path.assume(i % 2 == 1).assume(i % 2 == 0).where(i >= 0, (i,), ranges) is None
 
 
 def test_each_value_of_narrow_ranges_is_tried():
@@ -160,6 +160,6 @@ def test_of_what_sizes_end_the_first_turn_is_known():
     n, k, extra = Var("n", dt.int32, "dim"), Var("k", dt.int32, "loop"), Var("j", dt.int32, "loop")
     path, ranges, i = loops(4)
     assert path.iterations(k, 2, n).where(k + i >= 5, (k,), ranges) == ([2], {"i0": 3, "k": 2})
-    for lost in (path.iterations(k, n, 9), path.iterations(k, 0, n * i), path.iterations(k, i, n), path.under(i < n)):
+    for lost in (path.iterations(k, n, 9), path.iterations(k, 0, n * i), path.iterations(k, i, n), path.assume(i < n)):
         assert lost.steps is None and lost.iterations(extra, 0, 9).where(extra > 3, (extra,), ranges) is None
     assert path.define(extra, n + 1).where(extra + i > 2, (i,), ranges) is None

@@ -21,7 +21,7 @@ from torch_tile.codegen.sources import ENTRY
 from torch_tile.compiler.binding import scalar
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.inductor import compat
-from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded, Recorded, Symbols, record
+from torch_tile.inductor.codegen.symbolic_launch import NotEmbedded, Recorded, Symbols, TensorMeta, record
 from torch_tile.inductor.graph.nodes import val
 from torch_tile.inductor.report import rows as report
 from torch_tile.ir.buffer import Buffer
@@ -73,7 +73,12 @@ inline void* current_stream() {
 
 
 def recorded_call(
-    name: str, tensors: Sequence[Form], outs: Sequence[Form], constants: Sequence[Any], unflatten: Unflatten, env: Any
+    name: str,
+    tensors: Sequence[TensorMeta],
+    outs: Sequence[TensorMeta],
+    constants: Sequence[Any],
+    unflatten: Unflatten,
+    env: Any,
 ) -> Embedded:
     """Write a call of `launchers.<name>` on tensors of these forms as C++. Raises NotEmbedded if that is not possible.
 
@@ -117,7 +122,7 @@ def why_not(node: Node) -> str:
     results = val(node)
     outs = results if isinstance(results, tuple | list) else (results,)
     tensors, constants = ([v for v, t in zip(values, is_tensor, strict=True) if t is kind] for kind in (True, False))
-    forms, made = ([Form(x.dtype, x.device, x.shape, x.stride()) for x in each] for each in (tensors, outs))
+    forms, made = ([TensorMeta(x.dtype, x.device, x.shape, x.stride()) for x in each] for each in (tensors, outs))
     numbers = [*constants, *(n for form in (*forms, *made) for n in (*form.size, *form.stride))]
     env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
 

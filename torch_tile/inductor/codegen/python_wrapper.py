@@ -21,7 +21,7 @@ from torch_tile.inductor.codegen.cpp_wrapper import (
     recorded_call,
     with_copies,
 )
-from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded
+from torch_tile.inductor.codegen.symbolic_launch import NotEmbedded, TensorMeta
 
 PREFIX = "_torch_tile"
 IMPORT = f"import torch_tile.ops.launchers as {PREFIX}"
@@ -38,11 +38,11 @@ def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
     made = None
     if V.graph.cpp_wrapper:
         layouts = [ir.FallbackKernel.tensor_to_layout(each) for each in results]
-        outs = [Form(each.dtype, each.device, each.size, each.stride) for each in layouts]
+        outs = [TensorMeta(each.dtype, each.device, each.size, each.stride) for each in layouts]
         env = V.graph.sizevars.shape_env
 
         def record() -> Embedded:
-            return recorded_call(name, [form_of(x) for x in tensors], outs, constants, unflatten, env)
+            return recorded_call(name, [meta_of(x) for x in tensors], outs, constants, unflatten, env)
 
         def copy(n: int) -> None:
             tensors[n] = ir.ExternKernel.realize_input(ir.ExternKernel.require_contiguous(tensors[n]))
@@ -56,7 +56,7 @@ def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
     return (first, *call.others[: len(results) - 1]) if isinstance(result, tuple) else first
 
 
-def form_of(x: Any) -> Form:
+def meta_of(x: Any) -> TensorMeta:
     """The form of an input."""
     from torch._inductor.virtualized import V
 
@@ -64,7 +64,7 @@ def form_of(x: Any) -> Form:
     base, layout = (x, None) if found is None else found
     view = None if layout is None else (layout.size, layout.stride, layout.offset)
     low = x.get_dtype().itemsize if base.get_name() in V.graph.unaligned_buffers else 0
-    return Form(x.get_dtype(), x.get_device(), base.get_size(), base.get_stride(), low, view)
+    return TensorMeta(x.get_dtype(), x.get_device(), base.get_size(), base.get_stride(), low, view)
 
 
 def processed(found: Any) -> tuple[Any, Any, Any, Any]:

@@ -88,7 +88,7 @@ class Symbols:
         return [guard.expr for guard in self.env.guards]
 
 
-class Form(NamedTuple):
+class TensorMeta(NamedTuple):
     """A tensor as Inductor has it: sizes and strides may be expressions; `low` is its address modulo GRANULE.
 
     The tensor is `view` of it: (sizes, strides, offset), in elements, or the whole.
@@ -109,7 +109,7 @@ class Recorded(NamedTuple):
     symbols: Symbols
 
 
-def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], symbols: Symbols) -> Recorded:
+def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[TensorMeta], symbols: Symbols) -> Recorded:
     """Plan `call` on fake tensors of `forms`, and compile its kernels.
 
     Raises NotEmbedded if the call does more than make views, empty tensors and launches. Raises it, too, if its
@@ -147,7 +147,7 @@ def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[Form], 
     return Recorded(plan, symbols)
 
 
-def fake(form: Form, number: Callable[[Any], Any]) -> torch.Tensor:
+def fake(form: TensorMeta, number: Callable[[Any], Any]) -> torch.Tensor:
     """Make a fake tensor of a form, in the active fake mode."""
     size, stride = (tuple(map(number, each)) for each in (form.size, form.stride))
     made = torch.empty_strided(size, stride, dtype=form.dtype, device=form.device)

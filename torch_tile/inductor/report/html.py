@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_tile.compiler.context import times
-from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Report, Row
+from torch_tile.inductor.report import KEPT, MISSED, REPLACED
 from torch_tile.inductor.select.roofline import peak_of
 
 if TYPE_CHECKING:
     from torch_tile.compiler.context import Remark
     from torch_tile.inductor.graph.nodes import Frame
+    from torch_tile.inductor.report.rows import Report, Row
     from torch_tile.kernel import JITKernel
 
 

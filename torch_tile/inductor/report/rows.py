@@ -17,6 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_tile.inductor.report import KEPT as KEPT, MISSED as MISSED, REPLACED as REPLACED
+from torch_tile.inductor.report.html import page
 from torch_tile.inductor.settings import FAMILIES
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("torch_tile.inductor")
 
-REPLACED, KEPT, MISSED = "replaced", "kept", "missed"
 WORTH = 0.99
 """Share of Inductor's time that our time must be below. Near ties are noise, and Inductor's code exists already."""
 
@@ -195,8 +196,6 @@ class Report:
 
     def html(self, title: str = "torch_tile.explain") -> str:
         """Return the report as one self-contained HTML page: source lines, times, schedules, reasons."""
-        from torch_tile.inductor.report.html import page
-
         return page(self, title)
 
     def save(self, path: str | Path) -> Path:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardAr
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
+from torch_tile.kernels.attention.fused_backward import fused_tiling, launch as launch_fused
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks, seen_by
 from torch_tile.kernels.attention.sequences import (
     DENSE,
     Given,
@@ -40,7 +42,7 @@ from torch_tile.kernels.attention.sequences import (
 )
 from torch_tile.kernels.attention.softmax import weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
-from torch_tile.kernels.attention.tiling import LIST_REGISTERS, SIDE_BY_SIDE, Problem, divides
+from torch_tile.kernels.attention.tiling import LIST_REGISTERS, Problem, divides, side_by_side
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
@@ -120,9 +122,10 @@ def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str =
 
 
 def attention_backward(
-    *given: Any, tilings: Tilings | None = None, results: Gradients | None = None, **named: Any
+    *given: Any, tilings: Tilings | Config | None = None, results: Gradients | None = None, **named: Any
 ) -> Gradients:
-    """Compute the gradients of attention as `reference` does. `tilings` overrides the choice of `tilings_for`.
+    """Compute the gradients of attention as `reference` does. `tilings` overrides the choice of tilings: a
+    `Config` is that of the one kernel of `fused_backward.py`.
 
     `results` may be given, laid out as those of `empty_results`.
     """
@@ -135,7 +138,7 @@ def attention_backward(
 
 
 def run(
-    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | None,
+    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | Config | None,
     sequences: Sequences | None = None, lists: Listed | None = None,
 ) -> bool:  # fmt: skip
     """Launch the kernels of the gradients on a machine into `results`. No tensor but the last result is empty. Return
@@ -165,7 +168,7 @@ def run(
     if sequences is not None:
         rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
         problem = Problem(sequences.count * kv_heads, rows, most_keys, groups)
-    tilings = tilings or tilings_for(spec, problem, machine)
+    tilings = tilings or fused_tiling(spec, problem, machine) or tilings_for(spec, problem, machine)
     if tilings is None:
         return False
     shape = (batch, kv_heads, groups, q_len)
@@ -180,9 +183,13 @@ def run(
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
-    tensors = grouped(queries), keys, values, *operands
     dq, dk, dv, all_kept = results
+    tensors = grouped(queries), keys, values, *operands
     # No block stores gradients of scores that are never visible.
+    if isinstance(tilings, Config):
+        given = (grouped(queries), keys, values, grouped(grads), grouped(outs), lse.contiguous().view(shape))
+        launch_fused(tilings, spec, machine, given, statistics, (grouped(dq), dk, dv), options)
+        return True
     kept = [grouped(x.zero_() if causal or window or lists else x) for x in all_kept]
     of_queries = [] if sequences is None else sequences.tensors(q_len, tilings.dq.block_q)
     by_keys = None if lists is None else lists.by_keys(-(-kv_len // lists.keys))
@@ -214,9 +221,7 @@ def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor])
     return results
 
 
-# Queries that see a block of keys, and tilings of attention's backward on the CPU and on GPUs.
-
-PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end
+# Tilings of attention's backward on the CPU and on GPUs.
 
 
 def statistics_row(span: Span) -> Any:
@@ -245,57 +250,6 @@ class Tilings:
     def of_keys(self) -> tuple[tuple[Config, tuple[str, ...]], ...]:
         """Return each kernel whose blocks hold keys: its tiling and the gradients that it sums."""
         return ((self.dkv, ("dk", "dv")),) if self.dk is None else ((self.dkv, ("dv",)), (self.dk, ("dk",)))
-
-
-def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
-    """Return the range of query blocks that can see one of the `block_kv` keys from `first_key` on."""
-    q_offset = q_offset if spec.shifted else 0
-    first: Any = 0
-    end = T.ceildiv(q_len, config.block_q)
-    if spec.causal:
-        first = T.max(0, (first_key - q_offset) // config.block_q)
-    if spec.windowed:
-        last_query = first_key + config.block_kv - 2 + window - q_offset
-        end = T.min(end, last_query // config.block_q + 1)
-    return first, end
-
-
-def masks_queries(
-    spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
-) -> Any:  # fmt: skip
-    """Return whether query block `step` needs a causal or window mask for the keys from `first_key` on.
-
-    It may also be padding, where `spec.masks_padding`.
-    """
-    q_offset = q_offset if spec.shifted else 0
-    parts: list[Any] = []
-    if spec.masks_padding:
-        parts.append(step * config.block_q + config.block_q > q_len)
-    if spec.causal:
-        parts.append(step * config.block_q + q_offset < first_key + config.block_kv - 1)
-    if spec.windowed:
-        parts.append(step * config.block_q + config.block_q - 1 + q_offset - window >= first_key)
-    return reduce(T.logical_or, parts) if parts else False
-
-
-def seen_by(
-    spec: Spec, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
-) -> Any:  # fmt: skip
-    """Return whether the query at `query` of a block sees a key, masks aside. The block of queries begins at `first`.
-
-    None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.
-    """
-    q_offset = q_offset if spec.shifted else 0
-    seen = None
-    if spec.causal:
-        seen = query >= T.max(T.min(key - q_offset - first, block_q), 0)
-    if spec.windowed:
-        inside = query < T.max(T.min(key - q_offset + window - first, block_q), 0)
-        seen = inside if seen is None else T.logical_and(seen, inside)
-    if spec.masks_padding:
-        given = query < T.min(q_len - first, block_q)
-        seen = given if seen is None else T.logical_and(seen, given)
-    return seen
 
 
 def tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
@@ -327,7 +281,7 @@ def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Til
     def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
         """Return the first candidate that fits the kernel with these outputs."""
         heads = problem.heads * (problem.groups if "dq" in outputs else 1)
-        fitting = (x for x in tilings if divides(spec, x) and _fits(x, spec, machine, outputs, kind.room(spec)))
+        fitting = (x for x in tilings if divides(spec, x) and _fits(x, spec, machine, outputs, kind.budget))
         found = next(fitting, None)
         return None if found is None else _finished(found, spec, machine, outputs, heads)
 
@@ -354,26 +308,41 @@ def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Til
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A list of candidate tilings by falling size, with the register budget of a thread that they must fit. The
-    registers hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of
-    the registers, or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them. `dv`
-    and `dk` are for kernels of their own.
+class _Budget:
+    """The registers of a thread, by what its products compile to.
+
+    They hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of them,
+    or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them.
     """
 
-    dq: Sequence[Config]
-    dkv: Sequence[Config]
     registers: int
     text: int = 0
     masked_text: int = 0
     lists: int = 0
-    dv: Sequence[Config] = ()
-    dk: Sequence[Config] = ()
 
     def room(self, spec: Spec) -> int:
         """Return the registers of a thread that remain for tiles after other values."""
         taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
         return self.registers - (taken if spec.score else 0) - (self.lists if spec.lists else 0)
+
+
+WGMMA = _Budget(224, masked_text=16)
+MMA_SYNC = _Budget(200, text=28, masked_text=28, lists=LIST_REGISTERS)
+WIDE_NUMBERS = _Budget(184)  # float32 and float64
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A list of candidate tilings by falling size. `dv` and `dk` are for kernels of their own.
+
+    A tiling must fit the `budget`, or that of wgmma where its products compile to that.
+    """
+
+    dq: Sequence[Config]
+    dkv: Sequence[Config]
+    budget: _Budget
+    dv: Sequence[Config] = ()
+    dk: Sequence[Config] = ()
 
 
 # Queries and keys of a block, threads, stages.
@@ -387,8 +356,7 @@ HOPPER = _Kind(
         Config(32, 64, 128, 2),
         Config(32, 64, 256, 1),
     ),
-    224,
-    masked_text=16,
+    WGMMA,
     # Heads of 256 on an H200: twice as fast as 32 x 64 for both, of 1 to 2 % between these and others that fit.
     dv=(Config(64, 128, 256, 2), Config(32, 128, 256, 2), Config(32, 128, 256, 1)),
     dk=(Config(32, 128, 256, 2), Config(32, 128, 256, 1), Config(16, 128, 256, 1)),
@@ -399,26 +367,25 @@ SHARING = Config(64, 64, 128, 2, blocks=2)
 HALVES = _Kind(
     (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
     (Config(32, 64, 128, 2), Config(32, 64, 256, 1), Config(16, 32, 128, 1), Config(16, 16, 128, 1)),
-    200,
-    text=28,
-    masked_text=28,
-    lists=LIST_REGISTERS,
+    MMA_SYNC,
 )
 WIDE = _Kind(
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dq),
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dkv),
-    184,
-)  # float32 and float64
+    WIDE_NUMBERS,
+)
 
 
-def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], registers: int) -> bool:
+def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], budget: _Budget) -> bool:
     """Return whether a block's sums and tiles fit in registers and shared memory."""
     size, own, step = spec.dtype.itemsize, *_sides(config, outputs)
+    if _is_bulk(spec, machine) and own % WGMMA_ROWS == 0:
+        budget = WGMMA
     scores = 2 if outputs == ("dv",) else 3
     held = own * (step * scores + _columns(spec, outputs)) - (own * step if config.shared_probs else 0)
     wide = max(1, size // 4)
     held += own * step * (len(spec.slopes) - 1) if "dq" in outputs else 0
-    if held * wide // config.threads > registers:
+    if held * wide // config.threads > budget.room(spec):
         return False
     return footprint(replace(config, tiled=True), spec, outputs, _is_bulk(spec, machine)).fits(machine.target)
 
@@ -438,6 +405,7 @@ def _is_bulk(spec: Spec, machine: Machine) -> bool:
     return machine.target.has_wgmma and spec.dtype.itemsize == 2
 
 
+WGMMA_ROWS = 64  # of a warpgroup's products by wgmma
 MMA_ROWS = 16  # of a warp's products by mma.sync
 
 
@@ -467,7 +435,7 @@ def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[st
     first. Few heads run side by side, so that the data that their blocks share stays in the second-level cache. Results
     pass through shared memory, where the operand tiles leave room and one kernel makes dk and dv.
     """
-    side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
+    side = side_by_side(heads)
     # Numbers of 4 bytes that are read across rows take registers. Only products by wgmma leave room for them.
     narrow = "dq" in outputs or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in spec.operands)
     tiled = narrow and any(x.tiled for x in spec.operands)

@@ -7,6 +7,7 @@ range of keys. No mask is in memory.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch_tile.kernels.attention import backward, forward
 from torch_tile.kernels.attention.args import AttentionArgs, BlockSparseArgs, BlockSparseBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed, as_blocks, joined
-from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, into, machine_of
+from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -91,12 +92,13 @@ def attention_block_sparse(
         out = empty_beside(q, args.v.shape[3])
     if lse is None and needs_lse:
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    if not (out if lse is None else lse).numel():
-        return out, lse
-    if has_kernels(q) and forward.run(dense(args), out, lse, machine_of(q), config, 0, lists=listed(args)):
-        return out, lse
-    result, lse_made = reference(*args)
-    return into(out, result), None if lse is None else into(lse, lse_made)
+
+    def launch(out: torch.Tensor, lse: torch.Tensor | None) -> bool:
+        """Return whether there is a tiling."""
+        lists = listed(args)
+        return has_kernels(q) and forward.run(dense(args), out, lse, machine_of(q), config, 0, lists=lists)
+
+    return forward.computed(launch, partial(reference, *args), out, lse)
 
 
 def attention_block_sparse_backward(

@@ -7,6 +7,7 @@ arguments.py), lse is contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -342,10 +343,21 @@ def attention(
         out = empty_beside(q, args.v.shape[3])
     if lse is None and needs_lse:
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    if (out if lse is None else lse).numel() and not run(args, out, lse, machine_of(q), config, splits):
-        result, lse_made = reference(*args)
-        return into(out, result), None if lse is None else into(lse, lse_made)
-    return out, lse
+    launch = partial(run, args, machine=machine_of(q), config=config, splits=splits)
+    return computed(launch, partial(reference, *args), out, lse)
+
+
+def computed(
+    launch: Callable[[torch.Tensor, torch.Tensor | None], object],
+    reference: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention into its results: by `reference` where `launch` finds no tiling. Empty results stay."""
+    if not (out if lse is None else lse).numel() or launch(out, lse):
+        return out, lse
+    result, lse_made = reference()
+    return into(out, result), None if lse is None else into(lse, lse_made)
 
 
 def run(

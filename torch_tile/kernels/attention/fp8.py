@@ -80,7 +80,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Form:
+class Fp8Spec:
     """Compile-time facts of the kernel besides its `Config`. `spec` has the dtype of tiles, and what a query sees.
 
     `stored`: the dtype in memory. `transposed`: values are given as `transpose_values` makes them. `scaled`: which of
@@ -129,7 +129,7 @@ def key_at(place: Any) -> Any:
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
-def flash_attention_fp8(config: Config, form: Form) -> Any:
+def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it."""
     spec, rows, keys = form.spec, config.block_q, config.block_kv
     batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
@@ -261,7 +261,7 @@ def _run(
     given = ((args.q_scale, q), (args.k_scale, k), (args.v_scale, k))
     scales = [scale.to(torch.float32).expand(x.shape[:2]) for scale, x in given if scale is not None]
     scaled = args.q_scale is not None, args.k_scale is not None, args.v_scale is not None
-    form = Form(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
+    form = Fp8Spec(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
     if transposed:
         stored = v.new_empty((batch, kv_heads, v_dim, -(-kv_len // EACH) * EACH))
         machine.kernel(transpose_values)(tile_dv, vector)(v.view(torch.uint8), stored.view(torch.uint8))

@@ -86,6 +86,7 @@ WIDE = (
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
 # Fewer registers for operands of scores, for addresses of elements that are read one by one, and for walking lists.
 SCORE_REGISTERS, LOOSE_REGISTERS, LIST_REGISTERS = 30, 42, 34
+LEAST_REGISTERS = 12  # what remains for the smallest tiles, whatever else takes registers
 
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
@@ -289,5 +290,10 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     spare = LOOSE_REGISTERS if _is_loose(config, spec, problem) else SCORE_REGISTERS if spec.score or spec.mask else 0
     # Queries in registers cost more of them than they have numbers, where lists are walked.
     spare += LIST_REGISTERS * (2 if config.resident else 1) if spec.lists else 0
-    registers = MOST_REGISTERS[size] - spare
+    registers = max(MOST_REGISTERS[size] - spare, LEAST_REGISTERS)
     return held // config.threads <= registers and shared.fits(machine.target)
+
+
+def side_by_side(heads: int) -> int:
+    """Return how many heads run side by side: the data that their blocks share stays in the second-level cache."""
+    return next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)

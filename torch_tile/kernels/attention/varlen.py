@@ -7,6 +7,7 @@ the device cuts the rows of each sequence into tiles, so that no block works on 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch_tile.kernels.attention import backward, forward, padded
 from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs, VarlenBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.sequences import Layout, Sequences
-from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, into, machine_of
+from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RAGGED = Layout(ragged=True)
@@ -89,14 +90,14 @@ def attention_varlen(
         out = empty_beside(q, args.v.shape[2])
     if lse is None and needs_lse:
         lse = q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
-    if not (out if lse is None else lse).numel():
-        return out, lse
-    able = has_kernels(q) and sequences.count
-    log_sums = None if lse is None else lse[None]
-    if able and forward.run(dense(args), by_head(out), log_sums, machine_of(q), config, 1, sequences):
-        return out, lse
-    result, lse_made = reference(*args)
-    return into(out, result), None if lse is None else into(lse, lse_made)
+
+    def launch(out: torch.Tensor, lse: torch.Tensor | None) -> bool:
+        """Return whether there is a tiling."""
+        log_sums = None if lse is None else lse[None]
+        given = dense(args), by_head(out), log_sums, machine_of(q), config, 1, sequences
+        return has_kernels(q) and bool(sequences.count) and forward.run(*given)
+
+    return forward.computed(launch, partial(reference, *args), out, lse)
 
 
 def sequences_of(args: VarlenArgs[torch.Tensor]) -> Sequences:

@@ -133,7 +133,7 @@ class MaskedScaledGemmArgs(NamedTuple, Generic[V]):
 
 
 def flattened(args: MaskedScaledGemmArgs[torch.Tensor]) -> ScaledGemmArgs[torch.Tensor]:
-    """Return the arguments besides the counts, with the rows of all groups one after the other."""
+    """Flatten a product of groups into one of all rows, group after group; the counts are left out."""
     (groups, rows, _), scale = args.a.shape, args.scale_a
     scale = scale.expand(groups, rows, scale.shape[2])
     return ScaledGemmArgs(args.a.flatten(0, 1), args.b, scale.flatten(0, 1), args.scale_b, *args[5:])

@@ -51,6 +51,19 @@ class GatedDeltaRuleBackwardArgs(NamedTuple, Generic[V]):
         return GatedDeltaRuleArgs(*self[2:])
 
 
+class GatedDeltaRuleStepArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_delta_rule_step`."""
+
+    state: V
+    q: V
+    k: V
+    v: V
+    g: V
+    beta: V
+    scale: float | None = None
+    use_qk_l2norm: bool = False
+
+
 LINEAR_GRADIENTS = "q", "k", "v", "g", "initial_state"
 """The arguments of linear attention without the delta rule that have gradients, in the order of the results."""
 
@@ -96,6 +109,17 @@ class GatedLinearAttentionBackwardArgs(NamedTuple, Generic[V]):
         return GatedDeltaRuleBackwardArgs(*self[:2], *self.forward.rule)
 
 
+class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gated_linear_attention_step`."""
+
+    state: V
+    q: V
+    k: V
+    v: V
+    g: V
+    scale: float | None = None
+
+
 RWKV7_GRADIENTS = "q", "k", "v", "g", "a", "b", "initial_state"
 """The arguments of RWKV-7 that have gradients, in the order of the results."""
 
@@ -133,6 +157,19 @@ class Rwkv7BackwardArgs(NamedTuple, Generic[V]):
     def forward(self) -> Rwkv7Args[V]:
         """Return the arguments of the recurrence."""
         return Rwkv7Args(*self[2:])
+
+
+class Rwkv7StepArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.rwkv7_step`."""
+
+    state: V
+    q: V
+    k: V
+    v: V
+    g: V
+    a: V
+    b: V
+    scale: float = 1.0
 
 
 def scale_of(args: Any) -> float:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounding of rows, or of runs of their columns, to float8 or int8 with a scale each.
 
-Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns fresh contiguous ones.
+The rows may be `silu(x) * up`, computed on the way (SwiGLU, arXiv:2002.05202). Assumes that `ops` checked shapes and
+dtypes; takes tensors of any stride and returns fresh contiguous ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +24,12 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.epilogue.emit import apply
+from torch_tile.kernels.epilogue.program import parse
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 LEAST = 2.0**-100  # what counts as the largest magnitude of a run of zeros
+SWIGLU = parse("v0=silu(acc0);v1=mul(v0,x0);ret v1")
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
 
@@ -51,19 +56,41 @@ def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Te
     return values.to(dtype).contiguous(), scales
 
 
+def silu_mul_reference(
+    gate: torch.Tensor, up: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute values and scales of `reference` for `silu(gate) * up`, rounded once to the dtype of gate.
+
+    gate and up `[..., K]`. Returns `[..., K]` and float32 `[..., K / group]`, rounded up.
+    """
+    wide = compute_dtype(gate.dtype)
+    y = torch.nn.functional.silu(gate.to(wide)) * up.to(wide)
+    return reference(y.to(gate.dtype), group, dtype)
+
+
 @jit
-def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype) -> Any:
-    """Build the kernel `out[o, i, :], scales[o, i] = x[o, i, :] / scale, scale`."""
+def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, gated: bool) -> Any:
+    """Build the kernel `out[o, i, :], scales[o, i] = x[o, i, :] / scale, scale`; if `gated` of `silu(x) * up`."""
     compute, largest = compute_dtype(dtype), LARGEST[out_dtype]
     rows, width = config.rows, config.width
     outer, inner = T.dynamic("outer, inner")
     n = width if config.exact else dynamic("n", config.vector)
     x_type = strided("x", (outer, inner, n), dtype, multiple=config.vector)
+    up_types = [strided("up", (outer, inner, n), dtype, multiple=config.vector)] if gated else []
     out_type = strided("out", (outer, inner, n), out_dtype, multiple=config.vector)
     scales_type = strided("scales", (outer, inner), torch.float32, False)
 
+    @T.macro
+    def value_at(x: Any, ups: Sequence[Any], *at: Any) -> Any:
+        """Return what is rounded at a place, in the dtype of sums."""
+        value = T.cast(x[at], compute)
+        if not gated:
+            return value
+        value = apply(SWIGLU, {"acc0": value, "x0": T.cast(ups[0][at], compute)}, compute, dtype.itemsize <= 2)
+        return T.cast(T.cast(value, dtype), compute)
+
     @T.prim_func
-    def quantize_fp8(x: x_type, out: out_type, scales: scales_type):
+    def quantize_fp8(x: x_type, *ups: up_types, out: out_type, scales: scales_type):
         with T.Kernel(T.ceildiv(inner, rows), outer, threads=config.threads) as (bx, by):
             tile = T.alloc_fragment((rows, width), compute)
             most = T.alloc_fragment((rows,), compute)
@@ -72,7 +99,7 @@ def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype) ->
             T.fill(most, LEAST)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 for i, j in T.Parallel(rows, width):
-                    value = T.cast(x[by, bx * rows + i, step * width + j], compute)
+                    value = value_at(x, ups, by, bx * rows + i, step * width + j)
                     inside = config.exact or step * width + j < n
                     tile[i, j] = T.if_then_else(inside, value, 0.0)
                 T.reduce_absmax(tile, most, dim=1, clear=False, nan_propagate=True)
@@ -86,7 +113,7 @@ def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype) ->
             else:
                 for step in T.serial(T.ceildiv(n, width)):
                     for i, j in T.Parallel(rows, width):
-                        value = T.cast(x[by, bx * rows + i, step * width + j], compute)
+                        value = value_at(x, ups, by, bx * rows + i, step * width + j)
                         out[by, bx * rows + i, step * width + j] = rounded(value * most[i], out_dtype)
 
     return quantize_fp8
@@ -111,6 +138,30 @@ def quantize_fp8(
     if not has_kernels(x):
         made = reference(x, group, dtype)
         return into(out, made[0]), into(scales, made[1])
+    return _quantized([x], group, dtype, out, scales)
+
+
+def silu_mul_quantize(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    group: int,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute values and scales as `silu_mul_reference` does. `out` and `scales` may be given, contiguous."""
+    if not has_kernels(gate):
+        made = silu_mul_reference(gate, up, group, dtype)
+        return into(out, made[0]), into(scales, made[1])
+    return _quantized([gate, up], group, dtype, out, scales)
+
+
+def _quantized(
+    operands: Sequence[torch.Tensor], group: int, dtype: torch.dtype, out: torch.Tensor | None,
+    scales: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Launch the kernels of x, or of a gate and what it multiplies: whole runs, and a last run that is shorter."""
+    x = operands[0]
     columns = x.shape[-1]
     runs = runs_of(columns, group)
     if out is None:
@@ -120,23 +171,23 @@ def quantize_fp8(
     if not out.numel():
         scales.fill_(LEAST / LARGEST[dtype])
         return out, scales
-    rows, values, factors = as_rows(x), out.view(-1, columns), scales.view(-1, runs)
+    rows, factors = [*map(as_rows, operands), out.view(-1, columns)], scales.view(-1, runs)
     whole = columns // group if group else 0
     if whole * group < columns:  # whole rows, or a last run that is shorter
-        run(rows[:, None, whole * group :], values[:, None, whole * group :], factors[:, whole:])
+        run([t[:, None, whole * group :] for t in rows], factors[:, whole:])
     if whole:
-        parts, pieces = (t[:, : whole * group].unflatten(1, (whole, group)) for t in (rows, values))
-        run(parts, pieces, factors[:, :whole])
+        run([t[:, : whole * group].unflatten(1, (whole, group)) for t in rows], factors[:, :whole])
     return out, scales
 
 
-def run(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, config: Config | None = None) -> None:
-    """Launch the quantisation of the rows of x `[outer, inner, n]`, which is not empty. `config` overrides the choice
-    of `config_for`.
+def run(tensors: Sequence[torch.Tensor], scales: torch.Tensor, config: Config | None = None) -> None:
+    """Launch the quantisation of rows `[outer, inner, n]`, which are not empty: of x, or a gate and what it multiplies,
+    into the last tensor. `config` overrides the choice of `config_for`.
     """
-    if x.shape[1] == 1:  # let the rows be the inner ones, of which a block takes several
-        x, out, scales = (t.transpose(0, 1) for t in (x, out, scales))
+    if tensors[0].shape[1] == 1:  # let the rows be the inner ones, of which a block takes several
+        tensors, scales = [t.transpose(0, 1) for t in tensors], scales.transpose(0, 1)
+    (x, *ups), out = tensors[:-1], tensors[-1]
     machine, n = machine_of(x), x.shape[-1]
-    vector = vector_of((x, out), (n,)) if machine.is_gpu else 1
+    vector = vector_of(tensors, (n,)) if machine.is_gpu else 1
     config = config or config_for(n, vector, machine, x.dtype == torch.float64)
-    machine.kernel(quantize_rows)(config, x.dtype, out.dtype)(x, out, scales)
+    machine.kernel(quantize_rows)(config, x.dtype, out.dtype, bool(ups))(x, *ups, out, scales)

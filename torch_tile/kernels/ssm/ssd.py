@@ -23,6 +23,7 @@ from torch_tile.kernels.common import (
     dynamic,
     has_kernels,
     machine_of,
+    power_of_two,
     strided,
     typical,
     vector_of,
@@ -34,6 +35,8 @@ from torch_tile.kernels.ssm.sums import add_up
 from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
 
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
+HELD_HEADS = 4  # whose keys and scores a block of `chunk_scan` holds
+MOST_HELD = 256  # states, so that a tile has all
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class Problem:
     """The sizes that the choice of chunks depends on."""
 
     length: int
+
+
+@dataclass(frozen=True)
+class Members:
+    """The heads of a group, on which the choice of a block's heads depends."""
+
+    members: int
 
 
 def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
@@ -51,17 +61,40 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine) -> Config:
         return Config(chunk=64, rows=32, step=32, stages=1)
     if dtype == torch.float64:
         return Config(64, 32, 32, 32, 32, stages=1, shared_weights=True)
-    return Config(chunk=size, shared_weights=dtype.itemsize > 2, stages=1 if dtype.itemsize > 2 else 2)
+    if dtype.itemsize > 2:
+        return Config(chunk=size, shared_weights=True, stages=1)
+    return Config(chunk=size, blocks=3 if machine.target.has_wgmma else 1)
 
 
 def config_of_states(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
     """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once."""
     wide = machine.is_gpu and dtype.itemsize == 2 and states > config.state_tile
-    return replace(config, state_tile=2 * config.state_tile) if wide else config
+    return replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks)) if wide else config
 
 
-def config_of_groups(config: Config, dtype: torch.dtype, machine: Machine) -> Config:
-    """Choose the tiling of `group_scan`, whose three accumulators leave 128 threads too few registers."""
+def config_of_scan(config: Config, dtype: torch.dtype, members: int, states: int, machine: Machine) -> Config:
+    """Choose the tiling of `chunk_scan` for groups of `members` heads.
+
+    On Hopper a block takes several heads one after the other, whose keys and scores it holds, and loads ahead.
+    """
+    if states > config.state_tile:
+        config = replace(config, heads=1)
+    if not machine.target.has_wgmma or dtype.itemsize > 2:
+        return config
+    config = replace(config, staged=True, blocks=2)
+    if typical(Members(members)).members > 1 and states <= MOST_HELD:
+        width = max(64, power_of_two(states))
+        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else 2)
+    return config
+
+
+def config_of_groups(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
+    """Choose the tiling of `group_scan`: on Hopper as wide as the states, so that scores are added up once.
+
+    Elsewhere its three accumulators leave 128 threads too few registers.
+    """
+    if machine.target.has_wgmma and dtype.itemsize <= 2:
+        return replace(config, blocks=2, state_tile=config.state_tile * (2 if states > config.state_tile else 1))
     return replace(config, threads=256, shared_weights=True) if machine.is_gpu and dtype.itemsize <= 4 else config
 
 
@@ -183,6 +216,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
     ):
         tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
         with T.Kernel(tiles_p * tiles_n * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
             head = bx // (tiles_p * tiles_n)
             p, n = bx % tiles_p * tile_p, bx // tiles_p % tiles_n * tile_n
             group = head // (s.h // s.g)
@@ -278,43 +312,21 @@ def pass_states(config: Config, spec: Spec) -> Any:
 
 
 @T.macro
-def weigh_scores(
-    config: Config, spec: Spec, scores: Any, own: Any, decays: Any, steps: Any, marks: Any, row: Any, column: Any,
-    weights: Any,
-) -> None:  # fmt: skip
-    """Multiply scores by the decay between both times, and forward by the earlier time's step size; zero the others.
-
-    marks: those of rows and of columns, if sequences are packed.
-    """
-    for i, j in T.Parallel(config.rows, config.step):
-        between = decays[j] - own[i] if spec.reverse else own[i] - decays[j]
-        path = row + i <= column + j if spec.reverse else row + i >= column + j
-        if spec.packed:
-            path = T.logical_and(path, marks[0][i] == marks[1][j])
-        value = T.cast(scores[i, j], spec.compute) * T.exp2(T.if_then_else(path, between, 0.0))
-        value = value if spec.reverse else value * steps[j]
-        weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), weights.dtype)
-
-
-@T.macro
-def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any, tile: Any) -> None:
-    """Store the dot product of each accumulator row with the row of a tensor `[B, L, H, P]`."""
-    bz, head, first, p = place
-    rows, columns = acc.shape
-    product = T.alloc_fragment((rows, columns), acc.dtype)
-    dot = T.alloc_fragment((rows,), acc.dtype)
-    for i, j in T.Parallel(rows, columns):
-        inside = T.logical_and(first + i < s.length, p + j < s.p)
-        time, column = T.min(first + i, s.length - 1), T.min(p + j, s.p - 1)
-        there = T.cast(second[bz, time, head, column], acc.dtype)
-        product[i, j] = T.if_then_else(inside, acc[i, j] * there, 0.0)
+def dot_rows(acc: Any, other: Any, dot: Any) -> None:
+    """Compute the dot products of rows of two fragments."""
+    product = T.alloc_fragment(acc.shape, acc.dtype)
+    for i, j in T.Parallel(*acc.shape):
+        product[i, j] = acc[i, j] * T.cast(other[i, j], acc.dtype)
     T.reduce_sum(product, dot, dim=1)
-    T.copy(dot, out[bz, head, tile, first])
 
 
 @jit
 def chunk_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs, from the state before the chunk and all earlier times of the chunk.
+
+    A decay between times of two tiles is a product: of the decay to the first time of the later tile, `factors`, which
+    weighs columns of scores, and of the decay from there, which weighs the sum of all tiles. No factor is above 1.
+    Blocks of a cluster have one tile of times and heads of one group, and so share keys and scores.
 
     With reverse, the gradient by x, from the gradient of the state behind the chunk and all later times. Also, for each
     time, x times this gradient without its step size, of the state alone and of all, and parts of the gradient by D.
@@ -322,6 +334,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
     """
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
     tile_p, tile_n = config.head_tile, config.state_tile
+    resident = config.heads > 1
     parts, tiles = T.dynamic("parts, tiles")
     second = spec.reverse or spec.dots
     more, base = s.marks(spec), int(spec.packed)
@@ -343,85 +356,150 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
         states: s.states(spec.dtype),
         *others: [*more, *results],
     ):
-        tiles_p = T.ceildiv(s.p, tile_p)
-        with T.Kernel(size // rows * s.h, s.count * tiles_p, s.b, threads=config.threads) as (bx, by, bz):
-            row, head = bx % (size // rows) * rows, bx // (size // rows)
-            chunk, tile = by // tiles_p, by % tiles_p
-            p, group, first = tile * tile_p, head // (s.h // s.g), chunk * size
+        tiles_p, members = T.ceildiv(s.p, tile_p), s.h // s.g
+        runs, row_tiles = T.ceildiv(members, config.heads), size // rows
+        blocks = runs * s.g * row_tiles * tiles_p
+        with T.Kernel(blocks, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
+            run, group, place = bx % runs, bx // runs % s.g, bx // runs // s.g
+            # The row tiles with the most pairs come first, so that the last blocks are short.
+            row = (place % row_tiles if spec.reverse else row_tiles - 1 - place % row_tiles) * rows
+            tile = place // row_tiles
+            p, first = tile * tile_p, chunk * size
+            border = row + (rows - 1 if spec.reverse else 0)
+            count = 0 if spec.dots else (size - row if spec.reverse else row + rows) // step
             key_tile = T.alloc_shared((rows, tile_n), spec.dtype)
-            state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
-            score_tile = T.alloc_shared((rows, step), spec.dtype)
-            value_tile = T.alloc_shared((step, tile_p), spec.dtype)
-            decay_tile = T.alloc_shared((step,), compute)
-            step_tile = T.alloc_shared((step,), compute)
-            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
+            if resident:
+                T.copy(keys[bz, first + row : first + row + rows, group, 0:tile_n], key_tile)
+                if not spec.dots:
+                    # Of columns that no decay joins with the rows nothing is read.
+                    all_scores = T.alloc_shared((rows, size), spec.dtype)
+                    T.copy(scores[bz, first + row : first + row + rows, group, 0:size], all_scores)
+            staged = T.alloc_shared((rows, tile_p), spec.dtype)
+            factors = T.alloc_shared((size,), compute)
+            of_D = T.alloc_shared((config.heads, tile_p), compute)
             acc = T.alloc_fragment((rows, tile_p), compute)
             own = T.alloc_fragment((rows,), compute)
             factor = T.alloc_fragment((rows,), compute)
             own_marks = T.alloc_fragment((rows,), "int32")
-            mark_tile = T.alloc_shared((step,), "int32")
-            T.copy(decays[bz, head, first + row], own)
+            mark_tile = T.alloc_shared((size,), "int32")
             if spec.packed:
                 T.copy(others[0][bz, first + row], own_marks)
-            T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
-                at = k * tile_n
-                T.copy(keys[bz, first + row : first + row + rows, group, at : at + tile_n], key_tile)
-                behind = chunk + 1 if spec.reverse else chunk
-                T.copy(states[bz, behind, head, p : p + tile_p, at : at + tile_n], state_tile)
-                T.gemm(key_tile, state_tile, acc, transpose_B=True)
-            for i in T.Parallel(rows):
-                factor[i] = T.exp2(decays[bz, head, first + size - 1] - own[i] if spec.reverse else own[i])
-                if spec.packed:
-                    other = others[0][bz, first + size - 1] if spec.reverse else 0
-                    factor[i] = T.if_then_else(own_marks[i] == other, factor[i], 0.0)
-            for i, j in T.Parallel(rows, tile_p):
-                acc[i, j] *= factor[i]
-            if second:
-                dot_rows(s, acc, others[base], (bz, head, first + row, p), others[len(more) + (not spec.dots)], tile)
-            if not spec.dots:
-                begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
-                for k in T.Pipelined(end - begin, num_stages=config.stages):
-                    column = (begin + k) * step
-                    T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
-                    T.copy(decays[bz, head, first + column], decay_tile)
-                    T.copy(steps[bz, head, first + column], step_tile)
-                    T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
-                    if spec.packed:
-                        T.copy(others[0][bz, first + column], mark_tile)
-                    marks = own_marks, mark_tile
-                    weigh_scores(config, spec, score_tile, own, decay_tile, step_tile, marks, row, column, weights)
-                    T.gemm(weights, value_tile, acc)
-            if spec.reverse:
-                dot_rows(s, acc, others[base], (bz, head, first + row, p), others[len(more) + 2], tile)
-            if spec.reverse:
+                T.copy(others[0][bz, first], mark_tile)
+            if spec.D is not None and not spec.dots:
+                for i, j in T.Parallel(config.heads, tile_p):
+                    head = T.min(group * members + run * config.heads + i, s.h - 1)
+                    of_D[i, j] = T.cast(others[base + second][head, T.min(p + j, s.p - 1)], compute)
+            for member in T.Pipelined(T.min(config.heads, members - run * config.heads), num_stages=config.stages):
+                head = T.min(group * members + run * config.heads + member, s.h - 1)
+                decay_tile = T.alloc_shared((size,), compute)
+                step_tile = T.alloc_shared((size,), compute)
+                T.copy(decays[bz, head, first], decay_tile)
+                T.copy(steps[bz, head, first], step_tile)
+                at_border = decay_tile[border]
                 for i in T.Parallel(rows):
-                    factor[i] = steps[bz, head, first + row + i]
+                    own[i] = decay_tile[row + i]
+                for j in T.Parallel(size):
+                    between = decay_tile[j] - at_border if spec.reverse else at_border - decay_tile[j]
+                    joined = j >= row + rows if spec.reverse else j < row
+                    if spec.packed:
+                        joined = T.logical_and(joined, mark_tile[j] == mark_tile[border])
+                    value = T.exp2(T.if_then_else(joined, between, 0.0))
+                    value = value if spec.reverse else value * step_tile[j]
+                    factors[j] = T.if_then_else(joined, value, 0.0)
+                for i in T.Parallel(rows):
+                    factor[i] = T.exp2(at_border - own[i] if spec.reverse else own[i] - at_border)
+                    if spec.packed:
+                        factor[i] = T.if_then_else(own_marks[i] == mark_tile[border], factor[i], 0.0)
+                behind = chunk + 1 if spec.reverse else chunk
+                state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
+                if resident:
+                    T.copy(states[bz, behind, head, p : p + tile_p, 0:tile_n], state_tile)
+                    T.gemm(key_tile, state_tile, acc, transpose_B=True, clear_accum=True)
+                else:
+                    T.clear(acc)
+                    for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
+                        at = k * tile_n
+                        T.copy(keys[bz, first + row : first + row + rows, group, at : at + tile_n], key_tile)
+                        T.copy(states[bz, behind, head, p : p + tile_p, at : at + tile_n], state_tile)
+                        T.gemm(key_tile, state_tile, acc, transpose_B=True)
+                of_states = T.exp2(decay_tile[size - 1] - at_border if spec.reverse else at_border)
+                if spec.packed:
+                    other = mark_tile[size - 1] if spec.reverse else 0
+                    of_states = T.if_then_else(mark_tile[border] == other, of_states, 0.0)
                 for i, j in T.Parallel(rows, tile_p):
-                    acc[i, j] *= factor[i]
-                if spec.D is not None:
-                    product = T.alloc_fragment((rows, tile_p), compute)
-                    total = T.alloc_fragment((tile_p,), compute)
-                    for i, j in T.Parallel(rows, tile_p):
-                        inside = T.logical_and(first + row + i < s.length, p + j < s.p)
-                        time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
-                        there = T.cast(others[base][bz, time, head, column], compute)
-                        grad = T.cast(values[bz, time, head, column], compute)
-                        product[i, j] = T.if_then_else(inside, grad * there, 0.0)
-                    T.reduce_sum(product, total, dim=0)
-                    for j in T.Parallel(tile_p):
-                        others[-1][bz, (first + row) // rows, head, p + j] = total[j]
-            if not spec.dots:
-                for i, j in T.Parallel(rows, tile_p):
-                    time, column = T.min(first + row + i, s.length - 1), T.min(p + j, s.p - 1)
-                    value = acc[i, j]
-                    if spec.D is not None:
-                        given = T.cast(values[bz, time, head, column], compute)
-                        value = value + given * T.cast(others[base + second][head, column], compute)
+                    acc[i, j] *= of_states
+                if second:
+                    mine = T.alloc_fragment((rows, tile_p), spec.dtype)
+                    dot = T.alloc_fragment((rows,), compute)
+                    T.copy(others[base][bz, first + row : first + row + rows, head, p : p + tile_p], mine)
+                    dot_rows(acc, mine, dot)
+                    for i in T.Parallel(rows):
+                        dot[i] *= factor[i]
+                    T.copy(dot, others[len(more) + (not spec.dots)][bz, head, tile, first + row])
+                if not spec.dots:
+                    score_tile = T.alloc_shared((rows, step), spec.dtype)
+                    value_tile = T.alloc_shared((step, tile_p), spec.dtype)
+                    weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
+                    for k in T.Pipelined(count, num_stages=config.stages):
+                        column = size - (k + 1) * step if spec.reverse else k * step
+                        if not resident:
+                            T.copy(
+                                scores[bz, first + row : first + row + rows, group, column : column + step], score_tile
+                            )
+                        T.copy(values[bz, first + column : first + column + step, head, p : p + tile_p], value_tile)
+                        if k >= count - rows // step:
+                            if k == count - rows // step:
+                                for i, j in T.Parallel(rows, tile_p):
+                                    acc[i, j] *= factor[i]
+                            if spec.D is not None and not spec.reverse:
+                                for i, j in T.Parallel(rows, tile_p):
+                                    given = T.cast(value_tile[i % step, j], compute) * of_D[member, j]
+                                    acc[i, j] += T.if_then_else(i // step == (column - row) // step, given, 0.0)
+                            for i, j in T.Parallel(rows, step):
+                                later = column + j
+                                between = decay_tile[later] - own[i] if spec.reverse else own[i] - decay_tile[later]
+                                path = row + i <= later if spec.reverse else row + i >= later
+                                if spec.packed:
+                                    path = T.logical_and(path, own_marks[i] == mark_tile[later])
+                                value = T.cast(all_scores[i, column + j] if resident else score_tile[i, j], compute)
+                                value = value * T.exp2(T.if_then_else(path, between, 0.0))
+                                value = value if spec.reverse else value * step_tile[later]
+                                weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), spec.dtype)
+                        else:
+                            for i, j in T.Parallel(rows, step):
+                                score = T.cast(all_scores[i, column + j] if resident else score_tile[i, j], compute)
+                                weights[i, j] = T.cast(score * factors[column + j], spec.dtype)
+                        T.gemm(weights, value_tile, acc)
+                    if spec.reverse:
+                        dot_rows(acc, mine, dot)
+                        T.copy(dot, others[len(more) + 2][bz, head, tile, first + row])
+                        for i in T.Parallel(rows):
+                            factor[i] = step_tile[row + i]
+                        for i, j in T.Parallel(rows, tile_p):
+                            acc[i, j] *= factor[i]
+                        if spec.D is not None:
+                            grads = T.alloc_fragment((rows, tile_p), spec.dtype)
+                            product = T.alloc_fragment((rows, tile_p), compute)
+                            total = T.alloc_fragment((tile_p,), compute)
+                            T.copy(values[bz, first + row : first + row + rows, head, p : p + tile_p], grads)
+                            for i, j in T.Parallel(rows, tile_p):
+                                acc[i, j] += T.cast(grads[i, j], compute) * of_D[member, j]
+                                product[i, j] = T.cast(grads[i, j], compute) * T.cast(mine[i, j], compute)
+                            T.reduce_sum(product, total, dim=0)
+                            T.copy(total, others[-1][bz, (first + row) // rows, head, p])
                     if spec.z is not None:
-                        gate = T.cast(others[len(more) - 1][bz, time, head, column], compute)
-                        value = value * gate / (1.0 + T.exp(-gate))
-                    others[len(more)][bz, first + row + i, head, p + j] = T.cast(value, spec.dtype)
+                        gates = T.alloc_fragment((rows, tile_p), spec.z)
+                        T.copy(others[len(more) - 1][bz, first + row : first + row + rows, head, p : p + tile_p], gates)
+                        for i, j in T.Parallel(rows, tile_p):
+                            gate = T.cast(gates[i, j], compute)
+                            acc[i, j] = acc[i, j] * gate / (1.0 + T.exp(-gate))
+                    out = others[len(more)]
+                    if config.staged:
+                        T.copy(acc, staged)
+                        T.copy(staged, out[bz, first + row : first + row + rows, head, p : p + tile_p])
+                    else:
+                        T.copy(acc, out[bz, first + row : first + row + rows, head, p : p + tile_p])
 
     return ssd_chunk_scan
 
@@ -512,7 +590,7 @@ class Scan:
     def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
         """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
         parts = -(-(self.heads // self.groups) // GROUP_HEADS)
-        config = config_of_groups(self.config, self.x.dtype, self.machine)
+        config = config_of_groups(self.config, self.x.dtype, self.states, self.machine)
         if parts == 1:
             self.run(group_scan, spec, *operands, out, config=config)
             return
@@ -520,7 +598,13 @@ class Scan:
         self.run(group_scan, replace(spec, split=True), *operands, sums, config=config)
         add_up(sums.view(parts, -1, 1), out.view(-1), self.machine)
 
-    def skip(self, reverse: bool = False) -> list[torch.Tensor]:
+    def outputs(self, spec: Spec, *operands: Any) -> None:
+        """Launch `chunk_scan`."""
+        members = self.heads // self.groups
+        config = config_of_scan(self.config, self.x.dtype, members, self.states, self.machine)
+        self.run(chunk_scan, spec, *operands, config=config)
+
+    def skip(self) -> list[torch.Tensor]:
         """Return D as `[H, P]`, in a list that is empty without D."""
         d = self.args.D
         return [] if d is None else [d[:, None].expand(-1, self.head_dim) if d.dim() == 1 else d]
@@ -551,7 +635,7 @@ def ssd_chunk_scan(
     z = [] if args.z is None else [dense_last(args.z)]
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
     operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
-    scan.run(chunk_scan, spec, *operands, *scan.skip(), *z, out)
+    scan.outputs(spec, *operands, *scan.skip(), *z, out)
     return out, final_states
 
 
@@ -587,16 +671,15 @@ def ssd_chunk_scan_backward(
     scores = scan.scores()
     times = scan.steps, scan.decays
     back = replace(scan.plain, reverse=True)
-    scan.run(
-        chunk_scan, replace(scan.plain, dots=True), scores, scan.x, scan.C, *times, before, *scan.marks, grad, outputs
-    )
+    dots = replace(scan.plain, dots=True)
+    scan.outputs(dots, scores, scan.x, scan.C, *times, before, *scan.marks, grad, outputs)
     scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, later)
     scores = scan.scores(reverse=True)
     scan.run(pair_sums, back, scores, scan.x, grad, *times, *scan.marks, earlier)
     of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
     spec = replace(back, D=None if args.D is None else args.D.dtype)
     operands = scores, grad, scan.B, *times, behind, *scan.marks, scan.x, *scan.skip()
-    scan.run(chunk_scan, spec, *operands, dx, to_states, inputs, *of_D)
+    scan.outputs(spec, *operands, dx, to_states, inputs, *of_D)
     scan.sum_heads(scan.plain, (grad, scan.x, scan.B, *times, before, *scan.marks), dC)
     scan.sum_heads(back, (scan.x, grad, scan.C, *times, behind, *scan.marks), dB)
     of_A = scan.empty(batch, chunks + 1, heads)
@@ -607,6 +690,9 @@ def ssd_chunk_scan_backward(
     if args.dt_bias is not None:
         add_up(of_bias[0].view(-1, heads, 1), dbias, scan.machine)
     if args.D is not None:
-        shape = (-1, heads, head_dim) if args.D.dim() == 1 else (-1, heads * head_dim, 1)
-        add_up(of_D[0].view(shape), dD.view(-1), scan.machine)
+        # First over times, where many blocks add up, then over a head's channels.
+        parts = scan.empty(heads, head_dim) if args.D.dim() == 1 else dD
+        add_up(of_D[0].view(-1, heads * head_dim, 1), parts.view(-1), scan.machine)
+        if args.D.dim() == 1:
+            add_up(parts[None], dD, scan.machine)
     return results

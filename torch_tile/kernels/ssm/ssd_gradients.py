@@ -39,42 +39,56 @@ def group_scan(config: Config, spec: Spec) -> Any:
     ):
         tiles_n = T.ceildiv(s.n, tile_n)
         with T.Kernel(size // rows * tiles_n, s.count * s.g, s.b * parts, threads=config.threads) as (bx, by, z):
+            T.annotate_min_blocks_per_sm(config.blocks)
             row, n = bx % (size // rows) * rows, bx // (size // rows) * tile_n
             bz, part = (z // parts, z % parts) if spec.split else (z, 0)
             chunk, group, first = by // s.g, by % s.g, by // s.g * size
             members = s.h // s.g
             begin_head = group * members + part * GROUP_HEADS
             count = T.min(GROUP_HEADS, members - part * GROUP_HEADS) if spec.split else members
+            alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
-            weighed = T.alloc_shared((rows, tile_p), spec.dtype)
-            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            weighed = alloc_weights((rows, tile_p), spec.dtype)
             state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
+            own_decays = T.alloc_shared((rows,), compute)
+            end_decays = T.alloc_shared((rows,), compute)
+            own_steps = T.alloc_shared((rows,), compute)
+            row_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            column_tile = T.alloc_shared((step, tile_p), spec.dtype)
             key_tile = T.alloc_shared((step, tile_n), spec.dtype)
             row_decays = T.alloc_shared((rows,), compute)
             column_decays = T.alloc_shared((step,), compute)
             step_tile = T.alloc_shared((rows if spec.reverse else step,), compute)
-            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
+            mark_tile = T.alloc_shared((step,), "int32")
+            own_marks = T.alloc_fragment((rows,), "int32")
+            weights = alloc_weights((rows, step), spec.dtype)
             scores = T.alloc_fragment((rows, step), compute)
             total = T.alloc_fragment((rows, step), compute)
             acc = T.alloc_fragment((rows, tile_n), compute)
             factor = T.alloc_fragment((rows,), compute)
+            row_factor = T.alloc_fragment((rows,), compute)
+            column_factor = T.alloc_fragment((step,), compute)
             tiles_p = T.ceildiv(s.p, tile_p)
+            if spec.packed:
+                T.copy(marks[0][bz, first + row], own_marks)
             T.clear(acc)
             for k in T.Pipelined(count * tiles_p, num_stages=config.stages):
                 head, p = begin_head + k // tiles_p, k % tiles_p * tile_p
                 T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
                 behind = chunk + 1 if spec.reverse else chunk
                 T.copy(states[bz, behind, head, p : p + tile_p, n : n + tile_n], state_tile)
+                T.copy(decays[bz, head, first + row], own_decays)
+                if spec.reverse:
+                    T.copy(decays[bz, head, first + size - rows], end_decays)
+                    T.copy(steps[bz, head, first + row], own_steps)
                 for i in T.Parallel(rows):
-                    here = decays[bz, head, first + row + i]
                     if spec.reverse:
-                        last = decays[bz, head, first + size - 1]
-                        factor[i] = T.exp2(last - here) * steps[bz, head, first + row + i]
+                        factor[i] = T.exp2(end_decays[rows - 1] - own_decays[i]) * own_steps[i]
                     else:
-                        factor[i] = T.exp2(here)
+                        factor[i] = T.exp2(own_decays[i])
                     if spec.packed:
                         other = marks[0][bz, first + size - 1] if spec.reverse else 0
-                        factor[i] = T.if_then_else(marks[0][bz, first + row + i] == other, factor[i], 0.0)
+                        factor[i] = T.if_then_else(own_marks[i] == other, factor[i], 0.0)
                 for i, j in T.Parallel(rows, tile_p):
                     weighed[i, j] = T.cast(T.cast(left_tile[i, j], compute) * factor[i], spec.dtype)
                 T.gemm(weighed, state_tile, acc)
@@ -82,24 +96,41 @@ def group_scan(config: Config, spec: Spec) -> Any:
             for k in T.serial(end - begin):
                 column = (begin + k) * step
                 T.clear(total)
+                if spec.packed:
+                    T.copy(marks[0][bz, first + column], mark_tile)
                 # A tile of P is weighed by itself, so that one loop loads all tiles of all heads ahead.
                 for m in T.Pipelined(count * tiles_p, num_stages=config.stages):
                     head, p = begin_head + m // tiles_p, m % tiles_p * tile_p
-                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
+                    T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], row_tile)
+                    T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], column_tile)
                     T.copy(decays[bz, head, first + row], row_decays)
                     T.copy(decays[bz, head, first + column], column_decays)
                     T.copy(steps[bz, head, first + (row if spec.reverse else column)], step_tile)
-                    T.gemm(left_tile, right_tile, scores, transpose_B=True, clear_accum=True)
-                    for i, j in T.Parallel(rows, step):
-                        between = column_decays[j] - row_decays[i] if spec.reverse else row_decays[i] - column_decays[j]
-                        path = row + i <= column + j if spec.reverse else row + i >= column + j
-                        if spec.packed:
-                            same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
-                            path = T.logical_and(path, same)
-                        value = scores[i, j] * T.exp2(T.if_then_else(path, between, 0.0))
-                        value = value * step_tile[i if spec.reverse else j]
-                        total[i, j] += T.if_then_else(path, value, 0.0)
+                    T.gemm(row_tile, column_tile, scores, transpose_B=True, clear_accum=True)
+                    if column == row:
+                        for i, j in T.Parallel(rows, step):
+                            between = row_decays[i] - column_decays[j]
+                            path = i <= j if spec.reverse else i >= j
+                            if spec.packed:
+                                path = T.logical_and(path, own_marks[i] == mark_tile[j])
+                            value = scores[i, j] * T.exp2(
+                                T.if_then_else(path, -between if spec.reverse else between, 0.0)
+                            )
+                            value = value * step_tile[i if spec.reverse else j]
+                            total[i, j] += T.if_then_else(path, value, 0.0)
+                    else:  # the decay in two factors, as in `chunk_scan`
+                        border = row_decays[rows - 1 if spec.reverse else 0]
+                        for i in T.Parallel(rows):
+                            between = border - row_decays[i] if spec.reverse else row_decays[i] - border
+                            row_factor[i] = T.exp2(between) * step_tile[i] if spec.reverse else T.exp2(between)
+                        for j in T.Parallel(step):
+                            between = column_decays[j] - border if spec.reverse else border - column_decays[j]
+                            column_factor[j] = T.exp2(between) if spec.reverse else T.exp2(between) * step_tile[j]
+                        for i, j in T.Parallel(rows, step):
+                            value = scores[i, j] * (row_factor[i] * column_factor[j])
+                            if spec.packed:
+                                value = T.if_then_else(own_marks[i] == mark_tile[j], value, 0.0)
+                            total[i, j] += value
                 T.copy(total, weights)
                 T.copy(keys[bz, first + column : first + column + step, group, n : n + tile_n], key_tile)
                 T.gemm(weights, key_tile, acc)
@@ -132,6 +163,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
         out: s.of_times(spec),
     ):
         with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
             row, head = bx % (size // rows) * rows, bx // (size // rows)
             group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
             left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
@@ -155,7 +187,8 @@ def pair_sums(config: Config, spec: Spec) -> Any:
                 T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
                 T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
                 T.copy(decays[bz, head, first + column], decay_tile)
-                T.copy(steps[bz, head, first + column], step_tile)
+                if not spec.reverse:
+                    T.copy(steps[bz, head, first + column], step_tile)
                 T.gemm(left_tile, right_tile, products, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(rows, step):
                     between = decay_tile[j] - own[i] if spec.reverse else own[i] - decay_tile[j]

@@ -29,6 +29,9 @@ class Config:
     threads: int = 128
     stages: int = 2
     shared_weights: bool = False
+    heads: int = 1
+    blocks: int = 1
+    staged: bool = False
 
 
 @dataclass(frozen=True)

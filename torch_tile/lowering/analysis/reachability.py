@@ -91,7 +91,7 @@ class Path:
         taken = Turns(var, first, None if SIZE in high else last, step)
         return Path((*self.steps, taken), {**self.roots, var: frozenset((var,))})
 
-    def under(self, condition: Expr, holds: bool = True) -> Path:
+    def assume(self, condition: Expr, holds: bool = True) -> Path:
         """Return the path where a condition holds, or does not hold."""
         roots = self._roots(condition)
         if self.steps is None or roots is None or SIZE in roots:
@@ -103,7 +103,7 @@ class Path:
         if self.steps is None:
             return self
         if isinstance(one, Assert):
-            return self.under(one.condition)
+            return self.assume(one.condition)
         return LOST if _ends(one, False) else self
 
     def define(self, var: Var, value: Expr) -> Path:

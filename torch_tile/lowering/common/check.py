@@ -113,7 +113,7 @@ class _Check(Rewriter):
         if self.thread is not None:
             first, last = role.first, role.first + role.count - 1
             self.ranges = self.ranges.within(self.thread, first, last)
-            self.path = self.path.under(self.thread >= first).under(self.thread <= last)
+            self.path = self.path.assume(self.thread >= first).assume(self.thread <= last)
         self.children(role)
         self.ranges, self.path = outer
         return role
@@ -191,7 +191,7 @@ class _Check(Rewriter):
     def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
         """Check a branch or a value that runs only if a condition holds, or only if it does not."""
         known, wanted = self.ranges, condition if holds else unary("not", condition)
-        path = self.path if known.prove(wanted) else self.path.under(condition, holds)
+        path = self.path if known.prove(wanted) else self.path.assume(condition, holds)
         self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
 
     def visit_Select(self, node: Select) -> Expr:

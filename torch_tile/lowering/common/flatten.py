@@ -11,6 +11,7 @@ from typing import TypeVar
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Expr, Load, binary, const, select
+from torch_tile.ir.layout_ops import offset_of
 from torch_tile.ir.node import Rewriter, equal, rebuilt
 from torch_tile.ir.polynomial import Atoms
 from torch_tile.ir.simplify import simplify
@@ -95,7 +96,7 @@ class _Flatten(Rewriter):
 def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
     """Return the offset of an element in elements: by the buffer's layout, else by its strides."""
     if buffer.layout is not None:
-        return buffer.layout.offset("m", indices)
+        return offset_of(buffer.layout, "m", indices)
     return linear(indices, strides_of(buffer))
 
 

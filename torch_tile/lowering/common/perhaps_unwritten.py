@@ -70,9 +70,9 @@ class _Paths(InOrder):
         """Visit both branches; what both write counts behind them."""
         self(node.condition)
         before = self._copy()
-        self.under(node.condition, node.then)
+        self.visit_where(node.condition, node.then)
         then, self.written = self.written, before
-        self.under(unary("not", node.condition), node.otherwise)
+        self.visit_where(unary("not", node.condition), node.otherwise)
         for buffer, boxes in then.items():
             if (others := self.written.get(buffer)) is None:  # wholly written in the other branch
                 self.written[buffer] = boxes
@@ -81,7 +81,7 @@ class _Paths(InOrder):
                 self.written[buffer] = both
         return node
 
-    def under(self, condition: Expr, node: Node) -> None:
+    def visit_where(self, condition: Expr, node: Node) -> None:
         """Visit a node that runs where a condition holds, unless it never does."""
         if isinstance(condition, Const) and not condition.value:
             return

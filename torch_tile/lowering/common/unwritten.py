@@ -137,21 +137,21 @@ class _Order(InOrder):
 
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        self.under(node.condition, node.then)
-        self.under(unary("not", node.condition), node.otherwise)
+        self.visit_where(node.condition, node.then)
+        self.visit_where(unary("not", node.condition), node.otherwise)
         return node
 
     def visit_While(self, node: While) -> Stmt:
         self(node.condition)
-        self.under(None, node.body)
+        self.visit_where(None, node.body)
         return node
 
     def visit_Role(self, node: Role) -> Stmt:
         """Visit a role as conditional: roles run at the same time, whatever their order."""
-        self.under(None, node.body)
+        self.visit_where(None, node.body)
         return node
 
-    def under(self, condition: Expr | None, node: Node) -> None:
+    def visit_where(self, condition: Expr | None, node: Node) -> None:
         """Visit a node that may not run, or only where a condition holds."""
         depth = len(self.outer)
         if condition is not None:

@@ -165,7 +165,7 @@ class InOrder(Rewriter):
         self.outer = Scopes(known if thread is None else known.loop(thread, 0, math.prod(kernel.threads)))
         self(kernel.body)
 
-    def under(self, condition: Expr, node: Node) -> None:
+    def visit_where(self, condition: Expr, node: Node) -> None:
         """Visit a node that runs where a condition holds."""
         raise NotImplementedError
 
@@ -214,15 +214,15 @@ class InOrder(Rewriter):
     def visit_Select(self, node: Select) -> Any:
         """Visit both values under the condition that chooses them."""
         self(node.condition)
-        self.under(node.condition, node.a)
-        self.under(unary("not", node.condition), node.b)
+        self.visit_where(node.condition, node.a)
+        self.visit_where(unary("not", node.condition), node.b)
         return node
 
     def visit_Binary(self, node: Binary) -> Any:
         """Visit both operands, the second one of `and` and `or` under the first."""
         self(node.a)
         if node.op in LOGICAL:
-            self.under(node.a if node.op == "and" else unary("not", node.a), node.b)
+            self.visit_where(node.a if node.op == "and" else unary("not", node.a), node.b)
         else:
             self(node.b)
         return node

@@ -168,7 +168,9 @@ class _Roles:
         self.count = math.prod(kernel.threads)
         self.warps = min(len(self.groups), MOST_COPIERS)
         nested = self._asks() or any(_has_own_bounds(g.body) for g in self.groups)
-        few = REGISTERS_OF_NESTS if nested and kernel.min_blocks == 1 else FEWEST_REGISTERS
+        # A warp that copies for several groups has several loops; one warpgroup of consumers can spare the registers.
+        crowded = len(self.groups) > MOST_COPIERS and self.count == WARPGROUP
+        few = REGISTERS_OF_NESTS if (nested and kernel.min_blocks == 1) or crowded else FEWEST_REGISTERS
         self.producers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
         self.tiles = IdMap((t, versions_of(t, g.stages)) for g in self.groups for t in g.tiles)
         self.group_of = IdMap((t, g) for g in self.groups for t in g.tiles)

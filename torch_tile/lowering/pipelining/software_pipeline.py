@@ -220,13 +220,24 @@ class _Stages:
         for n, item in enumerate(self.items):
             if item.is_group and not (n and self.items[n - 1].is_group):
                 # The next wait comes before the copies: the barrier after it also frees their versions.
-                needs = (need for later in self.items[n:] for need in self._needs(later) if need < arrivals.committed)
-                yield from arrivals.need(next((need for need in needs if need >= arrivals.arrived), None))
+                yield from arrivals.need(self._next_need(self.items[n:], arrivals))
             if item.is_group:
                 yield from arrivals.need(self._overwritten(item))
             yield from self._part(item, simplify(k + item.ahead), [], arrivals)
         # If the branch with a wait is not taken, versions must not be filled again before their copies land.
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
+
+    def _next_need(self, items: Sequence[Item], arrivals: _Arrivals) -> int | None:
+        """Return the group that is waited for next if it is older than this step; None if not, or if none is.
+
+        A wait for a group of this step covers all older groups, so that a wait before it would be spare.
+        """
+        for needs in map(list, map(self._needs, items)):
+            if any(need >= arrivals.committed for need in needs):
+                return None
+            if (found := next((need for need in needs if need >= arrivals.arrived), None)) is not None:
+                return found
+        return None
 
     def _overwritten(self, group: Item) -> int | None:
         """Return the number of this iteration's group whose versions `group` fills again; None without one."""

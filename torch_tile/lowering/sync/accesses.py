@@ -29,16 +29,17 @@ from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
 from torch_tile.lowering.threads.allocate_shared import shared_size
 
 LARGEST = 1 << 20  # most elements that are compared one by one
+ANYWHERE, MATRIX = -1, -2  # in place of a number of elements
 
 
 @dataclass(frozen=True, eq=False)
 class Access:
     """An access to `count` elements from `indices` on, by every thread in every iteration of `loops`.
 
-    It happens where all `conditions` hold. A `count` of -1 stands for any elements of the buffer. A warp makes a
-    `collective` access together, so that it belongs to no single thread. `origin` is the node that makes the access.
-    `age` says how many iterations ago that was, in a loop around. `in_warp` says that a barrier of the warp followed,
-    so that the access is ordered with those of the same warp.
+    It happens where all `conditions` hold. A `count` of ANYWHERE stands for any elements of the buffer, MATRIX for any
+    of its last two dimensions. A warp makes a `collective` access together, so that it belongs to no single thread.
+    `origin` is the node that makes the access. `age` says how many iterations ago that was, in a loop around. `in_warp`
+    says that a barrier of the warp followed, so that the access is ordered with those of the same warp.
     """
 
     buffer: Buffer
@@ -67,7 +68,7 @@ class Access:
     @cached_property
     def key(self) -> Hashable:
         """A key that accesses of one node to the same places share."""
-        return self.origin, self.buffer, self.kind, structure(self.indices), self.loops, self.in_warp
+        return self.origin, self.buffer, self.kind, self.count, structure(self.indices), self.loops, self.in_warp
 
     @cached_property
     def symbols(self) -> frozenset[Var | Buffer]:
@@ -127,7 +128,8 @@ class Collector:
                 for found in self._made(place, call, effect.kind, loops, conditions):
                     moving = effect.asynchronous and ("w" in effect.kind or intrinsic.engine is Engine.WGMMA)
                     extra = {"asynchronous": moving, "atomic": intrinsic.atomic, "collective": warp}
-                    yield replace(found, count=effect.elements, **extra)  # type: ignore[arg-type]
+                    whole = intrinsic.engine is Engine.WGMMA and effect.elements == ANYWHERE
+                    yield replace(found, count=MATRIX if whole else effect.elements, **extra)  # type: ignore[arg-type]
 
     def _made(
         self, place: Load | Store | Address, origin: Node, kind: str, loops: tuple[For, ...],
@@ -178,9 +180,10 @@ class Hazards:
         """Return whether two accesses to one buffer may touch the same element in different threads."""
         x, y = self._table(a), self._table(b)
         if x is None or y is None:
-            if a.count < 0 or b.count < 0:
+            if ANYWHERE in (a.count, b.count):
                 return True
-            fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices] for side in (a, b)]
+            decisive = len(a.indices) - (2 if MATRIX in (a.count, b.count) else 0)
+            fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices[:decisive]] for side in (a, b)]
             pairs = zip(*fixed, strict=True)
             return not any(p is not None and q is not None and self._differ(p, q) for p, q in pairs)
         shifts: list[int | None] = []

@@ -13,6 +13,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
+from torch_tile.ir.layout_ops import offset_of
 from torch_tile.ir.node import Node, Rewriter, find
 from torch_tile.ir.stmt import Block, Do, If, Let, Stmt, Store
 from torch_tile.lowering.threads.bind_loop import load_of, through_shared
@@ -105,4 +106,4 @@ class _Registers(Rewriter):
     def _register(self, fragment: Buffer, indices: tuple[Expr, ...]) -> Expr:
         """Return the register index of a fragment's element."""
         assert fragment.layout is not None
-        return fragment.layout.offset("r", indices)
+        return offset_of(fragment.layout, "r", indices)

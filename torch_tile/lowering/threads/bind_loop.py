@@ -20,6 +20,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Digit, Layout
+from torch_tile.ir.layout_ops import offset_of, owner_of
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.stmt import (
@@ -113,7 +114,7 @@ def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[B
     All these threads run the iteration for its fragments, but one thread makes its stores and updates. The other
     threads would read memory before or after that, in no fixed order.
     """
-    if nest.uniform or not any(use.stored for use in nest.fragments) or layout.canonical.owner(ctx.thread) is None:
+    if nest.uniform or not any(use.stored for use in nest.fragments) or owner_of(layout.canonical, ctx.thread) is None:
         return []
     stored = IdSet(use.buffer for use in nest.memory if use.stored)
     if not _updates(nest.loop.body) and not any(use.buffer in stored for use in nest.memory if not use.stored):
@@ -167,7 +168,7 @@ class _Binder:
             raise InternalError(f"layout {layout} has no place for {nest.extents} iterations", nest.loop.span)
         self.steps = self._steps()
         self.values = self._values()
-        self.owner = self.layout.owner(ctx.thread) if nest.effects or any(u.stored for u in nest.memory) else None
+        self.owner = owner_of(self.layout, ctx.thread) if nest.effects or any(u.stored for u in nest.memory) else None
         self.private = any(u.stored for u in nest.fragments) or nest.uniform
         if self.owner is not None and self.private and _updates(nest.loop.body):
             what, fix = (
@@ -372,7 +373,7 @@ class _Body(Rewriter):
         indices = tuple(self.inline(i) for i in node.indices)
         key = layout, structure(indices)
         if key not in self.places:
-            self.places[key] = layout.offset("r", indices, self.ranges)
+            self.places[key] = offset_of(layout, "r", indices, self.ranges)
         return self.places[key]
 
 

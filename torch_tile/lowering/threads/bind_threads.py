@@ -19,6 +19,7 @@ from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.layout_ops import offset_of
 from torch_tile.ir.node import Rewriter
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import (
@@ -211,7 +212,7 @@ class _Bind(Known):
         if not is_everywhere(layout):
             notes = [(node.span, f"{layout}   (no thread holds all of it)")]
             raise error("layout_conflict", node.span, notes, buffer=node.buffer.name)
-        return layout.offset("r", node.indices, self.ranges)
+        return offset_of(layout, "r", node.indices, self.ranges)
 
     def by_one(self, node: Stmt, operands: Sequence[Expr]) -> Stmt:
         """Run `node` in thread 0, unless its operands name their thread or differ between threads."""

@@ -23,8 +23,8 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, needs_of
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_gradients
+from torch_tile.ops.registration import declare, register
+from torch_tile.ops.registry import Shape, as_listed, entry, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
 GRADIENTS = Gradients("attention", AttentionArgs, AttentionBackwardArgs, 4)
@@ -178,27 +178,6 @@ def _sharding_of_backward(args: AttentionBackwardArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: AttentionArgs[Shape]) -> int:
-    # Like torch's formula for scaled_dot_product_attention, masked products are counted.
-    """Count the operations of `tile.attention`."""
-    return _products(args, args.q[2] * args.k[2], 1, 1)
-
-
-def _least_flops(args: AttentionArgs[Shape]) -> int:
-    """Count the operations of `tile.attention` that causality leaves."""
-    return _products(args, _visible(args), 1, 1)
-
-
-def _backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_backward`."""
-    return _products(args.forward, args.q[2] * args.k[2], 3, 2)
-
-
-def _least_backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_backward` that causality leaves."""
-    return _products(args.forward, _visible(args.forward), 3, 2)
-
-
 def _products(args: AttentionArgs[Shape], pairs: int, over_d: int, over_v: int) -> int:
     """Count the operations of so many products over each head dimension, for pairs of a query and a key."""
     return 2 * math.prod(args.q[:2]) * pairs * (over_d * args.q[3] + over_v * args.v[3])
@@ -256,48 +235,6 @@ def _with_scores(args: AttentionArgs[Tensor]) -> Tensor:
     return torch.matmul(torch.softmax(s, -1).masked_fill(empty, 0.0).to(v.dtype), v)
 
 
-attention: Final = form(
-    "attention",
-    AttentionArgs[Tensor],
-    Tensor,
-    """Scaled dot-product attention, `softmax(score(scale q k^T) + mask) v`.
-
-arXiv:1706.03762, computed as in arXiv:2205.14135.
-
-Args:
-    q: `[B, H, Sq, D]`.
-    k: `[B, Hkv, Skv, D]`; H must be a multiple of Hkv, and query head `h` reads key head `h // (H / Hkv)`.
-    v: `[B, Hkv, Skv, Dv]`.
-    mask: broadcastable to `[B, H, Sq, Skv]`; bool (True: visible) or floating (added to the scaled scores).
-    causal: query `i` sees the keys `j <= i + q_offset`.
-    scale: default `D ** -0.5`.
-    window: if positive, query `i` sees only the keys `j > i + q_offset - window`, with or without `causal`.
-    q_offset: position of the first query, `-2**29` to `2**29`: 0 is `is_causal` of torch, `Skv - Sq` aligns the
-        ends.
-    aux: operands of `score`, of a floating dtype or bool, each broadcastable to `[B, H, Sq, Skv]`.
-    score: a text of `gemm`'s epilogue language that changes scores before the mask: `acc0` is the scaled product,
-        `x0..` are `aux`, and `i0..i3` the numbers of the batch, the head, the query plus `q_offset`, and the key.
-        `"v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"` adds `x0 * (key - query)`, which is ALiBi.
-
-Returns:
-    `[B, H, Sq, Dv]` in q's dtype, dense. B, H and Sq lie in memory in the order they do in q, by falling stride,
-    with Dv innermost: of a q that is a view of `[B, Sq, H, D]`, `out.transpose(1, 2)` is contiguous. A query that
-    sees no key gives 0.
-""",
-)
-attention_lse: Final = form(
-    "attention_lse",
-    AttentionArgs[Tensor],
-    tuple[Tensor, Tensor],
-    """`attention`, and the natural logarithm of each softmax's denominator.
-
-Returns:
-    out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
-    is not differentiable.
-""",
-)
-
-
 def attention_backward(
     grad: Tensor,
     q: Tensor,
@@ -339,46 +276,76 @@ def attention_backward(
 
 
 _PRECISION = ("q", "k", "v", "mask", "aux")
-register(
-    name="attention",
-    args=AttentionArgs,
-    form=attention,
+attention: Final = declare(
+    "attention",
+    AttentionArgs[Tensor],
+    Tensor,
+    """Scaled dot-product attention, `softmax(score(scale q k^T) + mask) v`.
+
+arXiv:1706.03762, computed as in arXiv:2205.14135.
+
+Args:
+    q: `[B, H, Sq, D]`.
+    k: `[B, Hkv, Skv, D]`; H must be a multiple of Hkv, and query head `h` reads key head `h // (H / Hkv)`.
+    v: `[B, Hkv, Skv, Dv]`.
+    mask: broadcastable to `[B, H, Sq, Skv]`; bool (True: visible) or floating (added to the scaled scores).
+    causal: query `i` sees the keys `j <= i + q_offset`.
+    scale: default `D ** -0.5`.
+    window: if positive, query `i` sees only the keys `j > i + q_offset - window`, with or without `causal`.
+    q_offset: position of the first query, `-2**29` to `2**29`: 0 is `is_causal` of torch, `Skv - Sq` aligns the
+        ends.
+    aux: operands of `score`, of a floating dtype or bool, each broadcastable to `[B, H, Sq, Skv]`.
+    score: a text of `gemm`'s epilogue language that changes scores before the mask: `acc0` is the scaled product,
+        `x0..` are `aux`, and `i0..i3` the numbers of the batch, the head, the query plus `q_offset`, and the key.
+        `"v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"` adds `x0 * (key - query)`, which is ALiBi.
+
+Returns:
+    `[B, H, Sq, Dv]` in q's dtype, dense. B, H and Sq lie in memory in the order they do in q, by falling stride,
+    with Dv innermost: of a q that is a view of `[B, Sq, H, D]`, `out.transpose(1, 2)` is contiguous. A query that
+    sees no key gives 0.
+""",
     fake=lambda args: _fake_with_lse(args)[0],
     run=entry("attention", "attention", "out", needs_lse=False),
     reference=in_torch("attention", only_first=True),
     in_training=GRADIENTS.in_training,
     as_aten=_as_sdpa,
     sharding=_sharding,
-    flops=_flops,
-    least_flops=_least_flops,
+    flops=lambda args: _products(args, args.q[2] * args.k[2], 1, 1),
+    least_flops=lambda args: _products(args, _visible(args), 1, 1),
     lower_precision=_PRECISION,
 )
-register(
-    name="attention_lse",
-    args=AttentionArgs,
+attention_lse: Final = declare(
+    "attention_lse",
+    AttentionArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`attention`, and the natural logarithm of each softmax's denominator.
+
+Returns:
+    out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
+    is not differentiable.
+""",
+    family="attention",
     returns=("out", "lse"),
-    form=attention_lse,
     fake=_fake_with_lse,
     run=entry("attention", "attention", "out", "lse"),
-    reference=in_torch("attention"),
     setup_context=GRADIENTS.save,
     backward=_gradients,
     sharding=_sharding,
-    flops=_flops,
-    least_flops=_least_flops,
+    flops=lambda args: _products(args, args.q[2] * args.k[2], 1, 1),
+    least_flops=lambda args: _products(args, _visible(args), 1, 1),
     lower_precision=_PRECISION,
 )
 register(
     name="attention_backward",
     args=AttentionBackwardArgs,
+    family="attention_backward",
     returns=("dq", "dk", "dv", "kept"),
     form=attention_backward,
     fake=_fake_backward,
     run=lambda args, out: kernels("attention_backward").attention_backward(*args, results=out),
-    reference=in_torch("attention_backward"),
     setup_context=_save_backward,
     backward=_twice,
     sharding=_sharding_of_backward,
-    flops=_backward_flops,
-    least_flops=_least_backward_flops,
+    flops=lambda args: _products(args.forward, args.q[2] * args.k[2], 3, 2),
+    least_flops=lambda args: _products(args.forward, _visible(args.forward), 3, 2),
 )

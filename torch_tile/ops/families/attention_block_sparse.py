@@ -19,7 +19,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, sharding_of_backward
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import SCORES, check_ints, counted, kv_head
-from torch_tile.ops.registration import register
+from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
@@ -142,16 +142,6 @@ def _sharding(args: BlockSparseArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: BlockSparseArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_block_sparse`."""
-    return _products(args, 1, 1)
-
-
-def _backward_flops(args: BlockSparseBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_block_sparse_backward`."""
-    return _products(args.forward, 3, 2)
-
-
 def _products(args: BlockSparseArgs[Shape], over_d: int, over_v: int) -> int:
     """Count the operations of the products, as if each list named as many blocks as it has room for."""
     room = sum(indices[3] for indices in (args.kv_indices, args.full_kv_indices) if indices is not None)
@@ -206,7 +196,34 @@ Returns:
 )
 
 
-attention_block_sparse_backward: Final = form(
+_COMMON: dict[str, Any] = {
+    "args": BlockSparseArgs,
+    "check_values": _check_values,
+    "sharding": _sharding,
+    "flops": lambda args: _products(args, 1, 1),
+    "lower_precision": ("q", "k", "v", "aux"),
+}
+register(
+    name=FAMILY,
+    form=attention_block_sparse,
+    fake=lambda args: _fake_with_lse(args)[0],
+    run=entry(FAMILY, FAMILY, "out", needs_lse=False),
+    reference=in_torch(FAMILY, only_first=True),
+    in_training=GRADIENTS.in_training,
+    **_COMMON,
+)
+register(
+    family=FAMILY,
+    name="attention_block_sparse_lse",
+    returns=("out", "lse"),
+    form=attention_block_sparse_lse,
+    fake=_fake_with_lse,
+    run=entry(FAMILY, FAMILY, "out", "lse"),
+    setup_context=GRADIENTS.save,
+    backward=GRADIENTS.gradients,
+    **_COMMON,
+)
+attention_block_sparse_backward: Final = declare(
     "attention_block_sparse_backward",
     BlockSparseBackwardArgs[Tensor],
     tuple[Tensor, Tensor, Tensor],
@@ -222,41 +239,7 @@ All others are as for `attention_block_sparse`.
 Returns:
     dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
 """,
-)
-
-
-_COMMON: dict[str, Any] = {
-    "args": BlockSparseArgs,
-    "check_values": _check_values,
-    "sharding": _sharding,
-    "flops": _flops,
-    "lower_precision": ("q", "k", "v", "aux"),
-}
-register(
-    name=FAMILY,
-    form=attention_block_sparse,
-    fake=lambda args: _fake_with_lse(args)[0],
-    run=entry(FAMILY, FAMILY, "out", needs_lse=False),
-    reference=in_torch(FAMILY, only_first=True),
-    in_training=GRADIENTS.in_training,
-    **_COMMON,
-)
-register(
-    name="attention_block_sparse_lse",
-    returns=("out", "lse"),
-    form=attention_block_sparse_lse,
-    fake=_fake_with_lse,
-    run=entry(FAMILY, FAMILY, "out", "lse"),
-    reference=in_torch(FAMILY),
-    setup_context=GRADIENTS.save,
-    backward=GRADIENTS.gradients,
-    **_COMMON,
-)
-register(
-    name="attention_block_sparse_backward",
-    args=BlockSparseBackwardArgs,
     returns=("dq", "dk", "dv"),
-    form=attention_block_sparse_backward,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
     run=lambda args, out: kernels(FAMILY).attention_block_sparse_backward(*args, results=out),
@@ -264,5 +247,5 @@ register(
     setup_context=GRADIENTS.save_backward,
     backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
-    flops=_backward_flops,
+    flops=lambda args: _products(args.forward, 3, 2),
 )

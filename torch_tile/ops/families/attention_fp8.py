@@ -17,8 +17,8 @@ from torch_tile.ops.attention_common import check_heads
 from torch_tile.ops.checks import FLOATING, require_type, require_value
 from torch_tile.ops.families.attention_varlen import kv_head
 from torch_tile.ops.recomputed import no_gradient
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
 OP = "attention_fp8"
@@ -89,7 +89,7 @@ def _flops(args: AttentionFp8Args[Shape]) -> int:
     return 2 * math.prod(args.q[:3]) * args.k[2] * (args.q[3] + args.v[3])
 
 
-attention_fp8: Final = form(
+attention_fp8: Final = declare(
     OP,
     AttentionFp8Args[Tensor],
     tuple[Tensor, Tensor],
@@ -121,16 +121,9 @@ and what such small weights add. Tensor cores of Hopper keep about 13 bits of a 
 weights have the bits of float16 or float32. `quantize_fp8` makes operands with scales of rows; scales of heads are
 their largest magnitudes over 448.
 """,
-)
-
-register(
-    name=OP,
-    args=AttentionFp8Args,
+    family=OP,
     returns=("out", "lse"),
-    form=attention_fp8,
     fake=_fake,
-    run=entry(OP, OP, "out", "lse"),
-    reference=in_torch(OP),
     **no_gradient(OP, "Call it under torch.no_grad(), or tile.attention", 1),
     sharding=_sharding,
     flops=_flops,

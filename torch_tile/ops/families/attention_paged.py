@@ -270,11 +270,11 @@ register(
     **_COMMON,
 )
 register(
+    family="attention_paged",
     name="attention_paged_lse",
     returns=("out", "lse"),
     form=attention_paged_lse,
     fake=_fake_with_lse,
     run=entry("attention_paged", "attention_paged", "out", "lse"),
-    reference=in_torch("attention_paged"),
     **_COMMON,
 )

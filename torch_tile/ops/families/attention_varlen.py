@@ -19,7 +19,7 @@ from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import Gradients, check_heads, check_results, sharding_of_backward
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import register
+from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
@@ -149,16 +149,6 @@ def _sharding(args: VarlenArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: VarlenArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_varlen`."""
-    return _products(args, 1, 1)
-
-
-def _backward_flops(args: VarlenBackwardArgs[Shape]) -> int:
-    """Count the operations of `tile.attention_varlen_backward`."""
-    return _products(args.forward, 3, 2)
-
-
 def _products(args: VarlenArgs[Shape], over_d: int, over_v: int) -> int:
     """Count the operations of the products, as if each query saw the most keys that a sequence has."""
     rows, heads, width = args.q
@@ -210,7 +200,34 @@ Returns:
 )
 
 
-attention_varlen_backward: Final = form(
+_COMMON: dict[str, Any] = {
+    "args": VarlenArgs,
+    "check_values": _check_values,
+    "sharding": _sharding,
+    "flops": lambda args: _products(args, 1, 1),
+    "lower_precision": ("q", "k", "v", "aux"),
+}
+register(
+    name="attention_varlen",
+    form=attention_varlen,
+    fake=lambda args: _fake_with_lse(args)[0],
+    run=entry("attention_varlen", "attention_varlen", "out", needs_lse=False),
+    reference=in_torch("attention_varlen", only_first=True),
+    in_training=GRADIENTS.in_training,
+    **_COMMON,
+)
+register(
+    family="attention_varlen",
+    name="attention_varlen_lse",
+    returns=("out", "lse"),
+    form=attention_varlen_lse,
+    fake=_fake_with_lse,
+    run=entry("attention_varlen", "attention_varlen", "out", "lse"),
+    setup_context=GRADIENTS.save,
+    backward=GRADIENTS.gradients,
+    **_COMMON,
+)
+attention_varlen_backward: Final = declare(
     "attention_varlen_backward",
     VarlenBackwardArgs[Tensor],
     tuple[Tensor, Tensor, Tensor],
@@ -227,41 +244,7 @@ Returns:
     dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
     sequence have 0.
 """,
-)
-
-
-_COMMON: dict[str, Any] = {
-    "args": VarlenArgs,
-    "check_values": _check_values,
-    "sharding": _sharding,
-    "flops": _flops,
-    "lower_precision": ("q", "k", "v", "aux"),
-}
-register(
-    name="attention_varlen",
-    form=attention_varlen,
-    fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention_varlen", "attention_varlen", "out", needs_lse=False),
-    reference=in_torch("attention_varlen", only_first=True),
-    in_training=GRADIENTS.in_training,
-    **_COMMON,
-)
-register(
-    name="attention_varlen_lse",
-    returns=("out", "lse"),
-    form=attention_varlen_lse,
-    fake=_fake_with_lse,
-    run=entry("attention_varlen", "attention_varlen", "out", "lse"),
-    reference=in_torch("attention_varlen"),
-    setup_context=GRADIENTS.save,
-    backward=GRADIENTS.gradients,
-    **_COMMON,
-)
-register(
-    name="attention_varlen_backward",
-    args=VarlenBackwardArgs,
     returns=("dq", "dk", "dv"),
-    form=attention_varlen_backward,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
     run=lambda args, out: kernels("attention_varlen").attention_varlen_backward(*args, results=out),
@@ -269,5 +252,5 @@ register(
     setup_context=GRADIENTS.save_backward,
     backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
-    flops=_backward_flops,
+    flops=lambda args: _products(args.forward, 3, 2),
 )

@@ -13,8 +13,8 @@ from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardAr
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import by_autograd, gradients_of
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 ACTIVATIONS = ("none", "silu")
@@ -154,7 +154,7 @@ def _flops(args: CausalConv1dArgs[Shape]) -> int:
     return 2 * batch * length * channels * args.weight[1]
 
 
-causal_conv1d: Final = form(
+causal_conv1d: Final = declare(
     "causal_conv1d",
     CausalConv1dArgs[Tensor],
     Tensor,
@@ -175,8 +175,15 @@ Args:
 Returns:
     `[B, L, D]` in x's dtype. The state behind it is the last W - 1 times of initial_state and x.
 """,
+    family="causal_conv1d",
+    fake=_fake,
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("x", "weight", "bias", "initial_state"),
 )
-causal_conv1d_backward: Final = form(
+causal_conv1d_backward: Final = declare(
     "causal_conv1d_backward",
     CausalConv1dBackwardArgs[Tensor],
     tuple[Tensor, Tensor, Tensor, Tensor],
@@ -194,8 +201,16 @@ Args:
 Returns:
     the gradients by x, weight, bias and initial_state, in their dtypes; `[0]` for what is not given.
 """,
+    returns=("dx", "dweight", "dbias", "dstate"),
+    fake=_fake_backward,
+    run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
+    reference=in_torch("causal_conv1d", "gradient_reference"),
+    setup_context=_save_of_backward,
+    backward=_backward_of_backward,
+    sharding=_sharding_of_backward,
+    flops=lambda args: 2 * _flops(args.forward),
 )
-causal_conv1d_update: Final = form(
+causal_conv1d_update: Final = declare(
     "causal_conv1d_update",
     CausalConv1dUpdateArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -211,42 +226,9 @@ Args:
 Returns:
     the output `[B, D]` in x's dtype, and the new state `[B, D, S]`, whose last time is the token.
 """,
-)
-
-
-register(
-    name="causal_conv1d",
-    args=CausalConv1dArgs,
-    form=causal_conv1d,
-    fake=_fake,
-    run=entry("causal_conv1d", "causal_conv1d", "out"),
-    reference=in_torch("causal_conv1d"),
-    setup_context=_save,
-    backward=_backward,
-    sharding=_sharding,
-    flops=_flops,
-    lower_precision=("x", "weight", "bias", "initial_state"),
-)
-register(
-    name="causal_conv1d_backward",
-    args=CausalConv1dBackwardArgs,
-    returns=("dx", "dweight", "dbias", "dstate"),
-    form=causal_conv1d_backward,
-    fake=_fake_backward,
-    run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
-    reference=in_torch("causal_conv1d", "gradient_reference"),
-    setup_context=_save_of_backward,
-    backward=_backward_of_backward,
-    sharding=_sharding_of_backward,
-    flops=lambda args: 2 * _flops(args.forward),
-)
-register(
-    name="causal_conv1d_update",
-    args=CausalConv1dUpdateArgs,
+    family="causal_conv1d",
     returns=("out", "new_state"),
-    form=causal_conv1d_update,
     fake=_fake_update,
-    run=entry("causal_conv1d", "causal_conv1d_update", "out", "new_state"),
     reference=in_torch("causal_conv1d", "update_reference"),
     **by_autograd("causal_conv1d", "update_reference", 4),
     sharding=_sharding_of_update,

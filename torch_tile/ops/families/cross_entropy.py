@@ -15,8 +15,8 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.loss.args import CrossEntropyArgs, CrossEntropyBackwardArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import entry, form, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import in_torch, no_flops, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 INDICES = (torch.int32, torch.int64)
@@ -125,7 +125,7 @@ def _sharding_of_backward(args: CrossEntropyBackwardArgs[Spec]) -> Rule:
     return Rule(outputs=[dims], inputs=inputs, free=rows)
 
 
-cross_entropy: Final = form(
+cross_entropy: Final = declare(
     "cross_entropy",
     CrossEntropyArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -146,8 +146,16 @@ Args:
 Returns:
     loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
 """,
+    family="cross_entropy",
+    returns=("loss", "lse"),
+    fake=_fake,
+    reference=in_torch("cross_entropy", "loss_reference"),
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=no_flops,
 )
-cross_entropy_backward: Final = form(
+cross_entropy_backward: Final = declare(
     "cross_entropy_backward",
     CrossEntropyBackwardArgs[Tensor],
     Tensor,
@@ -166,28 +174,8 @@ Args:
 Returns:
     `[..., N]` in logits' dtype. It has gradients, with the log-sum-exp as a function of the logits.
 """,
-)
-
-
-register(
-    name="cross_entropy",
-    args=CrossEntropyArgs,
-    returns=("loss", "lse"),
-    form=cross_entropy,
-    fake=_fake,
-    run=entry("cross_entropy", "cross_entropy", "loss", "lse"),
-    reference=in_torch("cross_entropy", "loss_reference"),
-    setup_context=_save,
-    backward=_backward,
-    sharding=_sharding,
-    flops=no_flops,
-)
-register(
-    name="cross_entropy_backward",
-    args=CrossEntropyBackwardArgs,
-    form=cross_entropy_backward,
+    family="cross_entropy",
     fake=_fake_backward,
-    run=entry("cross_entropy", "cross_entropy_backward", "out"),
     reference=in_torch("cross_entropy", "gradient_reference"),
     setup_context=_save_backward,
     backward=_twice,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch_tile.kernels.linear_attention.args import (
     GRADIENTS,
     GatedDeltaRuleArgs,
     GatedDeltaRuleBackwardArgs,
+    GatedDeltaRuleStepArgs,
     empty_gradients,
     sequences_of,
 )
@@ -22,22 +24,9 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families.attention_varlen import check_starts
 from torch_tile.ops.recomputed import by_autograd
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-
-class GatedDeltaRuleStepArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.gated_delta_rule_step`."""
-
-    state: V
-    q: V
-    k: V
-    v: V
-    g: V
-    beta: V
-    scale: float | None = None
-    use_qk_l2norm: bool = False
 
 
 def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -> None:
@@ -174,14 +163,18 @@ def sharding(args: Any) -> Rule:
     return Rule(outputs=[v, state], inputs=inputs, free=("head",) if packed else ("batch", "head"), even=even)
 
 
-def sharding_of_backward(args: Any) -> Rule:
-    """Return the rule of the gradient of whole sequences."""
-    rule = sharding(args.forward)
+def sharding_of_backward(args: Any, rule: Rule) -> Rule:
+    """Return the rule of the gradient of whole sequences, from that of the forward."""
     grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
     outputs = [("none",) if dims is None else dims for dims in rule.inputs[:-1]]
-    # One head of q sums up the heads of v.
+    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=rule.free, even=rule.even)
+
+
+def sharding_of_gradients(args: Any) -> Rule:
+    """Return the rule of the gradient of sequences whose heads share keys: one head of q sums up the heads of v."""
+    rule = sharding(args.forward)
     free = tuple(name for name in rule.free if name == "batch" or rule.even)
-    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=free, even=rule.even)
+    return sharding_of_backward(args, replace(rule, free=free))
 
 
 def sharding_of_step(args: Any) -> Rule:
@@ -212,7 +205,8 @@ STATE = """    initial_state: `[B, H, K, V]`, of any floating dtype; 0 if not gi
         are then `[N, H, K, V]`.
 """
 
-gated_delta_rule = form(
+
+gated_delta_rule = declare(
     "gated_delta_rule",
     GatedDeltaRuleArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -229,8 +223,16 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
+    family="gated_delta_rule",
+    returns=("out", "final_state"),
+    fake=partial(fake, "gated_delta_rule"),
+    check_values=partial(check_values, "gated_delta_rule"),
+    **gradients("gated_delta_rule", GatedDeltaRuleArgs, GRADIENTS),
+    sharding=sharding,
+    flops=flops,
+    lower_precision=("q", "k", "v"),
 )
-gated_delta_rule_backward = form(
+gated_delta_rule_backward = declare(
     "gated_delta_rule_backward",
     GatedDeltaRuleBackwardArgs[Tensor],
     tuple[Tensor, ...],
@@ -243,8 +245,16 @@ Args:
 Returns:
     the gradients by q, k, v, g, beta and initial_state, in their dtypes; `[0]` for a state that is not given.
 """,
+    returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
+    fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
+    check_values=partial(check_values, "gated_delta_rule"),
+    run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
+    reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
+    **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
+    sharding=sharding_of_gradients,
+    flops=lambda args: 2 * flops(args),
 )
-gated_delta_rule_step = form(
+gated_delta_rule_step = declare(
     "gated_delta_rule_step",
     GatedDeltaRuleStepArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -256,44 +266,9 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-)
-
-
-register(
-    name="gated_delta_rule",
-    args=GatedDeltaRuleArgs,
-    returns=("out", "final_state"),
-    form=gated_delta_rule,
-    fake=partial(fake, "gated_delta_rule"),
-    check_values=partial(check_values, "gated_delta_rule"),
-    run=entry("gated_delta_rule", "gated_delta_rule", "out", "final_state"),
-    reference=in_torch("gated_delta_rule"),
-    **gradients("gated_delta_rule", GatedDeltaRuleArgs, GRADIENTS),
-    sharding=sharding,
-    flops=flops,
-    lower_precision=("q", "k", "v"),
-)
-register(
-    name="gated_delta_rule_backward",
-    args=GatedDeltaRuleBackwardArgs,
-    returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
-    form=gated_delta_rule_backward,
-    fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
-    check_values=partial(check_values, "gated_delta_rule"),
-    run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
-    reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
-    **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
-    sharding=sharding_of_backward,
-    flops=lambda args: 2 * flops(args),
-)
-register(
-    name="gated_delta_rule_step",
-    args=GatedDeltaRuleStepArgs,
+    family="gated_delta_rule_step",
     returns=("out", "new_state"),
-    form=gated_delta_rule_step,
     fake=partial(fake_step, "gated_delta_rule_step"),
-    run=entry("gated_delta_rule_step", "gated_delta_rule_step", "out", "new_state"),
-    reference=in_torch("gated_delta_rule_step"),
     **by_autograd("gated_delta_rule_step", "reference", 6),
     sharding=sharding_of_step,
     flops=flops,

@@ -19,7 +19,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "dequant_gemm"
@@ -267,10 +267,9 @@ def dequant_gemm(
 register(
     name=OP,
     args=DequantGemmArgs,
+    family=OP,
     form=dequant_gemm,
     fake=_fake,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **gradients_of_weights(DequantGemmArgs, gemm.gradients),
     sharding=_sharding,
     flops=_flops,

@@ -18,7 +18,7 @@ from torch_tile.ops.families.norm import FusedNormArgs, check_fused, fused_shard
 from torch_tile.ops.families.quantize_fp8 import FLOAT8
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, in_torch, no_flops
+from torch_tile.ops.registry import V, entry, no_flops
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "fused_norm_quantize"
@@ -123,11 +123,11 @@ def fused_norm_quantize(
 register(
     name=OP,
     args=FusedNormQuantizeArgs,
+    family=OP,
     returns=("values", "scales", "sum"),
     form=fused_norm_quantize,
     fake=_fake,
     run=entry(OP, OP, "out", "scales", "total"),
-    reference=in_torch(OP),
     **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=no_flops,

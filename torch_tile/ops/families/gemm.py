@@ -20,8 +20,8 @@ from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
+from torch_tile.ops.registration import declare, register
+from torch_tile.ops.registry import Shape, V, op_gradients
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 from torch_tile.runtime.launch_plan import current_plan
 
@@ -225,10 +225,9 @@ def gemm(
 register(
     name="gemm",
     args=GemmArgs,
+    family="gemm",
     form=gemm,
     fake=_fake_gemm,
-    run=entry("gemm", "gemm", "out"),
-    reference=in_torch("gemm"),
     setup_context=_save_gemm,
     backward=_gemm_backward,
     sharding=_gemm_sharding,
@@ -338,7 +337,7 @@ def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
     return product.view(*args.x.shape[:-1], args.weight.shape[0])
 
 
-linear: Final = form(
+linear: Final = declare(
     "linear",
     LinearArgs[Tensor],
     Tensor,
@@ -354,12 +353,6 @@ Args:
 Returns:
     `[..., N]`, in x's dtype promoted with the residual's.
 """,
-)
-
-register(
-    name="linear",
-    args=LinearArgs,
-    form=linear,
     fake=_fake_linear,
     run=_run_linear,
     reference=_linear_reference,
@@ -437,7 +430,7 @@ def _swiglu_reference(args: SwigluArgs[Tensor]) -> Tensor:
     return product.view(*args.x.shape[:-1], args.gate_weight.shape[0])
 
 
-swiglu: Final = form(
+swiglu: Final = declare(
     "swiglu",
     SwigluArgs[Tensor],
     Tensor,
@@ -452,12 +445,6 @@ Args:
 Returns:
     `[..., N]` in x's dtype.
 """,
-)
-
-register(
-    name="swiglu",
-    args=SwigluArgs,
-    form=swiglu,
     fake=_fake_swiglu,
     run=_run_swiglu,
     reference=_swiglu_reference,

@@ -19,7 +19,7 @@ from torch_tile.ops.families import gemm
 from torch_tile.ops.families.dequant_gemm import check_weights, gradients_of_weights
 from torch_tile.ops.families.grouped_gemm import check_offsets, check_order, gradients
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, in_torch
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "grouped_dequant_gemm"
@@ -104,11 +104,10 @@ def grouped_dequant_gemm(
 register(
     name=OP,
     args=GroupedDequantGemmArgs,
+    family=OP,
     form=grouped_dequant_gemm,
     fake=_fake,
     check_values=_check_values,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **gradients_of_weights(GroupedDequantGemmArgs, gradients),
     sharding=_sharding,
     flops=_flops,

@@ -20,7 +20,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, V, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 
@@ -165,11 +165,10 @@ def grouped_gemm(
 register(
     name="grouped_gemm",
     args=GroupedGemmArgs,
+    family="grouped_gemm",
     form=grouped_gemm,
     fake=_fake,
     check_values=_check_values,
-    run=entry("grouped_gemm", "grouped_gemm", "out"),
-    reference=in_torch("grouped_gemm"),
     setup_context=_save,
     backward=_backward,
     sharding=_sharding,
@@ -241,11 +240,10 @@ def k_grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, dtype: torch.dtype)
 register(
     name="k_grouped_gemm",
     args=KGroupedGemmArgs,
+    family="k_grouped_gemm",
     form=k_grouped_gemm,
     fake=_fake_by_k,
     check_values=_check_values_by_k,
-    run=entry("k_grouped_gemm", "k_grouped_gemm", "out"),
-    reference=in_torch("k_grouped_gemm"),
     setup_context=_save_by_k,
     backward=_backward_by_k,
     sharding=_sharding_by_k,

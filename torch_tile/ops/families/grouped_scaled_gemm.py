@@ -20,7 +20,6 @@ from torch_tile.ops.families.grouped_gemm import check_offsets, check_order
 from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "grouped_scaled_gemm"
@@ -95,11 +94,10 @@ def grouped_scaled_gemm(
 register(
     name=OP,
     args=GroupedScaledGemmArgs,
+    family=OP,
     form=grouped_scaled_gemm,
     fake=_fake,
     check_values=_check_values,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=lambda args: 2 * math.prod(args.a) * args.b[2],

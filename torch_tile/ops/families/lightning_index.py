@@ -12,8 +12,8 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
 from torch_tile.ops.recomputed import no_gradient
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape, V
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 OP = "lightning_index"
@@ -80,7 +80,7 @@ def _flops(args: LightningIndexArgs[Shape]) -> int:
     return 2 * batch * q_len * heads * args.k[1] * width
 
 
-lightning_index: Final = form(
+lightning_index: Final = declare(
     OP,
     LightningIndexArgs[Tensor],
     Tensor,
@@ -102,16 +102,9 @@ Returns:
     `mla_decode_fp8`. Which of equal scores come first is not said. Memory for all scores, `[B, Sq, S]`, is needed.
     No gradient.
 """,
-)
-
-register(
-    name=OP,
-    args=LightningIndexArgs,
-    form=lightning_index,
+    family=OP,
     fake=_fake,
     check_values=_check_values,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **no_gradient(OP, "Positions are integers", 0),
     sharding=_sharding,
     flops=_flops,

@@ -7,7 +7,6 @@ Checks, empty results and rules are those of the delta rule without a beta.
 from __future__ import annotations
 
 from functools import partial
-from typing import Generic, NamedTuple
 
 from torch import Tensor
 
@@ -16,23 +15,12 @@ from torch_tile.kernels.linear_attention.args import (
     LINEAR_GRADIENTS,
     GatedLinearAttentionArgs,
     GatedLinearAttentionBackwardArgs,
+    GatedLinearAttentionStepArgs,
 )
 from torch_tile.ops.families import delta_rule
 from torch_tile.ops.recomputed import by_autograd
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch
-
-
-class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.gated_linear_attention_step`."""
-
-    state: V
-    q: V
-    k: V
-    v: V
-    g: V
-    scale: float | None = None
-
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import in_torch
 
 _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
     k: `[B, L, G, K]` in q's dtype.
@@ -43,7 +31,8 @@ _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H 
 _SCALE = """    scale: the factor of q; None for `K ** -0.5`.
 """
 
-gated_linear_attention = form(
+
+gated_linear_attention = declare(
     "gated_linear_attention",
     GatedLinearAttentionArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -61,8 +50,16 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
+    family="gated_linear_attention",
+    returns=("out", "final_state"),
+    fake=partial(delta_rule.fake, "gated_linear_attention"),
+    check_values=partial(delta_rule.check_values, "gated_linear_attention"),
+    **delta_rule.gradients("gated_linear_attention", GatedLinearAttentionArgs, LINEAR_GRADIENTS),
+    sharding=delta_rule.sharding,
+    flops=delta_rule.flops,
+    lower_precision=("q", "k", "v"),
 )
-gated_linear_attention_backward = form(
+gated_linear_attention_backward = declare(
     "gated_linear_attention_backward",
     GatedLinearAttentionBackwardArgs[Tensor],
     tuple[Tensor, ...],
@@ -75,8 +72,16 @@ Args:
 Returns:
     the gradients by q, k, v, g and initial_state, in their dtypes; `[0]` for a state that is not given.
 """,
+    returns=("dq", "dk", "dv", "dg", "dinitial_state"),
+    fake=lambda args: delta_rule.fake_backward("gated_linear_attention_backward", args, LINEAR_GRADIENTS),
+    check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
+    run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
+    reference=in_torch("gated_linear_attention", "gradient_reference"),
+    **by_autograd("gated_linear_attention", "gradient_reference", 8),
+    sharding=delta_rule.sharding_of_gradients,
+    flops=lambda args: 2 * delta_rule.flops(args),
 )
-gated_linear_attention_step = form(
+gated_linear_attention_step = declare(
     "gated_linear_attention_step",
     GatedLinearAttentionStepArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -88,43 +93,9 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-)
-
-
-register(
-    name="gated_linear_attention",
-    args=GatedLinearAttentionArgs,
-    returns=("out", "final_state"),
-    form=gated_linear_attention,
-    fake=partial(delta_rule.fake, "gated_linear_attention"),
-    check_values=partial(delta_rule.check_values, "gated_linear_attention"),
-    run=entry("gated_linear_attention", "gated_linear_attention", "out", "final_state"),
-    reference=in_torch("gated_linear_attention"),
-    **delta_rule.gradients("gated_linear_attention", GatedLinearAttentionArgs, LINEAR_GRADIENTS),
-    sharding=delta_rule.sharding,
-    flops=delta_rule.flops,
-    lower_precision=("q", "k", "v"),
-)
-register(
-    name="gated_linear_attention_backward",
-    args=GatedLinearAttentionBackwardArgs,
-    returns=("dq", "dk", "dv", "dg", "dinitial_state"),
-    form=gated_linear_attention_backward,
-    fake=lambda args: delta_rule.fake_backward("gated_linear_attention_backward", args, LINEAR_GRADIENTS),
-    check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
-    run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
-    reference=in_torch("gated_linear_attention", "gradient_reference"),
-    **by_autograd("gated_linear_attention", "gradient_reference", 8),
-    sharding=delta_rule.sharding_of_backward,
-    flops=lambda args: 2 * delta_rule.flops(args),
-)
-register(
-    name="gated_linear_attention_step",
-    args=GatedLinearAttentionStepArgs,
+    family="gated_linear_attention",
     returns=("out", "new_state"),
-    form=gated_linear_attention_step,
     fake=partial(delta_rule.fake_step, "gated_linear_attention_step"),
-    run=entry("gated_linear_attention", "gated_linear_attention_step", "out", "new_state"),
     reference=in_torch("gated_linear_attention", "step_reference"),
     **by_autograd("gated_linear_attention", "step_reference", 5),
     sharding=delta_rule.sharding_of_step,

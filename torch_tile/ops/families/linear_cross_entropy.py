@@ -17,8 +17,8 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import cross_entropy
 from torch_tile.ops.recomputed import gradients_of
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 TENSORS = ("hidden", "weight", "target", "bias", "class_weight")
@@ -141,7 +141,7 @@ def _flops_of_gradients(args: LinearCrossEntropyGradientsArgs[Shape]) -> int:
     return _flops(args.forward) * (1 + args.of_hidden + args.of_weight)
 
 
-linear_cross_entropy = form(
+linear_cross_entropy = declare(
     "linear_cross_entropy",
     LinearCrossEntropyArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -164,8 +164,16 @@ Args:
 Returns:
     loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
 """,
+    family="linear_cross_entropy",
+    returns=("loss", "lse"),
+    fake=_fake,
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("hidden", "weight", "bias"),
 )
-linear_cross_entropy_gradients = form(
+linear_cross_entropy_gradients = declare(
     "linear_cross_entropy_gradients",
     LinearCrossEntropyGradientsArgs[Tensor],
     tuple[Tensor, Tensor, Tensor, Tensor],
@@ -193,30 +201,9 @@ Returns:
     the sum, in float32 (float64 for float64), and the gradients of hidden, weight and bias (empty without), in their
     dtypes.
 """,
-)
-
-
-register(
-    name="linear_cross_entropy",
-    args=LinearCrossEntropyArgs,
-    returns=("loss", "lse"),
-    form=linear_cross_entropy,
-    fake=_fake,
-    run=entry("linear_cross_entropy", "linear_cross_entropy", "loss", "lse"),
-    reference=in_torch("linear_cross_entropy"),
-    setup_context=_save,
-    backward=_backward,
-    sharding=_sharding,
-    flops=_flops,
-    lower_precision=("hidden", "weight", "bias"),
-)
-register(
-    name="linear_cross_entropy_gradients",
-    args=LinearCrossEntropyGradientsArgs,
+    family="linear_cross_entropy",
     returns=("loss", "dhidden", "dweight", "dbias"),
-    form=linear_cross_entropy_gradients,
     fake=_fake_gradients,
-    run=entry("linear_cross_entropy", "linear_cross_entropy_gradients", "loss", "dhidden", "dweight", "dbias"),
     reference=in_torch("linear_cross_entropy", "gradients_reference"),
     setup_context=_save_gradients,
     backward=_backward_of_gradients,

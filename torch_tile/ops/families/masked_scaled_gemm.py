@@ -19,7 +19,6 @@ from torch_tile.ops.families import gemm
 from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import entry, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "masked_scaled_gemm"
@@ -112,12 +111,11 @@ def masked_scaled_gemm(
 register(
     name=OP,
     args=MaskedScaledGemmArgs,
+    family=OP,
     form=masked_scaled_gemm,
     fake=_fake,
     check_values=_check_values,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **no_gradient(OP, ADVICE),
     sharding=_sharding,
-    flops=lambda args: 2 * math.prod(args.a) * args.b[2],  # all rows: how many count is known to the device
+    flops=lambda args: 2 * math.prod(args.a) * args.b[2],  # all rows: how many count is known to the device,
 )

@@ -16,7 +16,7 @@ from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import register
+from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
@@ -245,20 +245,20 @@ _COMMON: dict[str, Any] = {
     "lower_precision": ("q", "q_pe", "kv", "k_pe"),
 }
 register(
+    family="mla_decode",
     name="mla_decode",
     form=mla_decode,
     fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("mla_decode", "mla_decode", "out"),
     reference=in_torch("mla_decode", only_first=True),
     **_COMMON,
 )
 register(
+    family="mla_decode",
     name="mla_decode_lse",
     returns=("out", "lse"),
     form=mla_decode_lse,
     fake=_fake_with_lse,
     run=entry("mla_decode", "mla_decode", "out", "lse"),
-    reference=in_torch("mla_decode"),
     **_COMMON,
 )
 
@@ -302,7 +302,7 @@ def _sharding_mla_schedule(args: MlaScheduleArgs[Spec]) -> Rule:
     return Rule(outputs=[("unit", "field")], inputs=[("batch",)], free=())
 
 
-mla_schedule: Final = form(
+mla_schedule: Final = declare(
     "mla_schedule",
     MlaScheduleArgs[Tensor],
     Tensor,
@@ -320,16 +320,8 @@ Returns:
     int32 `[units + B, 4]`. For each unit the first sequence, the first block of 64 positions in it, the last
     sequence and the end of the blocks in it; then for each sequence the first unit, the last unit, and zeros.
 """,
-)
-
-
-register(
-    name="mla_schedule",
-    args=MlaScheduleArgs,
-    form=mla_schedule,
+    family="mla_schedule",
     fake=_fake,
     check_values=_check_schedule_values,
-    run=entry("mla_schedule", "mla_schedule", "out"),
-    reference=in_torch("mla_schedule"),
     sharding=_sharding_mla_schedule,
 )

@@ -15,8 +15,8 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
 from torch_tile.ops.recomputed import by_autograd, no_gradient
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape, documented, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 FAMILY = "mla_packed"
@@ -183,7 +183,7 @@ def _products(q: Shape, q_pe: Shape, keys: int) -> int:
     return 2 * batch * q_len * heads * keys * (2 * latent + q_pe[3])
 
 
-mla_decode_fp8: Final = form(
+mla_decode_fp8: Final = declare(
     FP8,
     MlaDecodeFp8Args[Tensor],
     tuple[Tensor, Tensor],
@@ -209,8 +209,17 @@ Returns:
 
 A latent number differs from what was packed by at most 2^-4 of itself, or by 2^-10 scales if it is below 2^-6 scales.
 """,
+    family=FAMILY,
+    returns=("out", "lse"),
+    fake=_fake_fp8,
+    check_values=_check_fp8_values,
+    reference=in_torch(FAMILY, "fp8_reference"),
+    **no_gradient(FP8, "Call it under torch.no_grad(), or tile.mla_sparse", 1),
+    sharding=_sharding_of_fp8,
+    flops=_flops_of_fp8,
+    lower_precision=("q", "q_pe"),
 )
-mla_sparse: Final = form(
+mla_sparse: Final = declare(
     SPARSE,
     MlaSparseArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -236,30 +245,10 @@ Returns:
     float32 (float64 for float64), `-inf` there; it is not differentiable. Gradients in q, q_pe, kv and k_pe are
     computed in plain torch.
 """,
-)
-
-register(
-    name=FP8,
-    args=MlaDecodeFp8Args,
+    family=FAMILY,
     returns=("out", "lse"),
-    form=mla_decode_fp8,
-    fake=_fake_fp8,
-    check_values=_check_fp8_values,
-    run=entry(FAMILY, FP8, "out", "lse"),
-    reference=in_torch(FAMILY, "fp8_reference"),
-    **no_gradient(FP8, "Call it under torch.no_grad(), or tile.mla_sparse", 1),
-    sharding=_sharding_of_fp8,
-    flops=_flops_of_fp8,
-    lower_precision=("q", "q_pe"),
-)
-register(
-    name=SPARSE,
-    args=MlaSparseArgs,
-    returns=("out", "lse"),
-    form=mla_sparse,
     fake=_fake_sparse,
     check_values=lambda args: _check_values(SPARSE, args.kv, args),
-    run=entry(FAMILY, SPARSE, "out", "lse"),
     reference=in_torch(FAMILY, "sparse_reference"),
     **by_autograd(FAMILY, "sparse_reference", 7, 1),
     sharding=_sharding_of_sparse,
@@ -268,6 +257,7 @@ register(
 )
 
 
+@documented
 def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     """Round latents to float8 and put them beside their rotary parts, as `mla_decode_fp8` reads them.
 
@@ -289,6 +279,7 @@ def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     return packed
 
 
+@documented
 def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> None:
     """Write new positions into the pages of a float8 cache, in place, where `mla_decode_fp8` reads them.
 

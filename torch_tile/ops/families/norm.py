@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.registration import declare, register
+from torch_tile.ops.registry import V, entry, in_torch, no_flops, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 
 
@@ -189,7 +189,7 @@ def _rms_norm_as_aten(args: RmsNormArgs[Tensor]) -> Tensor:
     return (y * (scale + offset if offset else scale)).to(x.dtype)
 
 
-rms_norm: Final = form(
+rms_norm: Final = declare(
     "rms_norm",
     RmsNormArgs[Tensor],
     Tensor,
@@ -207,8 +207,17 @@ Args:
 Returns:
     `[..., N]` in x's dtype; with `cast_first`, promoted with the weight's.
 """,
+    fake=_fake_rms_norm,
+    run=_run_rms_norm,
+    reference=_rms_norm_reference,
+    setup_context=_save_rms_norm,
+    backward=_rms_norm_backward,
+    as_aten=_rms_norm_as_aten,
+    sharding=_rms_norm_sharding,
+    flops=no_flops,
+    full_precision_cuda=True,
 )
-add_rms_norm: Final = form(
+add_rms_norm: Final = declare(
     "add_rms_norm",
     AddRmsNormArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -226,28 +235,7 @@ Args:
 Returns:
     y as `rms_norm`, and the sum `[..., N]` in x's dtype, which is what y was computed from.
 """,
-)
-
-
-register(
-    name="rms_norm",
-    args=RmsNormArgs,
-    form=rms_norm,
-    fake=_fake_rms_norm,
-    run=_run_rms_norm,
-    reference=_rms_norm_reference,
-    setup_context=_save_rms_norm,
-    backward=_rms_norm_backward,
-    as_aten=_rms_norm_as_aten,
-    sharding=_rms_norm_sharding,
-    flops=no_flops,
-    full_precision_cuda=True,
-)
-register(
-    name="add_rms_norm",
-    args=AddRmsNormArgs,
     returns=("y", "sum"),
-    form=add_rms_norm,
     fake=_fake_add_rms_norm,
     run=_run_add_rms_norm,
     reference=_add_rms_norm_reference,
@@ -308,7 +296,7 @@ def _layer_norm_as_aten(args: LayerNormArgs[Tensor]) -> Tensor:
     return F.layer_norm(args.x, (args.x.shape[-1],), args.weight, args.bias, args.eps)
 
 
-layer_norm: Final = form(
+layer_norm: Final = declare(
     "layer_norm",
     LayerNormArgs[Tensor],
     Tensor,
@@ -323,15 +311,8 @@ Args:
 Returns:
     `[..., N]` in x's dtype.
 """,
-)
-
-
-register(
-    name="layer_norm",
-    args=LayerNormArgs,
-    form=layer_norm,
+    family="norm",
     fake=_fake_layer_norm,
-    run=entry("norm", "layer_norm", "out"),
     reference=in_torch("norm", "layer_norm_reference"),
     setup_context=_save_layer_norm,
     backward=_layer_norm_backward,
@@ -467,10 +448,10 @@ def fused_sharding(args: FusedNormArgs[Spec]) -> Rule:
 register(
     name="fused_norm",
     args=FusedNormArgs,
+    family="fused_norm",
     returns=("y", "sum"),
     fake=_fake,
     run=entry("fused_norm", "fused_norm", "out", "total"),
-    reference=in_torch("fused_norm"),
     setup_context=_save,
     backward=_backward,
     sharding=fused_sharding,
@@ -531,7 +512,7 @@ def _as_aten(args: SoftmaxArgs[Tensor]) -> Tensor:
     return F.softmax(args.x, args.dim, dtype=args.dtype)
 
 
-softmax: Final = form(
+softmax: Final = declare(
     "softmax",
     SoftmaxArgs[Tensor],
     Tensor,
@@ -545,16 +526,8 @@ Args:
 Returns:
     x's shape.
 """,
-)
-
-
-register(
-    name="softmax",
-    args=SoftmaxArgs,
-    form=softmax,
+    family="softmax",
     fake=_fake_softmax,
-    run=entry("softmax", "softmax", "out"),
-    reference=in_torch("softmax"),
     setup_context=_save_softmax,
     backward=_backward_softmax,
     as_aten=_as_aten,

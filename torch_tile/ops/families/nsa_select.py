@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Never
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_heads
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import kv_head
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.recomputed import no_gradient
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "nsa_select"
@@ -64,16 +65,6 @@ def _check_count(name: str, count: int) -> None:
     require_value(count >= 0, lambda: f"tile.{OP}: {name} is {count}; expected 0 or more")
 
 
-def _setup(ctx: Any, args: NsaSelectArgs[Tensor], output: Tensor) -> None:
-    """Save nothing: blocks have no gradient."""
-    ctx.mark_non_differentiable(output)
-
-
-def _refuse(ctx: Any, grad: Tensor) -> Never:
-    """Refuse a gradient, which no integer has."""
-    raise NotImplementedError(f"tile.{OP} has no gradient, as numbers of blocks are integers")
-
-
 def _sharding(args: NsaSelectArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.nsa_select` for sharding."""
     heads = args.k_cmp.shape[1]
@@ -96,7 +87,7 @@ def _flops(args: NsaSelectArgs[Shape]) -> int:
     return 2 * batch * heads * q_len * args.k_cmp[2] * width
 
 
-nsa_select: Final = form(
+nsa_select: Final = declare(
     OP,
     NsaSelectArgs[Tensor],
     Tensor,
@@ -123,17 +114,9 @@ Returns:
     int32 `[B, Hkv, Sq, top]`: distinct blocks up to a query's own, and -1 where there are fewer. Which of equal scores
     come first is not said. Memory for all weights, `[B, Hkv, Sq, Sc]`, is needed. No gradient.
 """,
-)
-
-register(
-    name=OP,
-    args=NsaSelectArgs,
-    form=nsa_select,
+    family=OP,
     fake=_fake,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
-    setup_context=_setup,
-    backward=_refuse,
+    **no_gradient(OP, "Numbers of blocks are integers.", 0),
     sharding=_sharding,
     flops=_flops,
 )

@@ -17,7 +17,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, in_torch, no_flops
+from torch_tile.ops.registry import V, entry, no_flops
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "quantize_fp8"
@@ -46,15 +46,15 @@ def _fake(args: QuantizeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     require_type(
         dtype in FLOAT8, lambda: f"tile.{OP}: dtype is {dtype}; expected torch.float8_e4m3fn or torch.float8_e5m2"
     )
-    return _results(OP, x, group, dtype)
+    return results(OP, x, group, dtype)
 
 
-def _results(op: str, x: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Check x and the group, and return empty values and scales."""
-    checks.check_floating(op, x=x)
+def results(op: str, x: Tensor, group: int, dtype: torch.dtype, name: str = "x") -> tuple[Tensor, Tensor]:
+    """Check x, an argument of that name, and the group, and return empty values and scales."""
+    checks.check_floating(op, **{name: x})
     require(
         x.dim() > 0 and x.shape[-1] > 0,
-        lambda: f"tile.{op}: x has shape {shape_of(x)}; expected a last dimension that is not empty",
+        lambda: f"tile.{op}: {name} has shape {shape_of(x)}; expected a last dimension that is not empty",
     )
     require_value(group >= 0, lambda: f"tile.{op}: group is {group}; expected a number of columns, or 0 for whole rows")
     runs = kernels(OP).runs_of(x.shape[-1], group)
@@ -93,11 +93,11 @@ def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_
 register(
     name=OP,
     args=QuantizeFp8Args,
+    family=OP,
     returns=("values", "scales"),
     form=quantize_fp8,
     fake=_fake,
     run=entry(OP, OP, "out", "scales"),
-    reference=in_torch(OP),
     **no_gradient(OP, ADVICE),
     as_aten=_as_aten,
     sharding=_sharding,
@@ -106,7 +106,7 @@ register(
 
 
 def _fake_int8(args: QuantizeInt8Args[Tensor]) -> tuple[Tensor, Tensor]:
-    return _results("quantize_int8", *args, torch.int8)
+    return results("quantize_int8", *args, torch.int8)
 
 
 def _int8_in_torch(args: QuantizeInt8Args[Tensor]) -> Any:

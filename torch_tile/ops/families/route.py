@@ -12,8 +12,8 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch, no_flops, op_gradients
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import V, no_flops, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 SCORES = ("softmax", "sigmoid")
@@ -90,6 +90,7 @@ def _sharding(args: RouteArgs[Spec]) -> Rule:
 
 
 def _fake_groups(args: GroupTokensArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Check the arguments of `tile.group_tokens` and make its empty results."""
     op, experts, count = "group_tokens", args.experts, args.num_experts
     require_type(
         experts.dtype in INDICES, lambda: f"tile.{op}: experts has dtype {experts.dtype}; expected int64 or int32"
@@ -113,7 +114,7 @@ def _sharding_of_groups(args: GroupTokensArgs[Spec]) -> Rule:
     return Rule(outputs=[("pair",), dims, ("expert",)], inputs=[dims], free=())
 
 
-route = form(
+route = declare(
     "route",
     RouteArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -138,8 +139,15 @@ Args:
 Returns:
     the weights `[..., k]` in float32 (float64 for float64), largest choice first, and the experts, int64 `[..., k]`.
 """,
+    family="route",
+    returns=("weights", "experts"),
+    fake=_fake,
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=no_flops,
 )
-group_tokens = form(
+group_tokens = declare(
     "group_tokens",
     GroupTokensArgs[Tensor],
     tuple[Tensor, Tensor, Tensor],
@@ -154,30 +162,9 @@ Returns:
     all int32: for each sorted row its pair, `[pairs]`; for each pair its row, `[...]`; where each expert's rows end,
     `[num_experts]`.
 """,
-)
-
-
-register(
-    name="route",
-    args=RouteArgs,
-    returns=("weights", "experts"),
-    form=route,
-    fake=_fake,
-    run=entry("route", "route", "weights", "experts"),
-    reference=in_torch("route"),
-    setup_context=_save,
-    backward=_backward,
-    sharding=_sharding,
-    flops=no_flops,
-)
-register(
-    name="group_tokens",
-    args=GroupTokensArgs,
+    family="group_tokens",
     returns=("order", "place", "offsets"),
-    form=group_tokens,
     fake=_fake_groups,
-    run=entry("group_tokens", "group_tokens", "order", "place", "offsets"),
-    reference=in_torch("group_tokens"),
     sharding=_sharding_of_groups,
     flops=no_flops,
 )

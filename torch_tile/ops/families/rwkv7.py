@@ -6,32 +6,19 @@ Checks and empty results are those of the delta rule whose channels decay, and t
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor
 
 from torch_tile.kernels import kernels
-from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args, Rwkv7BackwardArgs
+from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args, Rwkv7BackwardArgs, Rwkv7StepArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require
 from torch_tile.ops.families import delta_rule
 from torch_tile.ops.recomputed import by_autograd
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import in_torch
 from torch_tile.ops.sharding_rule import Rule, if_given
-
-
-class Rwkv7StepArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.rwkv7_step`."""
-
-    state: V
-    q: V
-    k: V
-    v: V
-    g: V
-    a: V
-    b: V
-    scale: float = 1.0
 
 
 def _check_keys(op: str, args: Any) -> None:
@@ -71,13 +58,6 @@ def _sharding(args: Any) -> Rule:
     return Rule(outputs=[VALUES, state], inputs=inputs, free=("head",) if packed else ("batch", "head"))
 
 
-def _sharding_of_backward(args: Any) -> Rule:
-    rule = _sharding(args.forward)
-    grads = [rule.outputs[0], if_given(args.grad_state, tuple(rule.outputs[1]))]
-    outputs = [("none",) if dims is None else dims for dims in rule.inputs[:-1]]
-    return Rule(outputs=outputs, inputs=[*grads, *rule.inputs], free=rule.free)
-
-
 def _sharding_of_step(args: Any) -> Rule:
     return Rule(outputs=[VALUES, STATE], inputs=[STATE, KEYS, KEYS, VALUES, KEYS, KEYS, KEYS], free=("batch", "head"))
 
@@ -99,7 +79,8 @@ _ARGS = """    q: `[B, L, H, K]`, of any strides (r of the paper).
 _SCALE = """    scale: the factor of q.
 """
 
-rwkv7: Final = form(
+
+rwkv7: Final = declare(
     "rwkv7",
     Rwkv7Args[Tensor],
     tuple[Tensor, Tensor],
@@ -116,8 +97,16 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
+    family="rwkv7",
+    returns=("out", "final_state"),
+    fake=_fake,
+    check_values=lambda args: delta_rule.check_values("rwkv7", args),
+    **delta_rule.gradients("rwkv7", Rwkv7Args, RWKV7_GRADIENTS),
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("q", "k", "v", "a", "b"),
 )
-rwkv7_backward: Final = form(
+rwkv7_backward: Final = declare(
     "rwkv7_backward",
     Rwkv7BackwardArgs[Tensor],
     tuple[Tensor, ...],
@@ -130,8 +119,16 @@ Args:
 Returns:
     the gradients by q, k, v, g, a, b and initial_state, in their dtypes; `[0]` for a state that is not given.
 """,
+    returns=("dq", "dk", "dv", "dg", "da", "db", "dinitial_state"),
+    fake=_fake_backward,
+    check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
+    run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
+    reference=in_torch("rwkv7", "gradient_reference"),
+    **by_autograd("rwkv7", "gradient_reference", 10),
+    sharding=lambda args: delta_rule.sharding_of_backward(args, _sharding(args.forward)),
+    flops=lambda args: 2 * _flops(args),
 )
-rwkv7_step: Final = form(
+rwkv7_step: Final = declare(
     "rwkv7_step",
     Rwkv7StepArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -143,43 +140,9 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-)
-
-
-register(
-    name="rwkv7",
-    args=Rwkv7Args,
-    returns=("out", "final_state"),
-    form=rwkv7,
-    fake=_fake,
-    check_values=lambda args: delta_rule.check_values("rwkv7", args),
-    run=entry("rwkv7", "rwkv7", "out", "final_state"),
-    reference=in_torch("rwkv7"),
-    **delta_rule.gradients("rwkv7", Rwkv7Args, RWKV7_GRADIENTS),
-    sharding=_sharding,
-    flops=_flops,
-    lower_precision=("q", "k", "v", "a", "b"),
-)
-register(
-    name="rwkv7_backward",
-    args=Rwkv7BackwardArgs,
-    returns=("dq", "dk", "dv", "dg", "da", "db", "dinitial_state"),
-    form=rwkv7_backward,
-    fake=_fake_backward,
-    check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
-    run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
-    reference=in_torch("rwkv7", "gradient_reference"),
-    **by_autograd("rwkv7", "gradient_reference", 10),
-    sharding=_sharding_of_backward,
-    flops=lambda args: 2 * _flops(args),
-)
-register(
-    name="rwkv7_step",
-    args=Rwkv7StepArgs,
+    family="rwkv7",
     returns=("out", "new_state"),
-    form=rwkv7_step,
     fake=_fake_step,
-    run=entry("rwkv7", "rwkv7_step", "out", "new_state"),
     reference=in_torch("rwkv7", "step_reference"),
     **by_autograd("rwkv7", "step_reference", 7),
     sharding=_sharding_of_step,

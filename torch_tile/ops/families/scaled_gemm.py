@@ -18,7 +18,7 @@ from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, in_torch
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "scaled_gemm"
@@ -178,10 +178,9 @@ def scaled_gemm(
 register(
     name=OP,
     args=ScaledGemmArgs,
+    family=OP,
     form=scaled_gemm,
     fake=_fake,
-    run=entry(OP, OP, "out"),
-    reference=in_torch(OP),
     **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=_flops,

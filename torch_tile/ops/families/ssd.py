@@ -20,8 +20,8 @@ from torch_tile.kernels.ssm.args import (
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.recomputed import by_autograd, gradients_of
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape, in_torch, op_gradients, without_tensors
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 TENSORS = 9  # of the scan's arguments, which come first; seq_idx comes last
@@ -230,7 +230,8 @@ _OPTIONS = """    dt_bias: `[H]`, added to dt.
         again. The first states are those of the first sequences, and the last ones those of the last sequences.
 """
 
-ssd_chunk_scan: Final = form(
+
+ssd_chunk_scan: Final = declare(
     "ssd_chunk_scan",
     SsdChunkScanArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -246,8 +247,16 @@ Args:
 Returns:
     the output `[B, L, H, P]` in x's dtype, and the last states `[B, H, P, N]` in float32 (float64 for float64).
 """,
+    family="ssd_chunk_scan",
+    returns=("out", "final_states"),
+    fake=_fake,
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("x", "B", "C"),
 )
-ssd_chunk_scan_backward: Final = form(
+ssd_chunk_scan_backward: Final = declare(
     "ssd_chunk_scan_backward",
     SsdChunkScanBackwardArgs[Tensor],
     tuple[Tensor, ...],
@@ -261,8 +270,16 @@ Args:
 Returns:
     the gradients by x, dt, A, B, C, D, dt_bias and initial_states, in their dtypes; `[0]` for what is not given.
 """,
+    returns=("dx", "ddt", "dA", "dB", "dC", "dD", "ddt_bias", "dinitial_states"),
+    fake=_fake_backward,
+    run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
+    reference=in_torch("ssd_chunk_scan", "gradient_reference"),
+    setup_context=_save_of_backward,
+    backward=_backward_of_backward,
+    sharding=_sharding_of_backward,
+    flops=lambda args: 2 * _flops(args),
 )
-selective_state_update: Final = form(
+selective_state_update: Final = declare(
     "selective_state_update",
     SelectiveStateUpdateArgs[Tensor],
     tuple[Tensor, Tensor],
@@ -283,44 +300,9 @@ Args:
 Returns:
     the output `[B, H, P]` in x's dtype, and the new state in state's dtype.
 """,
-)
-
-
-register(
-    name="ssd_chunk_scan",
-    args=SsdChunkScanArgs,
-    returns=("out", "final_states"),
-    form=ssd_chunk_scan,
-    fake=_fake,
-    run=entry("ssd_chunk_scan", "ssd_chunk_scan", "out", "final_states"),
-    reference=in_torch("ssd_chunk_scan"),
-    setup_context=_save,
-    backward=_backward,
-    sharding=_sharding,
-    flops=_flops,
-    lower_precision=("x", "B", "C"),
-)
-register(
-    name="ssd_chunk_scan_backward",
-    args=SsdChunkScanBackwardArgs,
-    returns=("dx", "ddt", "dA", "dB", "dC", "dD", "ddt_bias", "dinitial_states"),
-    form=ssd_chunk_scan_backward,
-    fake=_fake_backward,
-    run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
-    reference=in_torch("ssd_chunk_scan", "gradient_reference"),
-    setup_context=_save_of_backward,
-    backward=_backward_of_backward,
-    sharding=_sharding_of_backward,
-    flops=lambda args: 2 * _flops(args),
-)
-register(
-    name="selective_state_update",
-    args=SelectiveStateUpdateArgs,
+    family="selective_state_update",
     returns=("out", "new_state"),
-    form=selective_state_update,
     fake=_fake_update,
-    run=entry("selective_state_update", "selective_state_update", "out", "new_state"),
-    reference=in_torch("selective_state_update"),
     **by_autograd("selective_state_update", "reference", 9),
     sharding=_sharding_of_update,
     flops=_update_flops,

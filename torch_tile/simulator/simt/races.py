@@ -431,9 +431,9 @@ class OrderedTrace(Trace):
         """
         view, written = self.order.view(who), self.writes[places]
         self._check_reads(view, places, who, name, span)
-        if atomic:  # atomic updates do not race with each other
+        if atomic:  # atomic updates do not race with each other, be they in flight or not
             harmless = self.atomic[places]
-        if harmless is not None:  # what is in flight does
+        elif harmless is not None:  # what is in flight does
             harmless = harmless & (written % COLUMNS < 2 * self.order.lanes)
         stamps = written if harmless is None else np.where(harmless, 0, written)
         self._check_writes(view, stamps, who, f"`{name}` is written", span)

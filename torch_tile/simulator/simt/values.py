@@ -18,7 +18,7 @@ import torch
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.dtype import DType, saturated
 from torch_tile.ir.expr import COMPARISONS, Scalar
-from torch_tile.simulator.values import floor_divide, remainder
+from torch_tile.simulator.values import floor_divide, remainder, whole
 
 Value = Any  # int, bool, np.floating, or an array with one element per thread
 Function = Callable[..., Value]
@@ -178,23 +178,18 @@ def unary(op: str, dtype: DType) -> Function:
 
 
 def cast(source: DType, to: DType) -> Function:
-    """Return the conversion to `to`.\n\nFloats round to nearest even; float to integer truncates; integers wrap."""
+    """Return the conversion to `to`.
+
+    Floats round to nearest even; float to integer truncates and saturates; integers wrap.
+    """
     if to.kind == "bool":
         return lambda a: a != 0 if isinstance(a, np.ndarray) else bool(a != 0)
     if to.is_float:
         return lambda a: rounded(saturated(a, to), to)
     width = carrier(to)
     if source.is_float:
-        whole = _whole_uint64 if to.name == "uint64" else (lambda a: np.asarray(a).astype(np.int64).astype(width))
-        return lambda a: number(whole(a), to)
+        return lambda a: number(whole(a, to).astype(width), to)
     return lambda a: a.astype(width) if isinstance(a, np.ndarray) else wrapped(int(a), to)
-
-
-def _whole_uint64(value: Value) -> Any:
-    """Truncate floats to uint64, those from 2^63 on included."""
-    x = np.asarray(value, np.float64)
-    high = x >= 2.0**63
-    return np.where(high, x - 2.0**63, x).astype(np.int64).astype(np.uint64) ^ (high.astype(np.uint64) << np.uint64(63))
 
 
 def mathematics(name: str, operand: DType, result: DType) -> Function:

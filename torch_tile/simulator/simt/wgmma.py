@@ -45,7 +45,7 @@ def accumulator(n: int) -> tuple[Array, Array]:
 
 
 def walked(walk: Descriptor, start: int, rows: int, bytes_of_k: int) -> Array:
-    """Return the addresses of an operand in units of 16 bytes.
+    """Return where wgmma reads an operand by its descriptor: addresses in units of 16 bytes.
 
     The shape is `[row, part of K]`, or `[step of K, part of rows]` if the operand is walked across. An element of an
     operand that is walked across has 2 bytes.

@@ -18,6 +18,7 @@ from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, cast, const
 from torch_tile.ir.layout import Digit
+from torch_tile.ir.layout_ops import owner_of
 from torch_tile.ir.stmt import Alloc, Block, For, If, LoopKind, Stmt, Store
 from torch_tile.tileop.base import aligned_run, is_one, spread
 
@@ -138,7 +139,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     if number > count:
         result = For(LoopKind.UNROLLED, (iteration,), (zero,), (const(number // count, dt.int32),), Block((result,)))
     layout = fragment.buffer.layout
-    owner = layout.owner(ctx.thread) if store and layout is not None else None
+    owner = owner_of(layout, ctx.thread) if store and layout is not None else None
     return result if owner is None else If(owner, Block((result,)), Block(()))
 
 

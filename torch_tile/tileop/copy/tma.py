@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
 from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK
@@ -24,11 +24,13 @@ from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, to_exp
 from torch_tile.ir.layout import row_major, shared_tile
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, If, Stmt
+from torch_tile.tileop.atomic import folded
 from torch_tile.tileop.base import (
     Annotations,
     Scalar,
     Tile,
     is_one,
+    need_choice,
     number_of,
     region_of,
     same_extents,
@@ -41,11 +43,18 @@ from torch_tile.tileop.copy.op import Copy, policy_of
 from torch_tile.tileop.gemm.wgmma import panel_span
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
+if TYPE_CHECKING:
+    from torch_tile.simulator.tile.expressions import Env
+
 ZERO = const(0, dt.int32)
 TYPES = {
     "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
     "uint64", "float8_e4m3fn", "float8_e5m2",
 }  # fmt: skip
+_WORDS = {"int32", "uint32"}
+# Types that a bulk store combines, by the way (PTX: cp.reduce.async.bulk.tensor).
+COMBINED = {"add": {*_WORDS, "float32", "float16", "bfloat16"}, "min": _WORDS, "max": _WORDS}
+COMBINES = (None, *COMBINED)
 
 
 @tile_op("tma_copy")
@@ -59,6 +68,9 @@ class TmaCopy(Copy):
 
     With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
     parts of the tile each starts its own, number `share`, which comes to all of them.
+
+    A store with `combine` adds the tile to the tensor, or keeps the larger or smaller elements, one by one in any order
+    among blocks.
     """
 
     barrier: Load | None = None
@@ -67,11 +79,13 @@ class TmaCopy(Copy):
     shares: int = 1
     by: int = 0
     counts: bool = True
+    combine: str = ""
 
     @classmethod
     def build(  # type: ignore[override]
         cls, src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *,
-        shares: int = 1, by: int = 0, counts: bool = True, eviction_policy: str | None = None,
+        shares: int = 1, by: int = 0, counts: bool = True, combine: str | None = None,
+        eviction_policy: str | None = None,
         cluster_mask: Scalar = None, leader_scope_threads: int | None = None, annotations: Annotations = None,
     ) -> TmaCopy:  # fmt: skip
         """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
@@ -79,6 +93,9 @@ class TmaCopy(Copy):
         A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
         is complete after the call. `by` is the number of the thread. With `counts=False` the author's
         T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
+
+        A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
+        blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
 
         In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
         parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which
@@ -91,6 +108,7 @@ class TmaCopy(Copy):
         ):
             if value is not None:
                 raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
+        need_choice("tma_copy", "combine", combine, COMBINES)
         where = None if barrier is None else region_of(barrier)
         if barrier is not None and not (where and where.buffer.scope == "barrier" and all(map(is_one, where.extents))):
             fix = "give one mbarrier, as in barrier=ready[stage]"
@@ -101,6 +119,7 @@ class TmaCopy(Copy):
         policy = policy_of("tma_copy", eviction_policy)
         return cls(
             a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by, counts=counts,
+            combine=combine or "",
         )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:
@@ -114,7 +133,38 @@ class TmaCopy(Copy):
         elif (self.barrier is None) == (scopes[0] == "global"):
             why, fix = "belongs to copies from global memory, and to each of them", "give barrier=... to loads only"
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="barrier", why=why, fix=fix))
+        elif self.combine and (why := self._no_combine()):
+            fix = f"give a store of {', '.join(sorted(COMBINED[self.combine]))}"
+            found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="combine", why=why, fix=fix))
         return found
+
+    def _no_combine(self) -> str:
+        """Return why a copy cannot combine elements with the stored ones; empty if it can."""
+        if self.barrier is not None:
+            return "belongs to copies to global memory"
+        dtype = self.dst.buffer.dtype
+        return "" if dtype.name in COMBINED[self.combine] else f"is {self.combine!r} of {dtype}"
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Return what the copy reads and writes; a store that combines reads its destination."""
+        return [self.src, self.dst] if self.combine else [self.src], [self.dst]
+
+    def evaluate(self, env: Env) -> None:
+        """Copy the box, or combine it with the stored elements."""
+        if not self.combine:
+            super().evaluate(env)
+            return
+        old, dtype = env.read(self.dst), self.dst.buffer.dtype
+        new, wide = env.read(self.src).reshape(old.shape), env.wide(dtype)
+        env.write(self.dst, folded(self.combine, old.to(wide), new.to(wide), dtype).to(old.dtype))
+
+    def lower_cpu(self) -> Stmt:
+        """Emit element moves. Raises an author error for a store that combines."""
+        if self.combine:
+            raise error(
+                "bulk_copy", self.span, why="only Hopper's bulk copies combine elements; T.atomic_add does here"
+            )
+        return super().lower_cpu()
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """Prefer panels for the tile, or rows where one row is copied, unless another op demands a layout."""
@@ -131,7 +181,7 @@ class TmaCopy(Copy):
         why = refuses(self, ctx)
         if why is None:
             return lower(self, ctx)
-        if self.barrier is not None:
+        if self.barrier is not None or self.combine:
             raise error("bulk_copy", self.span, why=why)
         ctx.build.remark(self.span, "T.copy", "an ordinary copy", why)
         return super().lower_cuda(ctx)
@@ -255,7 +305,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
         inside = [const(p, dt.int32) for p, e in zip(point, extents, strict=True) if e != 1]
         there = Address(tile, spread(sides.tile, tuple(inside)))
         if load is None:
-            moves.append(bulk.tma_store(map_, there, place))
+            moves.append(bulk.tma_store(map_, there, place, op.combine if isinstance(op, TmaCopy) else ""))
         else:
             assert load.barrier is not None
             signal = Address(load.barrier.buffer, load.barrier.indices)

@@ -106,7 +106,7 @@ class Reduce(RegisteredOp):
 
     @property
     def of_magnitudes(self) -> bool:
-        """Whether magnitudes of the result's signed type are compared: as of torch.abs, the least stays negative."""
+        """Return whether magnitudes are compared as signed integers. As in torch.abs, the least one stays negative."""
         return self.kind == "absmax" and self.src.buffer.dtype.kind == self.dst.buffer.dtype.kind == "int"
 
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:

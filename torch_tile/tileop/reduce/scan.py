@@ -13,6 +13,7 @@ from torch_tile.intrinsics.memory import shuffle, shuffle_up
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, cast, const, select
+from torch_tile.ir.layout_ops import owner_of
 from torch_tile.ir.stmt import Alloc, Block, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -262,7 +263,7 @@ def _spill(fragment: Buffer, staged: Buffer, ctx: ThreadContext) -> Stmt:
     steps = steps_of(fragment.layout)
     point = tuple(coordinate(fragment.layout, d, ctx.thread, steps) for d in range(fragment.rank))
     value = Load(ctx.registers(fragment), (sum((s.var * s.stride for s in steps), ZERO),))
-    owner = fragment.layout.owner(ctx.thread)
+    owner = owner_of(fragment.layout, ctx.thread)
     return guarded([] if owner is None else [owner], unrolled(steps, Store(staged, point, value)))
 
 

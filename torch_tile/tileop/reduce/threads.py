@@ -18,6 +18,7 @@ from torch_tile.ir import dtype as dt, layout as layouts
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, cast, const, select
 from torch_tile.ir.layout import Layout
+from torch_tile.ir.layout_ops import owner_of
 from torch_tile.ir.stmt import Alloc, Block, For, If, LoopKind, Stmt, Store
 from torch_tile.tileop.base import conjunction, describe, identity_of, indices_at
 
@@ -329,7 +330,7 @@ class ThreadReduce:
     def writer(self, across: bool = False) -> list[Expr]:
         """Return conditions that choose one thread of those with the same (partial, or with `across` final) result."""
         found = []
-        owner = self.layout.owner(self.ctx.thread)
+        owner = owner_of(self.layout, self.ctx.thread)
         if owner is not None:
             found.append(owner)
         mask = sum(1 << b for b in self.lane_bits())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and the rounding of their results become one kernel."""
+"""Norms, or SwiGLU's products, and the rounding of their results become one kernel."""
 
 import pytest
 import torch
@@ -72,3 +72,37 @@ def test_stays_apart_where_something_else_reads_the_norm(form, light, generator)
     assert not any("quantize" in what for what in replaced)
     for each, expected in zip(got, want, strict=True):
         torch.testing.assert_close(each.float(), expected.float(), rtol=0.13, atol=0.02)
+
+
+def halves(x):
+    gate, up = x.chunk(2, -1)
+    return OPS.quantize_fp8(F.silu(gate) * up, 128, FLOAT8)
+
+
+def turned(x):
+    gate, up = x.unflatten(-1, (2, -1)).unbind(-2)
+    return OPS.quantize_int8((up * (gate * torch.sigmoid(gate))).flatten(0, 1), 0)
+
+
+def read_again(x):
+    gate, up = x.chunk(2, -1)
+    y = F.silu(gate) * up
+    return *OPS.quantize_fp8(y, 128, FLOAT8), y + 1
+
+
+def of_sum_of_both(x):
+    gate, up = x.chunk(2, -1)
+    return OPS.quantize_fp8(F.silu(gate) + up, 128, FLOAT8)
+
+
+@pytest.mark.parametrize(("form", "count"), [(halves, 1), (turned, 1), (read_again, 0), (of_sum_of_both, 0)])
+def test_swiglu(form, count, light, generator):
+    x = torch.randn(3, 5, 512, generator=generator)
+    got, report = light(form, x)
+    replaced = [row.what for row in report.replaced("norm")]
+    assert sum("tile.silu_mul_quantize([..., 256]" in what for what in replaced) == count
+    for each, expected in zip(got, form(x), strict=True):
+        assert each.dtype == expected.dtype and each.shape == expected.shape
+        off = (each.float() - expected.float()).abs()
+        step = 1.0 if each.dtype == torch.int8 else expected.float().abs() * 2.0**-3 + 2.0**-9
+        assert (off <= step).all() and (off > 0.01 * step).float().mean() < 0.02  # either side of a middle

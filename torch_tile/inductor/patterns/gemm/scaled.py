@@ -99,10 +99,8 @@ def match(context: Context) -> None:
     for node in list(context.graph.nodes):
         if not is_call(node, *epilogue.SCALED) or not node.users:
             continue
-        try:
+        with context.missing("scaled", node):
             _replace(context, node, product_of(node))
-        except Miss as why:
-            context.miss("scaled", node, why)
 
 
 def _replace(context: Context, node: Node, product: Product) -> None:

@@ -248,9 +248,7 @@ def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
     total, position = norm.x, ordered(norm.x.graph)
     if not same_shape(shape(total), shape(norm.out)):
         return None
-    taken: list[Node] = []
-    leaves: list[Node] = []
-    _grow_back(total, shape(total), taken, leaves)
+    taken, leaves = tree_of(total)
     first = next((x for x in leaves if same_shape(shape(x), shape(total)) and dtype(x) == dtype(total)), None)
     if first is None or total not in taken:
         return None
@@ -278,6 +276,14 @@ def _ends_in_registers(node: Node) -> bool:
             return False
         seen += [u for u in each.users if u not in seen]
     return True
+
+
+def tree_of(total: Node) -> tuple[list[Node], list[Node]]:
+    """Return the pointwise nodes that make a tensor and have no other readers, and what they are made of."""
+    taken: list[Node] = []
+    leaves: list[Node] = []
+    _grow_back(total, shape(total), taken, leaves)
+    return taken, leaves
 
 
 def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[Node]) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuse norms with the rounding of their results to float8 or int8: `tile.fused_norm_quantize`.
+"""Fuse norms, and SwiGLU's products, with the rounding of their results to float8 or int8.
 
-The norm has no other reader; a sum with a residual that it keeps may have any that come later. What is a norm was
-decided before (400 to 620), and so were the texts around it.
+They become `tile.fused_norm_quantize` and `tile.silu_mul_quantize`. Neither a norm nor a product has another reader. A
+sum with a residual that the norm keeps may have any that come later. What is a norm was decided before (400 to 620),
+and so were the texts around it. Matrix products in front had the first choice of SwiGLU's product.
 """
 
 from __future__ import annotations
@@ -14,42 +15,99 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.nodes import Rewrite, arg, aten, bind, dtype, is_call, known, ordered, shape
+from torch_tile.inductor.graph.nodes import (
+    Rewrite,
+    arg,
+    aten,
+    bind,
+    dtype,
+    is_call,
+    known,
+    ordered,
+    product,
+    same_shape,
+    shape,
+)
+from torch_tile.inductor.patterns.norm.fused_norm import Rows, RowsWriter, tree_of
+from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.ops.families.fused_norm_quantize import FusedNormQuantizeArgs
 from torch_tile.ops.families.norm import AddRmsNormArgs, FusedNormArgs, RmsNormArgs
 
 OPS = torch.ops.tile
+ROUNDINGS = OPS.quantize_fp8.default, OPS.quantize_int8.default
+GATE_FIRST = canonical("v0=silu(acc0);v1=mul(v0,x0);ret v1")
+GATE_LAST = canonical("v0=silu(x0);v1=mul(acc0,v0);ret v1")
 
 
 @family("norm", "post_grad", 630)
 def take_rounding(context: Context) -> None:
     """Replace a norm and the rounding of its result, as layers of float8 and int8 have it, by one kernel."""
     for node in list(context.graph.nodes):
-        if not is_call(node, OPS.quantize_fp8.default, OPS.quantize_int8.default):
+        if not is_call(node, *ROUNDINGS):
             continue
         y = _unviewed(arg(node, "x"))
         found = None if y is None else _norm_of(y)
         if found is None:
             continue
         norm, source = found
-        results = {n: _result(node, n) for n in (0, 1)}
         total = _result(source, 1) if norm.keep else None
         position = ordered(context.graph)
         if total is not None and any(position[u] < position[node] for u in total.users):
             continue
         rewrite = Rewrite(node)
-        to = arg(node, "dtype") if is_call(node, OPS.quantize_fp8.default) else torch.int8
+        to = _dtype_of(node)
         given = FusedNormQuantizeArgs(*norm, group=arg(node, "group"), out_dtype=to)
         new = rewrite.call(OPS.fused_norm_quantize.default, *given)
-        pairs = [
-            (old, rewrite.reshape(rewrite.call(operator.getitem, new, n), shape(old)))
-            for n, old in results.items()
-            if old is not None
-        ]
+        pairs = _pairs(rewrite, node, new)
         if total is not None:
             pairs.append((total, rewrite.call(operator.getitem, new, 2)))
         what = f"tile.fused_norm_quantize([..., {shape(norm.x)[-1]}], {to})"
         context.replace(rewrite, "norm", pairs, what, node)
+
+
+@family("norm", "post_grad", 640)
+def take_swiglu(context: Context) -> None:
+    """Replace `silu(gate) * up` and the rounding of it by one kernel."""
+    for node in list(context.graph.nodes):
+        y = _unviewed(arg(node, "x")) if is_call(node, *ROUNDINGS) else None
+        halves = None if y is None else _halves_of(y)
+        if halves is None:
+            continue
+        rewrite, to = Rewrite(node), _dtype_of(node)
+        new = rewrite.call(OPS.silu_mul_quantize.default, *halves, arg(node, "group"), to)
+        what = f"tile.silu_mul_quantize([..., {shape(halves[0])[-1]}], {to})"
+        context.replace(rewrite, "norm", _pairs(rewrite, node, new), what, node)
+
+
+def _halves_of(y: Node) -> tuple[Node, Node] | None:
+    """Return the gate and what it multiplies of a SwiGLU product; None if y is none."""
+    taken, leaves = tree_of(y)
+    halves = list(dict.fromkeys(leaves))
+    sizes = shape(y)
+    fits = all(same_shape(shape(x), sizes) and dtype(x) == dtype(y) for x in halves)
+    if not (taken and fits and len(halves) == 2):
+        return None
+    region = Rows([halves[0]], product(sizes[:-1]), sizes[-1], ordered(y.graph), taken)
+    text = canonical(RowsWriter(region).text(y))
+    if text not in (GATE_FIRST, GATE_LAST):
+        return None
+    return (halves[0], halves[1]) if text == GATE_FIRST else (halves[1], halves[0])
+
+
+def _dtype_of(node: Node) -> torch.dtype:
+    """Return the dtype that a node rounds to."""
+    to: torch.dtype = arg(node, "dtype") if is_call(node, OPS.quantize_fp8.default) else torch.int8
+    return to
+
+
+def _pairs(rewrite: Rewrite, node: Node, new: Node) -> list[tuple[Node, Node]]:
+    """Return the values and scales of a rounding that something reads, each with its successor."""
+    results = {n: _result(node, n) for n in (0, 1)}
+    return [
+        (old, rewrite.reshape(rewrite.call(operator.getitem, new, n), shape(old)))
+        for n, old in results.items()
+        if old is not None
+    ]
 
 
 def _unviewed(node: Node) -> Node | None:

@@ -32,10 +32,8 @@ VIEWS = ("view", "reshape", "flatten", "contiguous", "unflatten")
 def capture(context: Context) -> None:
     """Replace each call whose kernels beat Inductor's code, forward and backward together."""
     for node in calls(context.graph):
-        try:
+        with context.missing("loss", node):
             _capture_one(context, node)
-        except Miss as why:
-            context.miss("loss", node, why)
 
 
 def calls(graph: Graph) -> list[Node]:

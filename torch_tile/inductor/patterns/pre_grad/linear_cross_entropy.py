@@ -130,6 +130,7 @@ def _row_step(node: Node) -> list[Callable[[Any], Any]] | None:
 
 
 def _operands(layer: Node, softcap: float | None, rows: list[Callable[[Any], Any]]) -> Head | None:
+    """Read the operands of the last layer; None if it adds or computes more than a bias."""
     names = ("input", "weight", "bias", "residual", "activation")
     given: dict[str, Any] = {**dict(zip(names, layer.args, strict=False)), **layer.kwargs}
     given["input"] = given.pop("x", given.get("input"))
@@ -150,6 +151,7 @@ def refusal(head: Head) -> str:
 
 
 def _replace(context: Context, node: Node, head: Head, given: dict[str, Any]) -> None:
+    """Replace the loss `node` and the last layer before it, if our kernels are faster."""
     target, weight, reduction = given["target"], given["weight"], given["reduction"]
     options = given["ignore_index"], float(given["label_smoothing"])
     hidden, matrix = val(head.hidden), val(head.weight)

@@ -29,10 +29,8 @@ def capture_nested(context: Context) -> None:
     for node in list(context.graph.nodes):
         if node.op != "call_function" or node.target not in CALLS or not is_nested(node):
             continue
-        try:
+        with context.missing("attention", node):
             _capture(context, node)
-        except Miss as reason:
-            context.miss("attention", node, reason)
 
 
 def is_nested(node: Node) -> bool:

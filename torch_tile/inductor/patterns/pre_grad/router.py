@@ -51,10 +51,8 @@ def capture_routers(context: Context) -> None:
     for node in list(context.graph.nodes):
         if called(node) != "topk" or node not in context.graph.nodes or not _chooses_experts(node):
             continue
-        try:
+        with context.missing("route", node):
             _replace(context, node, _router(node))
-        except Miss as reason:
-            context.miss("route", node, reason)
 
 
 def called(node: Any) -> str:

@@ -29,10 +29,8 @@ def capture_varlen(context: Context) -> None:
     for node in list(context.graph.nodes):
         if node.op != "call_function" or _name_of(node.target) != NAME:
             continue
-        try:
+        with context.missing("attention", node):
             _capture(context, node)
-        except Miss as reason:
-            context.miss("attention", node, reason)
 
 
 def _name_of(target: Any) -> str:

@@ -16,6 +16,7 @@ from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_paged import check_page_dtypes, check_pages
 from torch_tile.ops.families.attention_varlen import check_ints, check_most, check_starts
 from torch_tile.ops.registration import LIBRARY
+from torch_tile.ops.registry import documented
 
 OP = "append_to_pages"
 SCHEMA = (
@@ -24,6 +25,7 @@ SCHEMA = (
 )
 
 
+@documented
 def append_to_pages(
     k: Tensor,
     v: Tensor,

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of attention by one kernel on Hopper, which adds up dq in memory (FlashAttention-3, arXiv:2407.08608).
+
+A block has keys and loops over queries. It makes five products a step, where the kernels of `backward.py` make seven:
+scores and their gradients are made once for dq, dk and dv. Blocks add their parts of dq to float32 sums in memory, in
+any order, so that the last bits of dq differ from run to run.
+
+Two warpgroups multiply, each for half of the keys. Scores of the next queries are on their way while a step ends:
+
+    products     dp | dv += p grad | dq = ds k | dk += ds q | next scores
+    arithmetic   p  | ds           |           | dq to memory
+
+A third warpgroup has one warp that loads tiles, and one that adds tiles of dq to memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.hardware import WARP, WARPGROUP
+from torch_tile.jit import jit
+from torch_tile.kernels.attention.forward import store_staged
+from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks
+from torch_tile.kernels.attention.softmax import probability
+from torch_tile.kernels.attention.spec import Config, Spec
+from torch_tile.kernels.attention.tiling import Problem, side_by_side
+from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, strided, typical
+
+BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
+WARPS = BOTH // WARP
+MOST_ITERATIONS = 2**30  # tensors with more do not fit in memory
+LONGEST = 2**29  # queries or keys of a sequence
+LEAST_KEYS = 4096  # of a sequence; shorter ones have not been measured
+SUMMED = 1  # a named barrier: a tile of dq is there
+
+
+@dataclass(frozen=True, eq=False)
+class Iterations:
+    """The iterations of a block, in each of which it takes `queries` queries of a head: `count` times for each head.
+
+    They begin with block `first` of the queries of head `head` and sequence `sequence`.
+    """
+
+    spec: Spec
+    queries: int
+    stages: int
+    sequence: Any
+    head: Any
+    first: Any
+    count: Any
+    total: Any
+
+    def step(self, iteration: Any) -> Any:
+        """Return the block of queries of an iteration."""
+        return self.first + (iteration % self.count if self.spec.grouped else iteration)
+
+    def place(self, iteration: Any) -> tuple[Any, ...]:
+        """Return the place of an iteration's first query in a tensor of queries, without the column."""
+        member = iteration // self.count if self.spec.grouped else 0
+        return self.sequence, self.head, member, self.step(iteration) * self.queries
+
+    def phase(self, iteration: Any) -> tuple[Any, Any]:
+        """Return the stage of an iteration, and the parity of its barriers."""
+        return iteration % self.stages, iteration // self.stages % 2
+
+    @T.macro
+    def load(self, sources: Any, tiles: Any, full: Any, free: Any) -> None:
+        """Load the tiles of all iterations: queries, two numbers of each, and gradients. Run by one warp."""
+        (q, numbers, grad), (q_tiles, number_tiles, grad_tiles) = sources, tiles
+        for iteration in T.serial(self.total):
+            stage, parity = self.phase(iteration)
+            *here, row = self.place(iteration)
+            T.mbarrier_wait_parity(free[0][stage], parity ^ 1)
+            T.tma_copy(q[(*here, row, 0)], q_tiles[stage, :, :], barrier=full[0][stage])
+            T.tma_copy(numbers[(*here, 0, row)], number_tiles[stage, :, :], barrier=full[0][stage])
+            if T.shuffle_elect(WARP):
+                T.mbarrier_arrive(full[0][stage])
+            T.mbarrier_wait_parity(free[1][stage], parity ^ 1)
+            T.tma_copy(grad[(*here, row, 0)], grad_tiles[stage, :, :], barrier=full[1][stage])
+            if T.shuffle_elect(WARP):
+                T.mbarrier_arrive(full[1][stage])
+
+    @T.macro
+    def add_up(self, shared_dq: Any, sums: Any, dq_free: Any) -> None:
+        """Add the tile of dq to memory in all iterations. Run by the second warp of a warpgroup."""
+        for iteration in T.serial(self.total):
+            T.sync_threads(SUMMED, BOTH + WARP)
+            T.tma_copy(shared_dq, sums[(*self.place(iteration), 0)], combine="add", by=WARP)
+            if T.shuffle_elect(WARP):
+                T.mbarrier_arrive(dq_free)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Which of a block's keys the queries of a step see, and their probabilities and gradients.
+
+    The block has keys from `first_key` on, of `keys`; there are so many `queries`.
+    """
+
+    config: Config
+    spec: Spec
+    first_key: Any
+    keys: Any
+    queries: Any
+    q_offset: Any
+    window: Any
+    scale: Any
+
+    @T.macro
+    def hide(self, p: Any, step: Any) -> None:
+        """Clear the probabilities of keys that queries do not see, or that are behind the last key."""
+        rows, queries = p.shape
+        spec, first = self.spec, T.min(step, LONGEST // queries) * queries
+        masks = masks_queries(spec, self.config, step, self.first_key, self.q_offset, self.window, self.queries)
+        if T.logical_or(masks, self.first_key + rows > self.keys):
+            # Query j sees key i from j = diagonal + i on. What is clamped to `LONGEST` differs by a number of 32 bits.
+            offset = T.max(T.min(self.q_offset, LONGEST), -LONGEST) if spec.shifted else 0
+            to_diagonal = T.cast(T.cast(self.first_key - offset, T.int64) - first, T.int32)
+            diagonal = T.max(T.min(to_diagonal, queries), -rows)
+            end = T.max(T.min(to_diagonal + T.min(self.window, LONGEST), queries), -rows) if spec.windowed else 0
+            left = T.min(T.min(self.keys, LONGEST) - self.first_key, rows)
+            # Numbers of all queries would fill registers. Here a thread has constants for a and c, and one number of b.
+            for i, a, b, c in T.Parallel(rows, queries // 8, 4, 2):
+                seen = i < left
+                if spec.causal:
+                    seen = a * 8 + c >= T.if_then_else(seen, diagonal + i, queries) - b * 2
+                if spec.windowed:
+                    seen = T.logical_and(seen, a * 8 + c < end + i - b * 2)
+                p[i, a * 8 + b * 2 + c] = T.if_then_else(seen, p[i, a * 8 + b * 2 + c], 0.0)
+
+    @T.macro
+    def weigh(self, p: Any, p_rounded: Any, kept: Any, numbers: Any, stage: Any, step: Any) -> None:
+        """Turn scores into probabilities, rounded.
+
+        They are `kept` as the assembler sees that these are `p_rounded`, which a product reads meanwhile: there are no
+        registers for more.
+        """
+        for i, j in T.Parallel(*p.shape):
+            p[i, j] = probability(self.spec, p[i, j], self.scale, numbers[stage, 0, j])
+        self.hide(p, step)
+        T.copy(p, p_rounded)
+        T.copy(p_rounded, kept)
+
+    @T.macro
+    def differentiate(self, kept: Any, dp: Any, numbers: Any, stage: Any, ds: Any) -> None:
+        """Turn gradients of probabilities into those of scores."""
+        for i, j in T.Parallel(*dp.shape):
+            ds[i, j] = T.cast(T.cast(kept[i, j], dp.dtype) * (dp[i, j] - numbers[stage, 1, j]), self.spec.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The tiles, barriers and fragments of two warpgroups, and what these do in an iteration.
+
+    An iteration is cut where no product is in flight but that of dv, which nothing else reads: the loop begins there.
+    """
+
+    iterations: Iterations
+    scores: Scores
+    split: Any
+    k: Any
+    v: Any
+    q: Any
+    grad: Any
+    numbers: Any
+    shared_ds: Any
+    shared_dq: Any
+    full: Any
+    free: Any
+    dq_free: Any
+    p: Any
+    dp: Any
+    p_rounded: Any
+    kept: Any
+    ds: Any
+    dq: Any
+    dk: Any
+    dv: Any
+
+    @T.macro
+    def run(self) -> None:
+        """Run all iterations, at least one."""
+        self.begin_scores(0)
+        self.first_half(0)
+        for iteration in T.serial(self.iterations.total - 1):
+            self.second_half(iteration, True)
+            self.first_half(iteration + 1)
+        self.second_half(self.iterations.total - 1, False)
+
+    @T.macro
+    def begin_scores(self, iteration: Any) -> None:
+        """Start the scores of an iteration's queries."""
+        stage, parity = self.iterations.phase(iteration)
+        T.mbarrier_wait_parity(self.full[0][stage], parity)
+        T.wgmma_gemm(
+            self.k, self.q[stage, :, :], self.p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True
+        )
+
+    @T.macro
+    def first_half(self, iteration: Any) -> None:
+        """Make the probabilities of an iteration, whose scores are under way, and start their part of dv."""
+        stage, parity = self.iterations.phase(iteration)
+        grad = self.grad[stage, :, :]
+        T.mbarrier_wait_parity(self.full[1][stage], parity)
+        T.wgmma_gemm(self.v, grad, self.dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+        T.wait_wgmma(1)
+        self.scores.weigh(self.p, self.p_rounded, self.kept, self.numbers, stage, self.iterations.step(iteration))
+        T.wgmma_gemm(self.p_rounded, grad, self.dv, policy=T.GemmWarpPolicy.FullRow)
+        T.wait_wgmma(1)
+
+    @T.macro
+    def second_half(self, iteration: Any, more: bool) -> None:
+        """Make the gradients of scores, and add up dq and dk. With `more`, start the next iteration's scores."""
+        stage, _ = self.iterations.phase(iteration)
+        shared_ds = self.shared_ds[iteration % 2, :, :]
+        self.scores.differentiate(self.kept, self.dp, self.numbers, stage, self.ds)
+        T.copy(self.ds, shared_ds)
+        T.wgmma_gemm(shared_ds, self.k, self.dq, transpose_A=True, policy=self.split, clear_accum=True)
+        T.wgmma_gemm(self.ds, self.q[stage, :, :], self.dk, policy=T.GemmWarpPolicy.FullRow)
+        T.wait_wgmma(1)
+        if T.shuffle_elect(WARP):
+            T.mbarrier_arrive(self.free[1][stage])
+        T.mbarrier_wait_parity(self.dq_free, (iteration + 1) % 2)
+        T.copy(self.dq, self.shared_dq)
+        T.named_barrier_arrive(SUMMED, BOTH + WARP)
+        if more:
+            self.begin_scores(iteration + 1)
+        T.wait_wgmma(1 if more else 0)
+        if T.shuffle_elect(WARP):
+            T.mbarrier_arrive(self.free[0][stage])
+
+
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def fused_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
+
+    It adds to `sums`, dq without its factor, in rows of whole blocks of `PADDING`.
+    """
+    queries, rows, stages = config.block_q, config.block_kv, config.stages
+    accum, narrow = compute_dtype(spec.dtype), spec.dtype
+    batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
+    padded = dynamic("padded", PADDING)
+    groups = T.dynamic("groups") if spec.grouped else 1
+    d, dv = spec.tile_d, spec.tile_dv
+    q_shape = (batch, kv_heads, groups, q_len)
+    split = T.GemmWarpPolicy.FullRow if queries >= BOTH // 2 else T.GemmWarpPolicy.FullCol
+
+    @T.prim_func
+    def fused_gradients(
+        q: strided("q", (*q_shape, d), narrow, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), narrow, multiple=spec.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
+        grad: strided("grad", (*q_shape, dv), narrow, multiple=spec.vector),
+        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
+        sums: T.Tensor((*q_shape[:3], padded, d), accum),
+        dk: strided("dk", (batch, kv_heads, kv_len, d), narrow, multiple=spec.vector),
+        dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
+        scale: accum,
+        q_offset: T.int32,
+        window: T.int32,
+    ):
+        blocks = T.ceildiv(kv_len, rows)
+        with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=BOTH + WARPGROUP) as (bx, by, bz):
+            place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
+            block = blocks - 1 - place if config.heavy_first else place  # the first keys are the heavy ones
+            first_key = T.min(block, LONGEST // rows) * rows
+            k_tile, v_tile = T.alloc_shared((rows, d), narrow), T.alloc_shared((rows, dv), narrow)
+            q_tiles, grad_tiles = (T.alloc_shared((stages, queries, n), narrow) for n in (d, dv))
+            numbers = T.alloc_shared((stages, 2, queries), accum)
+            # One version is read by both warpgroups while the next one is written.
+            shared_ds, shared_dq = T.alloc_shared((2, rows, queries), narrow), T.alloc_shared((queries, d), accum)
+            keys_full, dq_free = T.alloc_barrier(1), T.alloc_barrier(1)
+            full = [T.alloc_barrier([1] * stages) for _ in range(2)]  # queries with their numbers, and gradients
+            free = [T.alloc_barrier([WARPS] * stages) for _ in range(2)]
+            first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
+            count = T.max(end - first, 0)
+            total = T.min(groups * count, MOST_ITERATIONS)
+            iterations = Iterations(spec, queries, stages, sequence, head, first, count, total)
+            with T.ws(2):
+                T.dec_max_nreg(24)
+                if T.get_warp_idx() == WARPS:
+                    T.tma_copy(k[sequence, head, first_key, 0], k_tile, barrier=keys_full)
+                    T.tma_copy(v[sequence, head, first_key, 0], v_tile, barrier=keys_full)
+                    if T.shuffle_elect(WARP):
+                        T.mbarrier_arrive(keys_full)
+                    iterations.load((q, statistics, grad), (q_tiles, numbers, grad_tiles), full, free)
+                if T.get_warp_idx() == WARPS + 1:
+                    iterations.add_up(shared_dq, sums, dq_free)
+            with T.ws(0, 1):
+                T.inc_max_nreg(240)
+                p, dp = (T.alloc_fragment((rows, queries), accum) for _ in range(2))
+                p_rounded, kept, ds = (T.alloc_fragment((rows, queries), narrow) for _ in range(3))
+                dq, dk_acc = T.alloc_fragment((queries, d), accum), T.alloc_fragment((rows, d), accum)
+                dv_acc = T.alloc_fragment((rows, dv), accum)
+                step = Step(
+                    iterations, Scores(config, spec, first_key, kv_len, q_len, q_offset, window, scale), split,
+                    k_tile, v_tile, q_tiles, grad_tiles, numbers, shared_ds, shared_dq, full, free, dq_free,
+                    p, dp, p_rounded, kept, ds, dq, dk_acc, dv_acc,
+                )  # fmt: skip
+                T.clear(dk_acc)
+                T.clear(dv_acc)
+                T.mbarrier_wait_parity(keys_full, 0)
+                if total > 0:
+                    step.run()
+                factors = T.alloc_fragment((rows,), accum)
+                T.fill(factors, 1.0)
+                store_staged(dv_acc, factors, dv_out, (sequence, head), first_key, v_tile)
+                T.fill(factors, scale)
+                store_staged(dk_acc, factors, dk, (sequence, head), first_key, k_tile)
+
+    return fused_gradients
+
+
+ROWS = 64  # of a block of the kernels around
+
+
+@jit
+def prepare_sums(spec: Spec) -> Any:
+    """Build the kernel that clears the sums of dq, and computes two numbers of each query for `fused_gradients`.
+
+    They are those of `query_gradients`: the argument of `probability`, infinite for a query that sees no key, and the
+    sum of grad * out.
+    """
+    accum = compute_dtype(spec.dtype)
+    batch, kv_heads, q_len = T.dynamic("batch, kv_heads, q_len")
+    padded = dynamic("padded", PADDING)
+    groups = T.dynamic("groups") if spec.grouped else 1
+    q_shape = (batch, kv_heads, groups, q_len)
+
+    @T.prim_func
+    def prepare_sums(
+        grad: strided("grad", (*q_shape, spec.tile_dv), spec.dtype, multiple=spec.vector),
+        out: strided("out", (*q_shape, spec.tile_dv), spec.dtype, multiple=spec.vector),
+        lse: T.Tensor(q_shape, accum),
+        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
+        sums: T.Tensor((*q_shape[:3], padded, spec.tile_d), accum),
+    ):
+        with T.Kernel(padded // ROWS, kv_heads * groups, batch, threads=256) as (bx, by, bz):
+            here, first = (bz, by // groups, by % groups), bx * ROWS
+            infinity = T.infinity(accum)
+            for i, c in T.Parallel(ROWS, spec.tile_d):
+                sums[(*here, first + i, c)] = 0.0
+            product = T.alloc_fragment((ROWS, spec.tile_dv), accum)
+            common, row_lse = T.alloc_fragment((ROWS,), accum), T.alloc_fragment((ROWS,), accum)
+            for i, c in T.Parallel(ROWS, spec.tile_dv):
+                a, b = grad[(*here, first + i, c)], out[(*here, first + i, c)]
+                product[i, c] = T.cast(a, accum) * T.cast(b, accum)
+            T.reduce_sum(product, common, dim=1)
+            for i in T.Parallel(ROWS):
+                log_sum = lse[(*here, first + i)]
+                is_empty = T.logical_or(log_sum == -infinity, first + i >= q_len)
+                row_lse[i] = T.if_then_else(is_empty, infinity, log_sum * LOG2_E)
+            T.copy(row_lse, statistics[(*here, 0, first)])
+            T.copy(common, statistics[(*here, 1, first)])
+
+    return prepare_sums
+
+
+@jit
+def finish_sums(spec: Spec) -> Any:
+    """Build the kernel that turns the sums of dq into dq."""
+    accum = compute_dtype(spec.dtype)
+    batch, kv_heads, q_len = T.dynamic("batch, kv_heads, q_len")
+    padded = dynamic("padded", PADDING)
+    groups = T.dynamic("groups") if spec.grouped else 1
+
+    @T.prim_func
+    def finish_sums(
+        sums: T.Tensor((batch, kv_heads, groups, padded, spec.tile_d), accum),
+        dq: strided("dq", (batch, kv_heads, groups, q_len, spec.tile_d), spec.dtype, multiple=spec.vector),
+        scale: accum,
+    ):
+        with T.Kernel(T.ceildiv(q_len, ROWS), kv_heads * groups, batch, threads=256) as (bx, by, bz):
+            here, first = (bz, by // groups, by % groups), bx * ROWS
+            for i, c in T.Parallel(ROWS, spec.tile_d):
+                dq[(*here, first + i, c)] = T.cast(sums[(*here, first + i, c)] * scale, spec.dtype)
+
+    return finish_sums
+
+
+def launch(
+    config: Config, spec: Spec, machine: Machine, tensors: tuple[torch.Tensor, ...], statistics: torch.Tensor,
+    results: tuple[torch.Tensor, ...], options: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Launch the three kernels. `tensors` are q, k, v, grad, out and lse, `results` dq, dk and dv.
+
+    Heads of queries are split into key heads and heads of a group. `options` are the scale, the offset and the window.
+    """
+    q, k, v, grad, out, lse = tensors
+    dq, dk, dv = results
+    sums = statistics.new_empty(*q.shape[:3], statistics.shape[4], spec.tile_d)
+    machine.kernel(prepare_sums)(spec)(grad, out, lse, statistics, sums)
+    machine.kernel(fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options)
+    machine.kernel(finish_sums)(spec)(sums, dq, options[0])
+
+
+# By the width of heads: queries and keys of a block, threads that multiply, stages.
+TILINGS = {64: Config(128, 128, BOTH, 2, packed=False), 128: Config(64, 128, BOTH, 2, packed=False)}
+
+
+def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
+    """Return the tiling of `fused_gradients`, or None where the deterministic kernels serve.
+
+    They do for operands and texts of scores, ragged sequences, lists of blocks, other head sizes and machines, and
+    under `torch.use_deterministic_algorithms`.
+    """
+    plain = not (spec.operands or spec.score or spec.keep or spec.lists) and spec.layout.fixed
+    whole = spec.exact and spec.tile_d == spec.tile_dv and spec.vector >= 8 and spec.dtype.itemsize == 2
+    if not (plain and whole and machine.target.has_wgmma) or torch.are_deterministic_algorithms_enabled():
+        return None
+    found, size = TILINGS.get(spec.tile_d), typical(problem)
+    if found is None or not LEAST_KEYS <= size.keys <= LONGEST or size.rows > LONGEST:
+        return None
+    return replace(found, heavy_first=spec.causal, side=side_by_side(size.heads))
