@@ -9,8 +9,20 @@ namespace tile {
 TILE_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TILE_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-template <int pending> TILE_DEVICE void wgmma_wait() {
+// `behind`: arithmetic that stands before the wait stays there. ptxas moves waits up across what needs no result, and so
+// products would not run beside it. It keeps to a branch, which is never taken: there are threads.
+template <int pending, bool behind = false> TILE_DEVICE void wgmma_wait() {
   static_assert(pending >= 0 && pending <= 7, "at most 7 groups can be under way");
+  if (behind)
+    asm volatile(
+        "{\n"
+        "  .reg .pred never;\n"
+        "  .reg .u32 threads;\n"
+        "STAY:\n"
+        "  mov.u32 threads, %%ntid.x;\n"
+        "  setp.eq.u32 never, threads, %0;\n"
+        "  @never bra STAY;\n"
+        "}" ::"n"(0) : "memory");
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 

@@ -272,7 +272,7 @@ template <class D, class A, class B> inline void mma_m8n8k4(D* d, const A* a, co
 
 inline void wgmma_fence() {}
 inline void wgmma_commit() { emulated::commit_products(); }
-template <int pending> inline void wgmma_wait() {
+template <int pending, bool behind = false> inline void wgmma_wait() {
   emulated::wait_for_products(pending);
   emulated::meet_warp("wgmma_wait");  // `.sync.aligned`: no lane goes on before the others have their results
 }

@@ -20,6 +20,7 @@ from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
 from torch_tile.inductor.driver import TilePass
+from torch_tile.inductor.select.real_inputs import compiling_with
 from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
 from torch_tile.ops.when_imported import after_imports
 
@@ -51,7 +52,7 @@ def tile(
 
         workers.warm()
     artifacts.record_kernels()
-    with waiting("compiling a graph"):
+    with waiting("compiling a graph"), compiling_with(example_inputs):
         return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
 
 

@@ -21,6 +21,7 @@ from torch_tile.inductor.compat import CustomGraphPass
 from torch_tile.inductor.context import Context, Family, Stage, families
 from torch_tile.inductor.graph.nodes import is_on_gpu
 from torch_tile.inductor.report import rows as report
+from torch_tile.inductor.select import real_inputs
 from torch_tile.inductor.select.policy import policy_of
 from torch_tile.inductor.settings import Settings
 from torch_tile.runtime.source_digest import source_digest
@@ -52,6 +53,8 @@ class TilePass(CustomGraphPass):
             from torch_tile.inductor.codegen import lowering
 
             lowering.register()  # not before: a graph from Inductor's cache does without its lowerings, a slow import
+            if kind != "backward" and self.settings.select == "fastest":
+                real_inputs.note(graph)
             _prefetch(context)
         with self._progress():
             for family in self._steps():

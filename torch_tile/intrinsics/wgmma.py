@@ -108,9 +108,12 @@ def wgmma_commit() -> Do:
     return Do(Call("wgmma_commit", (), dt.int32))
 
 
-def wgmma_wait(pending: int) -> Do:
-    """Wait until at most `pending` of this warpgroup's newest groups of products are in flight."""
-    return Do(Call("wgmma_wait", (), dt.int32, (pending,)))
+def wgmma_wait(pending: int, behind: bool = False) -> Do:
+    """Wait until at most `pending` of this warpgroup's newest groups of products are in flight.
+
+    With `behind`, the assembler keeps the arithmetic before the wait there, so that products run beside it.
+    """
+    return Do(Call("wgmma_wait", (), dt.int32, (pending, "true") if behind else (pending,)))
 
 
 def wgmma_results(d: Address, count: int) -> Do:

@@ -463,7 +463,8 @@ def _attentions_of_sequences() -> Iterator[Case]:
         for size, block in ((64, 128), (128, 128), (192, 128), (80, 16)):
             yield Case(f"attention_block_sparse {name} d{size} blocks {block}", _block_sparse(dtype, size, block))
         for size in (64, 96, 128, 192, 256) if dtype == torch.bfloat16 else (128,):
-            yield Case(f"attention_fp8 {name} d{size}", partial(_float8, dtype, size))
+            yield Case(f"attention_fp8 {name} d{size}", partial(_float8, dtype, size, 1024))
+        yield Case(f"attention_fp8 {name} d128 long", partial(_float8, dtype, 128, fp8.LONG_KEYS))
         for page in (16, 24, 64, 256):
             yield Case(f"attention_paged {name} decode {page}", _paged(dtype, page, 1))
         if dtype != torch.float32:
@@ -502,9 +503,9 @@ def _block_sparse(dtype: torch.dtype, size: int, block: int) -> Callable[[Make],
     return call
 
 
-def _float8(dtype: torch.dtype, size: int, make: Make) -> object:
+def _float8(dtype: torch.dtype, size: int, keys: int, make: Make) -> object:
     """Call `attention_fp8`, causal at 64 and 128, with a result of `dtype`."""
-    q, k, v = (make((2, heads, 1024, size), E4M3) for heads in (16, 8, 8))
+    q, k, v = (make((2, heads, keys, size), E4M3) for heads in (16, 8, 8))
     scales = (make((2, heads), torch.float32) for heads in (16, 8, 8))
     return fp8.attention_fp8(q, k, v, *scales, size in (64, 128), dtype=dtype)
 

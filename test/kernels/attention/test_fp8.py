@@ -75,9 +75,10 @@ def test_random_problems(rounds, problems, engine, monkeypatch):
 @pytest.mark.parametrize("machine", [HOPPER, AMPERE], ids=lambda m: m.target.arch)
 def test_values_on_gpus(machine, problems, monkeypatch):
     """Both products by wgmma, with weights in registers; or widened to float16. Thread by thread."""
-    notes = []
+    notes, texts = [], []
 
     def call(kernel, *args):
+        texts.append(kernel.source)
         notes.extend(str(note) for note in kernel.schedule.remarks)
         assert not kernel.interpret(*args)
 
@@ -89,6 +90,8 @@ def test_values_on_gpus(machine, problems, monkeypatch):
     check_bounds(args, out, lse, machine is HOPPER, "")
     products = [note for note in notes if "T.gemm" in note and "m64n" in note]
     assert len(products) >= 2 or machine is AMPERE, notes
+    # The exponentials run beside the second product.
+    assert any("wgmma_wait<0, true>" in text for text in texts) == (machine is HOPPER)
     assert not any("moved through shared memory" in note for note in notes), notes
 
 

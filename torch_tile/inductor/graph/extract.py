@@ -25,6 +25,8 @@ EXAMPLE = "tile_example"
 """Key of a node's meta: a function that makes an example tensor, where random numbers would distort the timing."""
 FROZEN = "tile_frozen"
 """Key of a node's meta: the tensor that the node stands for, where the graph holds it, as after freezing."""
+NUMBERS = "tile_numbers"
+"""Key of a node's meta: the mean and deviation of the tensor that it stood for when the graph was compiled."""
 KEPT = ("val", EXAMPLE, FROZEN)
 REDUCTIONS = (
     aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,
@@ -170,6 +172,8 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
         env[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
         if (tensor := _held(node)) is not None:
             env[node].meta[FROZEN] = tensor
+        if (numbers := _numbers(node)) is not None:
+            env[node].meta[NUMBERS] = numbers
 
     for index, node in enumerate(inputs):
         take(node, f"in{index}")
@@ -190,6 +194,14 @@ def _held(node: Node) -> torch.Tensor | None:
     """Return the tensor that a `get_attr` node reads from its graph's module, if it is a real one."""
     found = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
     return found if type(found) in (torch.Tensor, torch.nn.Parameter) else None
+
+
+def _numbers(node: Node) -> tuple[float, float] | None:
+    """Return the mean and deviation of the tensor that a node holds, converts or views, if they are known."""
+    while NUMBERS not in node.meta and is_call(node, CAST, *COPIES, *LAYOUT, *PARTS) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    found: tuple[float, float] | None = node.meta.get(NUMBERS)
+    return found
 
 
 def copied(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> GraphModule:

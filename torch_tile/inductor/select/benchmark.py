@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
-from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, is_extern
+from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, NUMBERS, is_extern
 from torch_tile.inductor.graph.nodes import (
     CAST,
     LAYOUT,
@@ -47,9 +47,9 @@ def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tup
     with compat.isolated_compile():
         # Our kernels' compiler works beside Inductor's where it is not called by it.
         with compiling_kernels(new.graph) if is_called(new) else contextlib.nullcontext():
-            spread = {n.target: deviation(n) for n in _placeholders(old)}  # the old graph shows what is a weight
+            spread = {n.target: numbers(n) for n in _placeholders(old)}  # the old graph shows what is a weight
             rivals = [
-                (_runner(m, options), [example(n, spread.get(n.target, 1.0)) for n in _placeholders(m)])
+                (_runner(m, options), [example(n, *spread.get(n.target, ())) for n in _placeholders(m)])
                 for m in (new, old)
             ]
             _run(*rivals[1])
@@ -90,6 +90,14 @@ RIGHT: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2, aten.bmm.def
 """Products, and the position of their right operand."""
 
 
+def numbers(node: torch.fx.Node) -> tuple[float, float]:
+    """Return the deviation and the mean of an example for an input: those of the real tensor if they are known."""
+    if (found := node.meta.get(NUMBERS)) is not None:
+        mean, spread = found
+        return spread, mean
+    return deviation(node), 0.0
+
+
 def deviation(node: torch.fx.Node) -> float:
     """Return the standard deviation of an example for an input.
 
@@ -107,7 +115,7 @@ def deviation(node: torch.fx.Node) -> float:
     return 1.0
 
 
-def example(node: torch.fx.Node, deviation: float = 1.0) -> Any:
+def example(node: torch.fx.Node, deviation: float = 1.0, mean: float = 0.0) -> Any:
     """Make a real value with the form of the fake value of a node; a tensor that the graph holds is its own example."""
     if FROZEN in node.meta:
         return node.meta[FROZEN]
@@ -117,7 +125,7 @@ def example(node: torch.fx.Node, deviation: float = 1.0) -> Any:
     if not isinstance(out, torch.Tensor):
         return out
     if out.dtype.is_floating_point:
-        return out.normal_(0, deviation) if out.dtype.itemsize > 1 else out.fill_(1)
+        return out.normal_(mean, deviation) if out.dtype.itemsize > 1 else out.fill_(1)
     return out.fill_(1) if out.dtype == torch.bool else out
 
 

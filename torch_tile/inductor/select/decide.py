@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.extract import FROZEN, body_of, rivals, without_views
+from torch_tile.inductor.graph.extract import FROZEN, NUMBERS, body_of, rivals, without_views
 from torch_tile.inductor.graph.inline import captured, expand
 from torch_tile.inductor.graph.nodes import Rewrite, val
 from torch_tile.inductor.report.rows import Outcome, log
@@ -107,7 +107,9 @@ def _describe(module: GraphModule) -> str:
 
 
 def _spread(node: torch.fx.Node) -> str:
-    """Return the size of a frozen tensor's numbers, to a power of two: times may depend on it."""
+    """Return the size of a tensor's numbers where it is known: times may depend on it. Layers of one kind share it."""
+    if (found := node.meta.get(NUMBERS)) is not None:
+        return f" about 4^{math.frexp(math.hypot(*found))[1] // 2}"
     tensor = node.meta.get(FROZEN)
     if tensor is None or not tensor.is_floating_point() or not tensor.numel():
         return ""

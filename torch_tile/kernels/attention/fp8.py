@@ -114,10 +114,13 @@ def transpose_values(width: int, vector: int) -> Any:
     ):
         with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
             tile = T.alloc_shared((EACH, width), torch.uint8)
+            # Rows that are not a multiple of 128 bytes apart: threads of a warp, each at its row, meet other banks.
+            turned = T.alloc_shared((width, EACH + 4), torch.uint8)
             T.copy(v[sequence, head, bx * EACH, 0], tile)
-            for c, j in T.Parallel(width, EACH):
-                if c < d:
-                    transposed[sequence, head, c, bx * EACH + j] = tile[key_at(j), c]
+            for word, c in T.Parallel(EACH // 4, width):
+                for byte in T.vectorized(4):
+                    turned[c, word * 4 + byte] = tile[key_at(word * 4 + byte), c]
+            T.copy(turned[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
 
     return transpose_values
 
@@ -177,7 +180,7 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
             unit = T.if_then_else(factor > 0.0, factor, 1.0)
             extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
             first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
-            for iteration in T.Pipelined(end - first, num_stages=config.stages):
+            for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 T.copy(k[sequence, kv_head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -189,17 +192,17 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                         query = T.min(first_row + i, q_len - 1)
                         seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                # Maxima are subtracted exactly, as what exceeds 448 is no float8.
-                exponentiate(
-                    scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=True, gain=GAIN
-                )  # fmt: skip
+                # Tensor cores sum products of float8 in fewer digits than float32 has: none is lost by their scale.
+                exact = not form.transposed
+                exponentiate(scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=exact, gain=GAIN)
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 if form.transposed:
                     # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result, 4t to 4t + 3 of an operand.
                     for i, run, high, t, low in T.Parallel(rows, keys // RUN, 2, 4, 2):
-                        score = scores[i, run * RUN + high * 8 + t * 2 + low]
-                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(score, spec.dtype)
+                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(
+                            scores[i, run * RUN + high * 8 + t * 2 + low], spec.dtype
+                        )
                     T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
                 else:
                     T.copy(scores, probs)
@@ -281,7 +284,10 @@ OTHERS = tuple(
     Config(*tiling, partial_sums=8, packed=False)
     for tiling in ((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
 )
+LONG = Config(128, 224, 256, 2, partial_sums=8, packed=False)  # measured from LONG_KEYS on
+LONG_KEYS = 4096
 MOST_REGISTERS = 160  # for sums, scores and weights
+LONG_REGISTERS = 208  # of the 240 that a thread has beside a producer
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
@@ -296,6 +302,8 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
         return Config(4 if problem.rows <= 4 else 64, 64, packed=False)
     wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
     tilings = [c for c in (HOPPER if wgmma else OTHERS) if problem.rows > 64 or c.block_q == 64 or not wgmma]
+    if wgmma and problem.rows > 64 and problem.keys >= LONG_KEYS:
+        tilings.insert(0, LONG)
     tilings = [replace(c, staged=out_bytes == 2, heavy_first=spec.causal) for c in tilings]
     return next((c for c in tilings if _fits(c, spec, machine, wgmma)), None)
 
@@ -308,4 +316,5 @@ def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
     tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(spec.tile_dv, keys, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
-    return held <= MOST_REGISTERS and Footprint(tuple(tiles), bulk).fits(machine.target)
+    most = LONG_REGISTERS if keys == LONG.block_kv else MOST_REGISTERS
+    return held <= most and Footprint(tuple(tiles), bulk).fits(machine.target)

@@ -15,6 +15,7 @@ from torch_tile.kernels.common import LOG2_E
 
 # Powers of two from which on neighbours among float32 numbers differ by 16: what is not a row's maximum has no weight.
 LARGE = 2.0**28
+LARGE_BESIDE_GAIN = 2.0**24  # products below are rounded by at most 0.5
 
 
 def power_above(x: Any) -> Any:
@@ -25,14 +26,14 @@ def power_above(x: Any) -> Any:
     return T.reinterpret(exponent + 0x00800000, "float32")
 
 
-def factor_of(row_max: Any, scale_log2: Any) -> Any:
-    """Return the factor of a row's scores: `scale_log2`, or a power of two above it for large maxima.
+def factor_of(row_max: Any, scale_log2: Any, large: float = LARGE) -> Any:
+    """Return the factor of a row's scores: `scale_log2`, or a power of two above it for maxima from `large` on.
 
     The product of a large maximum would be rounded by more than 2 ** 7, which as a power of two is infinite or nothing.
     A factor that is a power of two makes it exact. It is not smaller, so the weights of other scores only vanish
     faster.
     """
-    return T.if_then_else(T.abs(row_max * scale_log2) >= LARGE, power_above(scale_log2), scale_log2)
+    return T.if_then_else(T.abs(row_max * scale_log2) >= large, power_above(scale_log2), scale_log2)
 
 
 def base_of(row_max: Any, factor: Any = 1.0) -> Any:
@@ -65,7 +66,8 @@ def exponentiate(
     which a GPU takes off in the instruction that multiplies. Its rounding changes all weights of a row by one factor,
     from 2 ** -8 to 2 ** 8: quotients of sums are right.
 
-    With `gain`, which goes with `subtracts`, weights and their sums are times `2 ** gain`.
+    With `gain`, weights and their sums are times `2 ** gain`. Without `subtracts`, `base` has it, and no weight passes
+    `2 ** (gain + 0.5)`.
 
     With `slack`, `row_max` follows the maxima only where results would pass `2 ** slack` otherwise: quotients of sums
     are the same, and `rescale` is exactly 1 for most blocks, which `T.scale_rows` then skips. Scores as low as numbers
@@ -81,8 +83,8 @@ def exponentiate(
         if slack:
             is_high = (row_max[i] - old_row_max[i]) * scale_log2 > slack
             row_max[i] = T.if_then_else(is_high, row_max[i], old_row_max[i])
-        factor[i] = 1.0 if subtracts else factor_of(row_max[i], scale_log2)
-        new_base = base_of(row_max[i], factor[i])
+        factor[i] = 1.0 if subtracts else factor_of(row_max[i], scale_log2, LARGE_BESIDE_GAIN if gain else LARGE)
+        new_base = base_of(row_max[i], factor[i]) - (0.0 if subtracts else gain)
         rescale[i] = T.exp2((base[i] - new_base) * scale_log2 if subtracts else base[i] - new_base)
         base[i] = new_base
     for i, j in T.Parallel(rows, keys):

@@ -59,7 +59,7 @@ def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
         if isinstance(one, Gemm):
             in_flight = one.wg_wait != 0
         elif isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "wgmma_wait":
-            in_flight = in_flight and one.call.options != (0,)
+            in_flight = in_flight and one.call.options[0] != 0
         elif in_flight and n not in found:
             found.append(n)
     return sorted(found)

@@ -78,8 +78,8 @@ class TmaCopy(Copy):
     share: Expr | None = None
     shares: int = 1
     by: int = 0
-    counts: bool = True
     combine: str = ""
+    counts: bool = True
 
     @classmethod
     def build(  # type: ignore[override]
