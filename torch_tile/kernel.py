@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,11 @@ _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 class Compiled(type):
     """The class of JITKernel, which lets `JITKernel(func, target=...)` compile a @T.prim_func as TileLang's does."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The parameters of torch_tile.compile."""
+        return inspect.signature(sys.modules["torch_tile"].compile)
 
     def __call__(cls, program: Any, *args: Any, **named: Any) -> Any:
         """Make a kernel of a program, or compile one of a function."""
