@@ -6,7 +6,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.diagnostics.errors import LaunchError, TileError
 from torch_tile.jit import compile_program
 
 
@@ -65,3 +65,19 @@ def test_profiler(kernel):
     with pytest.raises(AssertionError, match=r"100\.00% of 6 elements differ"):
         profiler.assert_allclose(lambda x: x * 2 + 1)
     assert 0 < profiler.do_bench(warmup=1, rep=5) < 1e3
+
+
+def test_a_kernel_made_by_its_class():
+    """As TileLang's JITKernel compiles a function."""
+
+    @T.prim_func
+    def twice(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = A[i] * 2
+
+    kernel = torch_tile.JITKernel(twice, out_idx=[-1], target="cpu")
+    a = torch.randn(8)
+    assert isinstance(kernel, torch_tile.JITKernel) and torch.equal(kernel(a), a * 2)
+    with pytest.raises(TileError, match="prim_func"):
+        torch_tile.JITKernel(twice.program.name)

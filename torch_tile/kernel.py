@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,25 @@ if TYPE_CHECKING:
 _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 
-class JITKernel:
+class Compiled(type):
+    """The class of JITKernel, which lets `JITKernel(func, target=...)` compile a @T.prim_func as TileLang's does."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The parameters of torch_tile.compile."""
+        return inspect.signature(sys.modules["torch_tile"].compile)
+
+    def __call__(cls, program: Any, *args: Any, **named: Any) -> Any:
+        """Make a kernel of a program, or compile one of a function."""
+        if isinstance(program, Program | JITKernel):
+            return super().__call__(program, *args, **named)
+        return sys.modules["torch_tile"].compile(program, *args, **named)  # jit.py, which imports this file
+
+
+class JITKernel(metaclass=Compiled):
     """A compiled kernel; call it with the tensors and scalars of its signature (without those of out_idx).
+
+    `JITKernel(func, out_idx=None, target="auto", ...)` compiles a @T.prim_func, as torch_tile.compile does.
 
     Raises LaunchError for arguments that the kernel cannot take, or where its target is missing. In grad mode, tensors
     that require gradients are refused: `torch_tile.custom_op` gives a kernel a gradient.

@@ -539,3 +539,19 @@ def test_eager_functions_without_a_kernel():
 
     a = torch.randn(9)
     assert torch.equal(doubled(a), a * 2)
+
+
+def test_a_function_may_do_nothing(way):
+    @T.prim_func
+    def nothing(A: T.Tensor((4,), "float32"), n: T.int32):
+        """An author wrote `pass`."""
+        pass  # noqa: PIE790
+
+    a = torch.ones(4)
+    way(nothing, a, 3)
+    assert a.eq(1).all()
+    with pytest.raises(TileError, match="not_in_kernel"):
+
+        @T.prim_func
+        def forgotten(A: T.Tensor((4,), "float32")):
+            T.alloc_shared((4,), "float32")

@@ -126,10 +126,21 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         span = None if result is None else result_span(function)
         return finish(at, function.__name__, tuple(p for p in params.values() if p is not None), result, span)
 
-    return PrimFunc(function, _traced(run), dict.fromkeys(flags))
+    return PrimFunc(function, _traced(run, _does_nothing(function)), dict.fromkeys(flags))
 
 
-def _traced(run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program]) -> Program:
+def _does_nothing(function: FunctionType) -> bool:
+    """Return whether the author wrote `pass`, and nothing beside a docstring."""
+    body = source_tree(function).body
+    is_text = [isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in body]
+    return any(isinstance(s, ast.Pass) for s in body) and all(
+        text or isinstance(s, ast.Pass) for s, text in zip(body, is_text, strict=True)
+    )
+
+
+def _traced(
+    run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program], does_nothing: bool = False
+) -> Program:
     """Record what `run` does. A function without T.Kernel is recorded as one block of one thread."""
     try:
         with tracing() as at:
@@ -144,7 +155,7 @@ def _traced(run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Prog
     except TileError:
         raise first from None
     on_chip = any(n.buffer.scope not in HOST_SCOPES for n in find(program, Alloc))
-    is_empty = not any(kernel.body.stmts for kernel in program.kernels)
+    is_empty = not does_nothing and not any(kernel.body.stmts for kernel in program.kernels)
     if is_empty or on_chip or any(isinstance(n, TileOp | Role) for n in walk(program)):  # which a block is for
         raise first
     return program
