@@ -55,6 +55,7 @@ from torch_tile.options import CompileOptions, pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
+from torch_tile.tileop.results import never_written, unwritten_results
 from torch_tile.user_op import keep, kept, operator_name
 
 if TYPE_CHECKING:
@@ -194,8 +195,6 @@ def warn_of_paths(program: Program) -> None:
 
 def warn_of_results(program: Program, strict: bool) -> None:
     """Warn of results that no statement writes; with `strict` raise a TileError."""
-    from torch_tile.lowering.common.unwritten import unwritten_results
-
     found = unwritten_results(program)
     if found and strict:
         raise TileError(*found)
@@ -550,8 +549,6 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
         raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
     if not given:
         return []
-    from torch_tile.lowering.common.unwritten import never_written
-
     results: list[Any] = [program.params[p] for p in given]
     for tensor in never_written(program, results):
         why, fix = f"names `{tensor.name}`, which no statement writes", "name the tensors that the kernel writes"

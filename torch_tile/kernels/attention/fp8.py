@@ -115,12 +115,12 @@ def transpose_values(width: int, vector: int) -> Any:
         with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
             tile = T.alloc_shared((EACH, width), torch.uint8)
             # Rows that are not a multiple of 128 bytes apart: threads of a warp, each at its row, meet other banks.
-            turned = T.alloc_shared((width, EACH + 4), torch.uint8)
+            columns = T.alloc_shared((width, EACH + 4), torch.uint8)
             T.copy(v[sequence, head, bx * EACH, 0], tile)
             for word, c in T.Parallel(EACH // 4, width):
                 for byte in T.vectorized(4):
-                    turned[c, word * 4 + byte] = tile[key_at(word * 4 + byte), c]
-            T.copy(turned[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
+                    columns[c, word * 4 + byte] = tile[key_at(word * 4 + byte), c]
+            T.copy(columns[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
 
     return transpose_values
 

@@ -8,7 +8,7 @@ condition. Values that are dropped beyond a tensor may be garbage. The simulator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
@@ -282,22 +282,3 @@ def _lost_results(program: Program) -> list[Diagnostic]:
             if buffer in lost and lost[buffer] is None:
                 lost[buffer] = node.span
     return [diagnose("lost_result", span, buffer=buffer.name) for buffer, span in lost.items()]
-
-
-def unwritten_results(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each tensor of T.empty that is returned and that no kernel can write. It holds garbage,
-    as in TileLang: compile_program warns of it.
-    """
-    unwritten = never_written(program, program.outputs)
-    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
-
-
-def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
-    """Return those of `tensors` that no kernel can write. What has a pointer to one may write it."""
-    written: IdSet[Buffer] = IdSet()
-    for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
-        if isinstance(node, RegisteredOp):
-            written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
-        else:
-            written.add(node.buffer.base or node.buffer)
-    return [b for b in tensors if b not in written]

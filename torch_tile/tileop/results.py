@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find results that no kernel writes. No pass is imported, as programs from the cache are looked at, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address
+from torch_tile.ir.idmap import IdSet
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import Program, Store
+from torch_tile.tileop.base import RegisteredOp
+
+
+def unwritten_results(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each tensor of T.empty that is returned and that no kernel can write. It holds garbage,
+    as in TileLang: compile_program warns of it.
+    """
+    unwritten = never_written(program, program.outputs)
+    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
+
+
+def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
+    """Return those of `tensors` that no kernel can write. What has a pointer to one may write it."""
+    written: IdSet[Buffer] = IdSet()
+    for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
+        if isinstance(node, RegisteredOp):
+            written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
+        else:
+            written.add(node.buffer.base or node.buffer)
+    return [b for b in tensors if b not in written]
