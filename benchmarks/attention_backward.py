@@ -2,23 +2,27 @@
 """Gradients of attention: `python -m benchmarks.attention_backward [--quick] [--only d256] [--rivals cuDNN,FA2]`.
 
 From the result and the log-sum-exp of the forward, which is not timed. Work counts five products, though ours makes
-seven or eight so that sums are the same from run to run, and half of it under causal masks. Rivals: cuDNN,
-FlashAttention-2 and, under masks in memory, the memory-efficient kernel, as torch ships them, through autograd.
+seven or eight where sums are the same from run to run, and half of it under causal masks. Rivals: cuDNN,
+FlashAttention-2 and, under masks in memory, the memory-efficient kernel, as torch ships them, through autograd; and
+FlashAttention-4 where a module `rivals` offers it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from benchmarks.attention import BF16, FP32, Shape, mask_of, square, through
-from benchmarks.problem import Case, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call
 from torch_tile.kernels.attention.args import AttentionArgs
@@ -26,6 +30,10 @@ from torch_tile.kernels.attention.backward import attention_backward, gradients
 from torch_tile.kernels.attention.forward import attention
 
 ON_GPU = (
+    square(1, 4096, True, 1.0, 32, 32, dtype=BF16, quick=True),
+    square(2, 8192, True, 1.0, 32, 32, dtype=BF16, quick=True),
+    square(1, 8192, False, 1.0, 32, 32, dtype=BF16, quick=True),
+    square(2, 8192, True, 1.0, 32, 32, 64, dtype=BF16, quick=True),
     square(2, 4096, True, 1.0, 32, 8, dtype=BF16, quick=True), square(2, 2048, False, 1.0, 32, 32, dtype=BF16),
     square(8, 512, True, 1.0, 32, 8, dtype=BF16), square(4, 1024, True, 1.0, 16, 16, 64, dtype=BF16, quick=True),
     square(16, 512, False, 1.0, 12, 12, 64, dtype=BF16), square(1, 4096, True, 1.0, 16, 8, 256, dtype=BF16, quick=True),
@@ -38,6 +46,7 @@ ON_CPU = (
     square(2, 70, False, 1.0, 4, 2, 32, dtype=FP32, mask="bool", quick=True),
     square(1, 1024, True, 1.0, 8, 8, 64, dtype=FP32),
 )  # fmt: skip
+ROUNDINGS = 2.0  # of weights, and of the scores' gradients that are made of them
 PRODUCTS = 3, 2  # of five, how many have the width of a query and how many that of a value
 
 
@@ -93,18 +102,40 @@ def case(s: Shape, device: str) -> Case:
 
     return Case(
         partial(attention_backward, grad, q, k, v, out, lse, mask, s.causal),
-        {name: partial(through_autograd, backend, s, q, k, v, mask, grad) for name, backend in rivals_of(s, device)},
+        rivals_of(s, device, q, k, v, mask, grad),
         sample,
         lambda: together(truth()),
         read=lambda results: torch.cat([x.flatten() for x in results[:3]]),
+        leeway=ROUNDINGS,
     )
 
 
-def rivals_of(s: Shape, device: str) -> list[tuple[str, SDPBackend]]:
-    if device == "cpu":
-        return [("torch", SDPBackend.MATH)]
-    other = ("efficient", SDPBackend.EFFICIENT_ATTENTION) if s.mask else ("FA2", SDPBackend.FLASH_ATTENTION)
-    return [("cuDNN", SDPBackend.CUDNN_ATTENTION), other]
+def rivals_of(
+    s: Shape, device: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+    grad: torch.Tensor,
+) -> dict[str, Prepare]:  # fmt: skip
+    of_torch = [("torch", SDPBackend.MATH)]
+    if device == "cuda":
+        other = ("efficient", SDPBackend.EFFICIENT_ATTENTION) if s.mask else ("FA2", SDPBackend.FLASH_ATTENTION)
+        of_torch = [("cuDNN", SDPBackend.CUDNN_ATTENTION), other]
+    found: dict[str, Prepare] = {
+        name: partial(through_autograd, backend, s, q, k, v, mask, grad) for name, backend in of_torch
+    }
+    if device == "cuda" and not s.mask and s.dtype == BF16 and importlib.util.find_spec("rivals") is not None:
+        found["FA4"] = partial(flash_attention_4, s, q, k, v, grad)
+    return found
+
+
+def flash_attention_4(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> Call:
+    module: Any = importlib.import_module("rivals.fa4")
+    up, *operands = (x.transpose(1, 2).contiguous() for x in (grad, q, k, v))
+    out, lse = module.forward(*operands, causal=s.causal)
+
+    def call() -> list[torch.Tensor]:
+        found = module.backward(up, *operands, out, lse, causal=s.causal, deterministic=False)
+        return [x.transpose(1, 2) for x in found]
+
+    return call
 
 
 def through_autograd(

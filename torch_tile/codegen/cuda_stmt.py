@@ -224,7 +224,7 @@ def guarded_read(node: If) -> Call | None:
 
 
 def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
-    """Return the store of a loop that only fills neighbours of a small float's local array, and the value one step on.
+    """Match a loop that only fills neighbours of a local array of small floats: return its store, and the next value.
 
     One instruction narrows two such values. The first of each pair has an even place.
     """

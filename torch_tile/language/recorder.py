@@ -472,8 +472,8 @@ class Recorder:
             raise error("python_value", None, problem=what, fix=fix)
         return value
 
-    def looking_up(self, function: Any) -> Any:
-        """Return a method of this name. That of a dictionary raises TileError for a key that only the device knows."""
+    def checked_lookup(self, function: Any) -> Any:
+        """Wrap a dictionary's method: it raises TileError for a key that only the device knows. Others stay."""
         if not isinstance(getattr(function, "__self__", None), dict):
             return function
 

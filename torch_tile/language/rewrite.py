@@ -358,7 +358,7 @@ class _Reroute(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "print":
             node.func = _call("printing", node.func, at=node.func)
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):
-            node.func = _call("looking_up", node.func, at=node.func)
+            node.func = _call("checked_lookup", node.func, at=node.func)
         return node
 
     def visit_For(self, node: ast.For) -> Any:

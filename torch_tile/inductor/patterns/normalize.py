@@ -72,7 +72,7 @@ def normalize_graph(graph: Graph, backward: Collection[Node] = ()) -> None:
             _multiply_by_reciprocal(node, backward)
 
 
-def _become(node: Node, target: Any, *args: Any) -> None:
+def _retarget(node: Node, target: Any, *args: Any) -> None:
     """Let a node call `target` instead, for the same value."""
     inputs = node.all_input_nodes
     node.meta.setdefault(WRITTEN, node.target)
@@ -87,14 +87,14 @@ def _normalize_square(node: Node) -> None:
     is_product = is_call(node, aten.mul.Tensor) and x is not y and equivalent(x, y)
     is_power = is_call(node, aten.pow.Tensor_Scalar) and y == 2
     if (is_product or is_power or is_call(node, aten.square.default)) and dtype(x) == dtype(node):
-        _become(node, aten.mul.Tensor, x, x)
+        _retarget(node, aten.mul.Tensor, x, x)
 
 
 def _normalize_power(node: Node) -> None:
     """Write powers of one half and minus one half as `sqrt` and `rsqrt`."""
     exponent: Any = node.args[1] if is_call(node, aten.pow.Tensor_Scalar) else None
     if exponent in _ROOTS:
-        _become(node, _ROOTS[exponent], node.args[0])
+        _retarget(node, _ROOTS[exponent], node.args[0])
 
 
 def _normalize_mean(node: Node) -> None:

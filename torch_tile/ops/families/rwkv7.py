@@ -33,16 +33,19 @@ def _check_keys(op: str, args: Any) -> None:
 
 
 def _fake(args: Rwkv7Args[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.rwkv7` and make its empty results."""
     _check_keys("rwkv7", args)
     return delta_rule.fake("rwkv7", args)
 
 
 def _fake_backward(args: Rwkv7BackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    """Check the arguments of `tile.rwkv7_backward` and make its empty results."""
     _check_keys("rwkv7_backward", args)
     return delta_rule.fake_backward("rwkv7_backward", args, RWKV7_GRADIENTS)
 
 
 def _fake_step(args: Rwkv7StepArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.rwkv7_step` and make its empty results."""
     _check_keys("rwkv7_step", args)
     return delta_rule.fake_step("rwkv7_step", args)
 
@@ -51,6 +54,7 @@ KEYS, VALUES, STATE = ("batch", "time", "head", "k"), ("batch", "time", "head", 
 
 
 def _sharding(args: Any) -> Rule:
+    """Name the dimensions of `tile.rwkv7` for sharding."""
     packed = args.cu_seqlens is not None
     state = ("sequence", *STATE[1:]) if packed else STATE
     inputs: list[Any] = [KEYS, KEYS, VALUES, KEYS, KEYS, KEYS]
@@ -59,6 +63,7 @@ def _sharding(args: Any) -> Rule:
 
 
 def _sharding_of_step(args: Any) -> Rule:
+    """Name the dimensions of `tile.rwkv7_step` for sharding."""
     return Rule(outputs=[VALUES, STATE], inputs=[STATE, KEYS, KEYS, VALUES, KEYS, KEYS, KEYS], free=("batch", "head"))
 
 
