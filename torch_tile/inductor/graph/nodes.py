@@ -44,6 +44,8 @@ LAYOUT = (*VIEWS, *UNITS, *TURNS, *REPEATS)
 
 CAST = prims.convert_element_type.default
 CASTS = (CAST, aten._to_copy.default)
+NUMBERS = "tile_numbers"
+"""Key of a node's meta: the mean and deviation of the tensor that it stood for when the graph was compiled."""
 TIMES = "tile_times"
 """Key of a node's meta: the outcome of the contest that it won before the graph was partitioned."""
 TOLD = "tile_told"

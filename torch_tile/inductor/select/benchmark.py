@@ -19,10 +19,11 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
-from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, NUMBERS, is_extern
+from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, is_extern
 from torch_tile.inductor.graph.nodes import (
     CAST,
     LAYOUT,
+    NUMBERS,
     PARTS,
     aten,
     is_call,

@@ -30,9 +30,9 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.extract import FROZEN, NUMBERS, body_of, rivals, without_views
+from torch_tile.inductor.graph.extract import FROZEN, body_of, rivals, without_views
 from torch_tile.inductor.graph.inline import captured, expand
-from torch_tile.inductor.graph.nodes import Rewrite, val
+from torch_tile.inductor.graph.nodes import NUMBERS, Rewrite, val
 from torch_tile.inductor.report.rows import Outcome, log
 from torch_tile.inductor.select import benchmark
 from torch_tile.inductor.select.benchmark import is_called

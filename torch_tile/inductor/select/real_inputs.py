@@ -17,8 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.extract import NUMBERS
-from torch_tile.inductor.graph.nodes import val
+from torch_tile.inductor.graph.nodes import NUMBERS, val
 
 SAMPLED = 1 << 14  # most elements of a tensor to look at
 
