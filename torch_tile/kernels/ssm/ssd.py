@@ -82,9 +82,10 @@ def config_of_scan(config: Config, spec: Spec, members: int, states: int, machin
     """
     if states > config.state_tile:
         config = replace(config, heads=1)
-    if not machine.target.has_wgmma or spec.dtype.itemsize > 2:
+    if spec.dtype.itemsize > 4 or not machine.is_gpu:
         return config
-    if spec.vector == 1:  # no bulk copies, so that all threads copy, which takes registers
+    # Without bulk copies all threads copy, which takes registers.
+    if not machine.target.has_wgmma or spec.dtype.itemsize > 2 or spec.vector == 1:
         return replace(config, threads=256)
     config = replace(config, staged=True, blocks=2)
     if typical(Members(members)).members > 1 and states <= MOST_HELD:
