@@ -76,6 +76,16 @@ TILE_DEVICE float widen(const bf16* p, int i) {
   return bits_float(i % 2 ? pair & 0xffff0000u : pair << 16);
 }
 
+TILE_DEVICE float widen(const f16* p, int i) {
+  uint32_t pair = reinterpret_cast<const uint32_t*>(p)[i / 2];
+  float y;
+  if (i % 2)
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high; }" : "=f"(y) : "r"(pair));
+  else
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(y) : "r"(pair));
+  return y;
+}
+
 // ---- narrowing, to nearest even --------------------------------------------------------------------------------------------
 
 // Chips without fp8 instructions: E exponent and M mantissa bits; `overflow` is the code of values that do not fit.

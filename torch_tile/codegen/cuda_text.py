@@ -234,7 +234,8 @@ class CudaText(Text):
     def visit_Load(self, load: Load, wide: bool) -> tuple[str, int]:
         """Write an element."""
         buffer = load.buffer
-        if load.dtype == dt.bfloat16 and buffer.scope == "local" and (buffer.static_shape or (1,))[0] % 2 == 0:
+        paired = buffer.scope == "local" and (buffer.static_shape or (1,))[0] % 2 == 0
+        if paired and load.dtype in (dt.bfloat16, dt.float16):
             return f"tile::widen({self.names.of(buffer)}, {self.index(load.indices[0])})", 99
         return super().visit_Load(load, False)
 

@@ -17,7 +17,16 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
-from torch_tile.kernels.attention import backward, block_sparse, forward as attention, fp8, nsa, paged, varlen
+from torch_tile.kernels.attention import (
+    backward,
+    block_sparse,
+    forward as attention,
+    fp8,
+    fused_backward,
+    nsa,
+    paged,
+    varlen,
+)
 from torch_tile.kernels.attention.scaled_keys import E4M3
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
@@ -408,6 +417,8 @@ def _attention_backwards() -> Iterator[Case]:
             yield Case(
                 f"attention_backward {name} d{size} causal", _attention_backward(dtype, (size, size), causal=True)
             )
+        for size in fused_backward.TILINGS if dtype.itemsize == 2 else ():
+            yield Case(f"attention_backward {name} d{size} one kernel", partial(_fused_backward, dtype, size))
         yield Case(f"attention_backward {name} d192 d128", _attention_backward(dtype, (192, 128), causal=True))
         yield Case(f"attention_backward {name} d80 ragged", _attention_backward(dtype, (80, 80), (333, 777)))
         yield Case(f"attention_backward {name} d256", _attention_backward(dtype, (256, 256), causal=True))
@@ -451,6 +462,15 @@ def _attention_backward(
         return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep, operands, score)
 
     return call
+
+
+def _fused_backward(dtype: torch.dtype, size: int, make: Make) -> object:
+    """Call the one kernel of causal attention's gradients where the target has it, with four heads to each of keys."""
+    q, grad, out = (make((2, 32, 2048, size), dtype) for _ in range(3))
+    k, v = (make((2, 8, 2048, size), dtype) for _ in range(2))
+    lse = make((2, 32, 2048), torch.float32)
+    tiling = fused_backward.TILINGS[size] if backward.machine_of(q).target.has_wgmma else None
+    return backward.attention_backward(grad, q, k, v, out, lse, None, True, tilings=tiling)
 
 
 def _attentions_of_sequences() -> Iterator[Case]:

@@ -156,10 +156,10 @@ def test_types_must_have_a_product(a_type, b_type, c_type, complaint):
 
 def test_operands_are_on_chip(findings):
     @T.prim_func
-    def kernel(A: T.Tensor((4, 4), "float32")):
+    def kernel(A: T.Tensor((4, 4), "float32"), C: T.Tensor((4, 4), "float32")):
         with T.Kernel(1) as _:
             b = T.alloc_shared((4, 4), "float32")
-            T.gemm(A, b, A)
+            T.gemm(A, b, C)
 
     assert [d.code for d in findings(kernel)] == ["gemm_scope", "gemm_scope"]
     assert "T.gemm: A `A` lives in global memory" in findings(kernel)[0].message
