@@ -39,6 +39,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     chunks_of,
     config_for,
     load_rows,
+    load_times,
     most_keys,
     place_of,
     store_inverse,
@@ -72,6 +73,7 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
+            T.annotate_min_blocks_per_sm(1 if spec.packed else config.blocks)  # guarded stores take registers
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
@@ -121,6 +123,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
     more = [*s.later_keys(), *s.pairs_of_delta()]
     more += [s.like_values()] if spec.delta else []
     initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+    by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
 
     @T.prim_func
     def delta_scan_states(
@@ -145,6 +148,11 @@ def scan_states(config: Config, spec: Spec) -> Any:
             state = T.alloc_fragment((rows, columns), compute)
             said = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
+            stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
+            found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
+            logs = T.alloc_fragment((size,), compute)
+            rates = T.alloc_fragment((size,), compute)
+            final = T.alloc_local((1,), compute)
             if spec.channels:
                 later = T.alloc_shared((size, rows), spec.dtype)
                 keeps = T.alloc_shared((rows,), compute)
@@ -157,6 +165,9 @@ def scan_states(config: Config, spec: Spec) -> Any:
                     inside = T.logical_and(i < s.k, at + j < s.v)
                     given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
                     state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            if chunks > 0:
+                first, count = place_of(s, others[1] if spec.packed else None, begin)
+                load_times(s, decays, betas, (bz, first, count, head), logs, rates, final)
             for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, others[1] if spec.packed else None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
@@ -166,32 +177,39 @@ def scan_states(config: Config, spec: Spec) -> Any:
                     for i in T.Parallel(rows):
                         log = others[at_more + 1][bz, first + count - 1, head, T.min(i, s.k - 1)]
                         keeps[i] = T.if_then_else(i < s.k, T.exp2(log), 0.0)
-                T.copy(state, states[bz, begin + n, head, 0:rows, at : at + columns])
-                final = decays[bz, head, first + count - 1]
+                if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
+                    T.copy(state, stored)
+                T.copy(stored, states[bz, begin + n, head, 0:rows, at : at + columns])
                 for i in T.Parallel(size):
-                    time = T.min(first + i, s.length - 1)
-                    own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
-                    left = T.exp2(T.if_then_else(i < count, final - decays[bz, head, time], 0.0))
-                    factor[i] = T.if_then_else(i < count, left * betas[bz, head, time], 0.0)
+                    own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
+                    left = T.exp2(T.if_then_else(i < count, final[0] - logs[i], 0.0))
+                    factor[i] = T.if_then_else(i < count, left * rates[i], 0.0)
+                keep = T.alloc_var(compute, T.exp2(final[0]))
+                next_first, next_count = place_of(
+                    s, others[1] if spec.packed else None, begin + T.min(n + 1, chunks - 1)
+                )
+                load_times(s, decays, betas, (bz, next_first, next_count, head), logs, rates, final)
+                if spec.delta:
+                    T.copy(state, state_tile)
+                for i, j in T.Parallel(rows, columns):
+                    state[i, j] *= keeps[i] if spec.channels else keep
                 if spec.delta:
                     T.copy(
                         others[at_more + (2 if spec.channels else 0)][bz, first : first + size, head, 0:size], inverse
                     )
-                    T.copy(state, state_tile)
                     T.gemm(k_tile, state_tile, said, clear_accum=True)
                     for i, j in T.Parallel(size, columns):
                         rest[i, j] = T.cast(T.cast(v_tile[i, j], compute) - own[i] * said[i, j], spec.dtype)
                     T.gemm(inverse, rest, found, clear_accum=True)
                     for i, j in T.Parallel(size, columns):
                         weighed[i, j] = T.cast(found[i, j] * factor[i], spec.dtype)
-                    store_rows(s, found, others[at_more + len(more) - 1], (bz, first, count, head, at))
+                    if by_tiles:
+                        T.copy(found, found_tile)
+                    store_rows(s, found_tile, others[at_more + len(more) - 1], (bz, first, count, head, at))
                 else:
                     for i, j in T.Parallel(size, columns):
                         value = T.if_then_else(i < count, T.cast(v_tile[i, j], compute), 0.0)
                         weighed[i, j] = T.cast(value * factor[i], spec.dtype)
-                keep = T.exp2(final)
-                for i, j in T.Parallel(rows, columns):
-                    state[i, j] *= keeps[i] if spec.channels else keep
                 T.gemm(later if spec.channels else k_tile, weighed, state, transpose_A=True)
             T.copy(state, last[sequence, head, 0:rows, at : at + columns])
 
@@ -287,16 +305,16 @@ class Chunks:
         self.batch, self.length, self.heads, self.values = args.v.shape
         self.groups, self.keys = args.k.shape[2:]
         channels = args.g.dim() == 4
-        self.config = config or config_for(args.v.dtype, self.keys, self.machine, channels)
-        self.compute = compute_dtype(args.v.dtype)
-        self.sequences, size = sequences_of(args), self.config.chunk
-        packed = args.cu_seqlens is not None
-        self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
         q, k = dense_last(args.q), dense_last(args.k)
         self.reads = [] if reads is None else [dense_last(reads)]
         dense = *dense, *self.reads
         sizes, vectors = (self.keys, self.values), self.machine.is_gpu
         vector = vector_of((q, k, self.v, *dense), sizes) if vectors else 1
+        self.config = config or config_for(args.v.dtype, self.keys, self.machine, channels, bulk=vector > 1)
+        self.compute = compute_dtype(args.v.dtype)
+        self.sequences, size = sequences_of(args), self.config.chunk
+        packed = args.cu_seqlens is not None
+        self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
         starts = args.cu_seqlens.dtype if packed else None
         beta = None if args.beta is None else args.beta.dtype
         self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads))

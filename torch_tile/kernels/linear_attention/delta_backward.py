@@ -29,6 +29,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     Spec,
     chunks_of,
     load_rows,
+    load_times,
     place_of,
     store_rows,
 )
@@ -46,6 +47,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     state_shape = (s.sequences, s.h, s.k, s.v)
     initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+    by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
     both = 2 * size if spec.delta else size  # rows that teach the state before: queries, and behind them keys
 
     @T.prim_func
@@ -79,6 +81,11 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             added = T.alloc_fragment((rows, columns), compute)
             acc = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
+            stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
+            found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
+            logs = T.alloc_fragment((size,), compute)
+            rates = T.alloc_fragment((size,), compute)
+            final = T.alloc_local((1,), compute)
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
             if spec.channels or not spec.delta:
@@ -91,6 +98,9 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                     inside = T.logical_and(i < s.k, at + j < s.v)
                     given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
                     state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            if chunks > 0:
+                first, count = place_of(s, others[1] if spec.packed else None, begin + chunks - 1)
+                load_times(s, decays, betas, (bz, first, count, head), logs, rates, final)
             for n in T.Pipelined(chunks, num_stages=1):  # more would not fit
                 slot = begin + chunks - 1 - n
                 first, count = place_of(s, others[1] if spec.packed else None, slot)
@@ -109,14 +119,18 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 T.copy(grad[bz, first : first + size, head, at : at + columns], grad_tile)
                 T.copy(weights[bz, first : first + size, head, 0:size], weight)
                 T.copy(state, state_tile)
-                T.copy(state, behind[bz, slot, head, 0:rows, at : at + columns])
-                final = decays[bz, head, first + count - 1]
-                keep = T.exp2(final)
+                if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
+                    T.copy(state, stored)
+                T.copy(stored, behind[bz, slot, head, 0:rows, at : at + columns])
                 for i in T.Parallel(size):
-                    time = T.min(first + i, s.length - 1)
-                    own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
-                    left = T.exp2(T.if_then_else(i < count, final - decays[bz, head, time], 0.0))
-                    factor[i] = T.if_then_else(i < count, left * betas[bz, head, time], 0.0)
+                    own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
+                    left = T.exp2(T.if_then_else(i < count, final[0] - logs[i], 0.0))
+                    factor[i] = T.if_then_else(i < count, left * rates[i], 0.0)
+                keep = T.alloc_var(compute, T.exp2(final[0]))
+                next_first, next_count = place_of(
+                    s, others[1] if spec.packed else None, begin + T.max(chunks - 2 - n, 0)
+                )
+                load_times(s, decays, betas, (bz, next_first, next_count, head), logs, rates, final)
                 for i, j in T.Parallel(size, columns):
                     value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
                     own_grad[i, j] = T.cast(value, spec.dtype)
@@ -137,7 +151,9 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 else:
                     for i, j in T.Parallel(size, columns):
                         found[i, j] += acc[i, j]
-                store_rows(s, found, dv, (bz, first, count, head, at))
+                if by_tiles:
+                    T.copy(found, found_tile)
+                store_rows(s, found_tile, dv, (bz, first, count, head, at))
                 T.gemm(tile, weighed, added, transpose_A=True, clear_accum=True)
                 for i, j in T.Parallel(rows, columns):
                     state[i, j] = state[i, j] * (keeps[i] if spec.channels else keep) + added[i, j]

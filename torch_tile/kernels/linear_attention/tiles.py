@@ -7,7 +7,7 @@ has the first time of each chunk and the number of its times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ class Config:
 
     A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`, or
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
-    most sums at once, have `key_threads`.
+    most sums at once, have `key_threads`. `blocks` that find the pairs of chunks shall share a multiprocessor. Results
+    of scans that are `staged` leave through shared memory, from where bulk copies take them.
     """
 
     chunk: int = 64
@@ -44,6 +45,8 @@ class Config:
     threads: int = 128
     key_threads: int = 128
     stages: int = 2
+    blocks: int = 1
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,11 @@ class Spec:
         return self.starts is not None
 
 
-def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool = False) -> Config:
-    """Choose chunks and tiles by the number of keys, at most `most_keys`."""
+def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool = False, bulk: bool = True) -> Config:
+    """Choose chunks and tiles by the number of keys, at most `most_keys`.
+
+    bulk: whether bulk copies can load and store tiles. Registers then suffice for more blocks on a multiprocessor.
+    """
     rows = max(16, power_of_two(keys))
     narrow, wide = min(32, rows), rows > 128  # wide: shared memory is short
     if not machine.is_gpu:
@@ -92,14 +98,18 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
         return Config(16 if wide else 32, rows, narrow, 16 if wide else 32, channel_tile=narrow, stages=1)
     values, stages = (16, 1) if wide else (32, 2)
     size = 32 if wide and channels else 64
-    stages = stages if _scan_of_states(size, rows, values, stages, channels).fits(machine.target) else 1
-    return Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
+    hopper = bulk and machine.target.has_wgmma
+    staged = hopper and not (wide or channels)  # their tiles leave no room
+    stages = stages if _scan_of_states(size, rows, values, stages, channels, staged).fits(machine.target) else 1
+    config = Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
+    return replace(config, blocks=3, staged=staged) if hopper else config
 
 
-def _scan_of_states(chunk: int, keys: int, values: int, stages: int, channels: bool) -> Footprint:
+def _scan_of_states(chunk: int, keys: int, values: int, stages: int, channels: bool, staged: bool) -> Footprint:
     """Return the shared memory of the kernel with the largest tiles, of 16 bits: the scan of states."""
     loaded = [(chunk, keys)] * (2 if channels else 1) + [(chunk, values), (chunk, chunk)]
     kept = [(keys, values), (chunk, values), (chunk, values), (2, 2 * chunk), (2, keys if channels else 0)]
+    kept += [(keys, values), (chunk, values)] if staged else []
     tiles = [Tile(*shape, 16, stages) for shape in loaded] + [Tile(*shape, 16) for shape in kept]
     return Footprint(tuple(tiles))
 
@@ -207,6 +217,20 @@ def chunks_of(s: Any, starts: Any, sequence: Any) -> Any:
 
 
 @T.macro
+def load_times(s: Any, decays: Any, betas: Any, place: tuple[Any, ...], logs: Any, rates: Any, final: Any) -> None:
+    """Load decays and betas of a chunk, and the decay at its end.
+
+    A scan loads those of the next chunk while it computes, so that no thread waits for them.
+    """
+    bz, first, count, head = place
+    for i in T.Parallel(s.config.chunk):
+        time = T.max(T.min(first + i, s.length - 1), 0)
+        logs[i] = decays[bz, head, time]
+        rates[i] = betas[bz, head, time]
+    final[0] = decays[bz, head, T.max(T.min(first + count - 1, s.length - 1), 0)]
+
+
+@T.macro
 def store_rows(s: Any, tile: Any, out: Any, place: tuple[Any, ...]) -> None:
     """Store rows of a chunk to a tensor `[B, L, H, ...]`, but those of later sequences."""
     bz, first, count, head, column = place
@@ -236,20 +260,30 @@ def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
             for j in tuple(range(i)):
                 column[i] -= lower[begin + i, begin + j] * column[j]
             inverse[begin + i, c] = column[i]
-    half = base
+    half, tall, wide = base, min(4, base), min(2, base)  # a thread computes tall x wide elements of a product at once
     while half < size:
-        for i, j in T.Parallel(size // 2, half):
-            begin, row = i // half * 2 * half, i % half
-            total = T.alloc_var(dtype, 0.0)
+        for i, j in T.Parallel(size // 2 // tall, half // wide):
+            begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
+            total = T.alloc_local((tall * wide,), dtype)
+            for n in tuple(range(tall * wide)):
+                total[n] = 0.0
             for k in T.serial(half):
-                total += lower[begin + half + row, begin + k] * inverse[begin + k, begin + j]
-            scratch[i, j] = total
-        for i, j in T.Parallel(size // 2, half):
-            begin, row = i // half * 2 * half, i % half
-            total = T.alloc_var(dtype, 0.0)
+                for n in tuple(range(tall * wide)):
+                    left = lower[begin + half + row + n // wide, begin + k]
+                    total[n] += left * inverse[begin + k, begin + column + n % wide]
+            for n in tuple(range(tall * wide)):
+                scratch[i * tall + n // wide, column + n % wide] = total[n]
+        for i, j in T.Parallel(size // 2 // tall, half // wide):
+            begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
+            total = T.alloc_local((tall * wide,), dtype)
+            for n in tuple(range(tall * wide)):
+                total[n] = 0.0
             for k in T.serial(half):
-                total -= inverse[begin + half + row, begin + half + k] * scratch[i - row + k, j]
-            inverse[begin + half + row, begin + j] = total
+                for n in tuple(range(tall * wide)):
+                    left = inverse[begin + half + row + n // wide, begin + half + k]
+                    total[n] -= left * scratch[i * tall - row + k, column + n % wide]
+            for n in tuple(range(tall * wide)):
+                inverse[begin + half + row + n // wide, begin + column + n % wide] = total[n]
         half = half * 2
 
 
