@@ -469,7 +469,7 @@ def _fused_backward(dtype: torch.dtype, size: int, make: Make) -> object:
     q, grad, out = (make((2, 32, 2048, size), dtype) for _ in range(3))
     k, v = (make((2, 8, 2048, size), dtype) for _ in range(2))
     lse = make((2, 32, 2048), torch.float32)
-    tiling = fused_backward.TILINGS[size] if backward.machine_of(q).target.has_wgmma else None
+    tiling = fused_backward.TILINGS[size] if common.machine_of(q).target.has_wgmma else None
     return backward.attention_backward(grad, q, k, v, out, lse, None, True, tilings=tiling)
 
 
