@@ -56,6 +56,7 @@ FOOTPRINTS = {
     "mla_decode_hopper": lambda config, spec, bulk: mla.footprint(config, spec),
 }
 FIXED = (
+    "causal_conv1d",
     "lightning_index",
     "delta_",
     "gated_delta_rule",

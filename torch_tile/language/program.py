@@ -126,7 +126,7 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         span = None if result is None else result_span(function)
         return finish(at, function.__name__, tuple(p for p in params.values() if p is not None), result, span)
 
-    return PrimFunc(function, _traced(run, _does_nothing(function)), dict.fromkeys(flags))
+    return PrimFunc(function, _traced(run, function), dict.fromkeys(flags))
 
 
 def _does_nothing(function: FunctionType) -> bool:
@@ -139,7 +139,7 @@ def _does_nothing(function: FunctionType) -> bool:
 
 
 def _traced(
-    run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program], does_nothing: bool = False
+    run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program], function: FunctionType | None = None
 ) -> Program:
     """Record what `run` does. A function without T.Kernel is recorded as one block of one thread."""
     try:
@@ -155,8 +155,9 @@ def _traced(
     except TileError:
         raise first from None
     on_chip = any(n.buffer.scope not in HOST_SCOPES for n in find(program, Alloc))
-    is_empty = not does_nothing and not any(kernel.body.stmts for kernel in program.kernels)
-    if is_empty or on_chip or any(isinstance(n, TileOp | Role) for n in walk(program)):  # which a block is for
+    is_empty = not any(kernel.body.stmts for kernel in program.kernels)
+    is_forgotten = is_empty and (function is None or not _does_nothing(function))
+    if is_forgotten or on_chip or any(isinstance(n, TileOp | Role) for n in walk(program)):  # which a block is for
         raise first
     return program
 
