@@ -61,6 +61,7 @@ FIXED = (
     "delta_",
     "gated_delta_rule",
     "group_tokens",
+    "linear_attention_",
     "ssd_",
 )  # tiles of one size each, which every GPU must hold
 
