@@ -56,7 +56,7 @@ from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
 from torch_tile.tileop.results import never_written, unwritten_results
-from torch_tile.user_op import constant_in_graphs, keep, keep_operator, kept, name_for_graphs, named
+from torch_tile.user_op import assume_constant_result, from_dynamo_key, keep, keep_operator, kept, register_for_dynamo
 
 if TYPE_CHECKING:
     from torch_tile.codegen.sources import Entry
@@ -331,13 +331,13 @@ class JITFunction:
         return _by_name, (self.function.__module__, self.function.__qualname__, self.target, self.options)
 
     def _start_empty(self) -> None:
-        """Make the caches of kernels empty."""
+        """Make the caches of kernels empty, and register this object, whose kernels are its own, for Dynamo."""
         self.kernels: dict[Any, JITKernel] = {}
         self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
         self.specialisations: dict[Any, Specialisation] = {}
         self.lock = threading.RLock()
         self.locks: dict[Any, threading.RLock] = {}  # of one kernel each: different ones are compiled side by side
-        self.name_for_graphs = name_for_graphs(self)
+        self.dynamo_key = register_for_dynamo(self)
 
     def on(self, target: object) -> JITFunction:
         """Return the same kernel function for another target; equal targets give the same object."""
@@ -422,7 +422,7 @@ class JITFunction:
     def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Handle a call while Dynamo traces a graph; an eager kernel is chosen by the tensors' known properties."""
         if self.is_lazy:
-            return getattr(kept, _compiled_name(self.name_for_graphs, *args, **kwargs))
+            return getattr(kept, _keep_compiled(self.dynamo_key, *args, **kwargs))
         given = [*zip(self.names, args, strict=False), *kwargs.items()]
         known: list[tuple[str, Any]] = []
         passed = []
@@ -435,10 +435,10 @@ class JITFunction:
                 passed.append(value)
             else:
                 known.append((name, value))
-        return getattr(kept, _operator_name(self.name_for_graphs, tuple(known)))(*passed)
+        return getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(known)))(*passed)
 
-    def kernel_for_known(self, known: Sequence[tuple[str, Any]]) -> JITKernel:
-        """Return the kernel of an eager call with known arguments, a tensor by its dtype, sizes, strides and device."""
+    def kernel_for_traced_call(self, known: Sequence[tuple[str, Any]]) -> JITKernel:
+        """Return the kernel of an eager call in a traced graph; (dtype, shape, strides, device) stands for a tensor."""
 
         def example(value: Any) -> Any:
             if not (isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], _torch.dtype)):
@@ -523,16 +523,19 @@ class JITFunction:
             return self.kernels[key]
 
 
-@constant_in_graphs
-def _compiled_name(function: str, /, *args: Any, **kwargs: Any) -> str:
-    """Compile a kernel of the function with this name for graphs, and return the kernel's name in `kept`."""
-    return keep(named(function).compile(*args, **kwargs))
+@assume_constant_result
+def _keep_compiled(key: str, /, *args: Any, **kwargs: Any) -> str:
+    """Compile and keep a kernel of the function with this Dynamo key; return its name in `kept`."""
+    return keep(from_dynamo_key(key).compile(*args, **kwargs))
 
 
-@constant_in_graphs
-def _operator_name(function: str, known: Sequence[tuple[str, Any]]) -> str:
-    """Return the name in `kept` of the operator for an eager call with these known arguments."""
-    return keep_operator(named(function).kernel_for_known(known))
+@assume_constant_result
+def _keep_eager_operator(key: str, known: Sequence[tuple[str, Any]]) -> str:
+    """Keep the operator for an eager call of the function with this Dynamo key; return its name in `kept`.
+
+    `known` holds the arguments as `JITFunction.kernel_for_traced_call` takes them.
+    """
+    return keep_operator(from_dynamo_key(key).kernel_for_traced_call(known).dynamo_key)
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:

@@ -35,7 +35,7 @@ class Kept:
 
 kept: Kept = Kept()
 _numbers = itertools.count()
-_named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_registered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -65,23 +65,26 @@ def custom_op(
     return _define(kernel, backward, setup_context)
 
 
-def name_for_graphs(value: object) -> str:
-    """Return a new name of a kernel or a kernel function, by which `named` finds it as long as it lives."""
-    name = f"{type(value).__name__}_{next(_numbers)}"
-    _named[name] = value
-    return name
+def register_for_dynamo(value: object) -> str:
+    """Register a kernel or a kernel function under a new key, and return the key; it is valid while the object lives.
+
+    Dynamo of torch 2.11 passes texts, but no objects, to functions marked by `assume_constant_result`.
+    """
+    key = f"{type(value).__name__}_{next(_numbers)}"
+    _registered[key] = value
+    return key
 
 
-def named(name: str) -> Any:
-    """Return the object that `name_for_graphs` gave this name."""
-    return _named[name]
+def from_dynamo_key(key: str) -> Any:
+    """Return the kernel or kernel function that `register_for_dynamo` gave this key."""
+    return _registered[key]
 
 
-def constant_in_graphs(function: Callable[..., str]) -> Callable[..., str]:
+def assume_constant_result(function: Callable[..., str]) -> Callable[..., str]:
     """Let Dynamo call a function while it traces a graph, and take the result for a constant.
 
-    Arguments are texts, numbers, dtypes and devices: torch 2.11 passes no other objects. The result is a name, because
-    Dynamo can guard names.
+    It does what torch.compiler.assume_constant_result does, without importing torch. The functions return names,
+    because Dynamo can guard names.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -97,19 +100,18 @@ def keep(value: Any) -> str:
     return name
 
 
-def keep_operator(kernel: JITKernel) -> str:
-    """Return the name in `kept` of a kernel's operator without a gradient; create it at the first call."""
+@assume_constant_result
+def keep_operator(key: str) -> str:
+    """Keep the operator, without a gradient, of the kernel with this Dynamo key; return its name in `kept`.
+
+    The operator is defined at the first call.
+    """
+    kernel = from_dynamo_key(key)
     with _lock:
         found = kernel.__dict__.get("operator")
         if found is None:
             found = kernel.__dict__["operator"] = _define(kernel, None, None)
         return keep(found)
-
-
-@constant_in_graphs
-def operator_name(kernel: str) -> str:
-    """Return the name in `kept` of the operator of the kernel with this name for graphs."""
-    return keep_operator(named(kernel))
 
 
 def written_params(program: Program) -> set[int]:
