@@ -124,3 +124,14 @@ def test_appended_positions(engine, problems):
                 want[table[b, s // 4], s % 4] = stored[b, t]
     ops.append_latents(kv, k_pe, cache, table, lengths)
     assert torch.equal(cache, want)
+
+
+def test_appended_scales_keep_their_bits(engine):
+    """The lower half of this scale would be a NaN with a payload if it were a bfloat16."""
+    kv, k_pe = torch.zeros(1, 1, GROUP), torch.zeros(1, 1, 16)
+    kv[..., 0] = torch.tensor([0x3BDC7FF2], dtype=torch.int32).view(torch.float32) * 448
+    want = pack(kv, k_pe)
+    assert want[0, 0, GROUP : GROUP + 2].view(torch.bfloat16).isnan()
+    cache = torch.zeros(1, 4, bytes_of(GROUP, 16), dtype=torch.uint8)
+    ops.append_latents(kv, k_pe, cache, torch.zeros(1, 1).int(), torch.ones(1).int())
+    assert torch.equal(cache[0, 0], want[0, 0])

@@ -251,7 +251,9 @@ def write_pages(
     `starts` has two numbers for each sequence: its first new row, and the end of its new rows. Pages of float8 have
     scales, and `makes` says of those of keys and of values whether they are made here.
     """
-    slabs, heads, rows, sequences, columns, pages = T.dynamic("slabs, heads, rows, sequences, columns, pages")
+    heads, rows, sequences, columns, pages = T.dynamic("heads, rows, sequences, columns, pages")
+    # Loads from a known number of slabs need no guard: a guarded one loses payloads of NaN, which packed latents have.
+    slabs = 1 if ragged else sequences
     sizes = list(zip("kv", widths, strict=True))
     new_types = [strided(name, (slabs, rows, heads, width), dtype) for name, width in sizes]
     page_types = [strided(f"{name}_pages", (pages, page, heads, width), page_dtype) for name, width in sizes]
@@ -302,10 +304,12 @@ def write_pages(
                     if bx * ROWS + i < count and position >= 0 and position < columns * page:
                         number = block_tables[sequence, position // page]
                         if number >= 0 and number < pages:
-                            value = new[slab, begin + bx * ROWS + i, head, c]
+                            row = begin + bx * ROWS + i
                             if makes:
-                                value = rounded(T.cast(value, accum) * (1.0 / own[i]), E4M3)
-                            cache[number, position % page, head, c] = value
+                                value = T.cast(new[slab, row, head, c], accum) * (1.0 / own[i])
+                                cache[number, position % page, head, c] = rounded(value, E4M3)
+                            else:
+                                cache[number, position % page, head, c] = new[slab, row, head, c]
 
     return write_pages
 

@@ -72,10 +72,13 @@ def encode(value: Value, dtype: DType) -> Any:
 
 
 def _bfloat16(x: Any) -> Any:
-    """Round float32 values to bfloat16."""
+    """Round float32 values to bfloat16. A NaN keeps its bits if bfloat16 has it, as copies on a GPU keep them."""
     bits = x.view(np.uint32)
-    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), np.uint32(0x7FC0), nearest).astype(np.uint16)
+    upper = bits >> np.uint32(16)
+    nearest = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    computed = (bits & np.uint32(0xFFFF) != 0) | (upper & np.uint32(0x7FFF) == 0x7FC0)  # arithmetic gives either sign
+    nan = np.where(computed, np.uint32(0x7FC0), upper)
+    return np.where(np.isnan(x), nan, nearest).astype(np.uint16)
 
 
 def number(value: Value, dtype: DType) -> Value:
