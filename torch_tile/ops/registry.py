@@ -148,12 +148,12 @@ def operator_of(target: Any) -> Operator | None:
 
 def arguments_of(args: Any) -> str:
     """Return the arguments of a schema, from the annotations and defaults of a named tuple."""
-    hints, defaults = _hints_of(args), args._field_defaults
+    hints, defaults = hints_of(args), args._field_defaults
     given = (f"{_type(hints[name], name)} {name}{_default(name, defaults)}" for name in args._fields)
     return f"({', '.join(given)})"
 
 
-_hints_of = functools.cache(get_type_hints)
+hints_of = functools.cache(get_type_hints)
 
 
 def _type(hint: Any, name: str) -> str:
@@ -266,7 +266,7 @@ def as_listed(x: Any) -> Any:
 
 def _signature(args: Any, result: Any) -> inspect.Signature:
     """Return the parameters of `args`, with tensors for its generic type."""
-    hints = _hints_of(args)
+    hints = hints_of(args)
     found = inspect.signature(args)
     parameters = [p.replace(annotation=_of_tensors(hints[p.name])) for p in found.parameters.values()]
     return found.replace(parameters=parameters, return_annotation=result)
