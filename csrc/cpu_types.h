@@ -138,7 +138,7 @@ template <class T> inline float finite(float x) {
 
 // x truncated to an integer. What is too large or too small becomes the greatest or least value, NaN 0: C++ leaves them
 // undefined.
-template <class To, class From> inline To whole(From x) {
+template <class To, class From> inline To truncated(From x) {
   constexpr int bits = 8 * sizeof(To);
   constexpr bool is_signed = To(-1) < To(0);
   constexpr uint64_t top = ~uint64_t(0) >> (64 - bits + is_signed);
@@ -163,7 +163,7 @@ template <class To, class From> inline To convert(From x) {
   else if constexpr (is_small<From>) return convert<To>(widen(x));
   else if constexpr (is_small<To>) return narrow<To>(float(x));
   else if constexpr (same<To, bool>) return x != From(0);
-  else if constexpr (is_native_float<From> && !is_native_float<To>) return whole<To>(x);
+  else if constexpr (is_native_float<From> && !is_native_float<To>) return truncated<To>(x);
   else return To(x);
 }
 

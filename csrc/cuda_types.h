@@ -166,30 +166,30 @@ template <class T> TILE_DEVICE float finite(float x) {
 
 // x truncated to an integer. PTX takes the greatest or least value for what is too large or too small, and 0 for NaN, but
 // not where either type has 64 bits. C++ leaves all of these undefined.
-template <class To, class From> struct Whole;
-#define TILE_WHOLE(To, to, Held, held, From, from, of)                           \
-  template <> struct Whole<To, From> {                                           \
-    static TILE_DEVICE To of_number(From x) {                                    \
-      Held y;                                                                    \
-      asm("cvt.rzi." to "." from " %0, %1;" : held(y) : of(x));                  \
-      return To(y);                                                              \
-    }                                                                            \
+template <class To, class From> struct Truncated;
+#define TILE_TRUNCATED(To, to, Held, held, From, from, of)      \
+  template <> struct Truncated<To, From> {                      \
+    static TILE_DEVICE To of_number(From x) {                   \
+      Held y;                                                   \
+      asm("cvt.rzi." to "." from " %0, %1;" : held(y) : of(x)); \
+      return To(y);                                             \
+    }                                                           \
   };
-#define TILE_WHOLE_OF(From, from, of)                          \
-  TILE_WHOLE(int8_t, "s8", int, "=r", From, from, of)          \
-  TILE_WHOLE(int16_t, "s16", int16_t, "=h", From, from, of)    \
-  TILE_WHOLE(int32_t, "s32", int, "=r", From, from, of)        \
-  TILE_WHOLE(int64_t, "s64", int64_t, "=l", From, from, of)    \
-  TILE_WHOLE(uint8_t, "u8", uint32_t, "=r", From, from, of)    \
-  TILE_WHOLE(uint16_t, "u16", uint16_t, "=h", From, from, of)  \
-  TILE_WHOLE(uint32_t, "u32", uint32_t, "=r", From, from, of)  \
-  TILE_WHOLE(uint64_t, "u64", uint64_t, "=l", From, from, of)
-TILE_WHOLE_OF(float, "f32", "f")
-TILE_WHOLE_OF(double, "f64", "d")
-#undef TILE_WHOLE_OF
-#undef TILE_WHOLE
-template <class To, class From> TILE_DEVICE To whole(From x) {
-  const To found = Whole<To, From>::of_number(x);
+#define TILE_TRUNCATED_OF(From, from, of)                         \
+  TILE_TRUNCATED(int8_t, "s8", int, "=r", From, from, of)         \
+  TILE_TRUNCATED(int16_t, "s16", int16_t, "=h", From, from, of)   \
+  TILE_TRUNCATED(int32_t, "s32", int, "=r", From, from, of)       \
+  TILE_TRUNCATED(int64_t, "s64", int64_t, "=l", From, from, of)   \
+  TILE_TRUNCATED(uint8_t, "u8", uint32_t, "=r", From, from, of)   \
+  TILE_TRUNCATED(uint16_t, "u16", uint16_t, "=h", From, from, of) \
+  TILE_TRUNCATED(uint32_t, "u32", uint32_t, "=r", From, from, of) \
+  TILE_TRUNCATED(uint64_t, "u64", uint64_t, "=l", From, from, of)
+TILE_TRUNCATED_OF(float, "f32", "f")
+TILE_TRUNCATED_OF(double, "f64", "d")
+#undef TILE_TRUNCATED_OF
+#undef TILE_TRUNCATED
+template <class To, class From> TILE_DEVICE To truncated(From x) {
+  const To found = Truncated<To, From>::of_number(x);
   if constexpr (sizeof(To) == 8 || sizeof(From) == 8) return x == x ? found : To(0);
   else return found;
 }
@@ -200,7 +200,7 @@ template <class To, class From> TILE_DEVICE To convert(From x) {
   else if constexpr (is_small<From>) return convert<To>(widen(x));
   else if constexpr (is_small<To>) return narrow<To>(float(x));
   else if constexpr (same<To, bool>) return x != From(0);
-  else if constexpr (is_native_float<From> && !is_native_float<To>) return whole<To>(x);
+  else if constexpr (is_native_float<From> && !is_native_float<To>) return truncated<To>(x);
   else return To(x);
 }
 

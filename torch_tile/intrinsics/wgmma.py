@@ -9,7 +9,7 @@ accumulators, its registers of A, or the shared memory that it reads. The C++ of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_tile.hardware import HOPPER, WARPGROUP, Target
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
@@ -17,6 +17,7 @@ from torch_tile.intrinsics.matrix import Digits, digits_of
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
+from torch_tile.ir.node import Node
 from torch_tile.ir.stmt import Do
 
 M = 64  # rows of every shape
@@ -98,6 +99,13 @@ def walks_of(call: Call) -> tuple[Descriptor | None, Descriptor]:
     return a, b
 
 
+class Wait(NamedTuple):
+    """The options of a `wgmma_wait`, as that takes them."""
+
+    pending: int
+    behind: bool = False
+
+
 def wgmma_fence() -> Do:
     """Make ordinary writes to registers visible to the following products; needed before the first of a sequence."""
     return Do(Call("wgmma_fence", (), dt.int32))
@@ -113,7 +121,17 @@ def wgmma_wait(pending: int, behind: bool = False) -> Do:
 
     With `behind`, the assembler keeps the arithmetic before the wait there, so that products run beside it.
     """
-    return Do(Call("wgmma_wait", (), dt.int32, (pending, "true") if behind else (pending,)))
+    return Do(Call("wgmma_wait", (), dt.int32, (pending, True) if behind else (pending,)))
+
+
+def wait_of(one: Node) -> Wait | None:
+    """Return the options of a `wgmma_wait`, a call or the statement of one; None of other nodes."""
+    call = one.call if isinstance(one, Do) else one
+    if not isinstance(call, Call) or call.name != "wgmma_wait":
+        return None
+    pending, *behind = call.options
+    assert isinstance(pending, int)
+    return Wait(pending, behind == [True])
 
 
 def wgmma_results(d: Address, count: int) -> Do:

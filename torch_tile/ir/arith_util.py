@@ -103,7 +103,7 @@ def evaluate(expr: Expr, values: Values) -> Scalar:
         if not isinstance(a, int | float) and expr.type in EXACT:
             return a
         if isinstance(a, float) and expr.type.is_integer:
-            return dt.whole(a, expr.type)
+            return dt.truncated(a, expr.type)
         return const(a, expr.type).value
     if isinstance(expr, Unary):
         a = evaluate(expr.a, values)

@@ -190,7 +190,7 @@ def limits(dtype: DType) -> tuple[int, int]:
     return (0, 2 * half - 1) if dtype.kind == "uint" else (-half, half - 1)
 
 
-def whole(value: float, dtype: DType) -> int:
+def truncated(value: float, dtype: DType) -> int:
     """Convert a float to an integer type: truncated, at its least or greatest value beyond the ends, 0 for NaN."""
     if math.isnan(value):
         return 0

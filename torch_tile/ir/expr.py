@@ -193,7 +193,7 @@ class Binary(Expr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cast(Expr):
-    """A conversion: floats round to nearest even, float to integer truncates and saturates (`dt.whole`)."""
+    """A conversion: floats round to nearest even, float to integer truncates and saturates (`dt.truncated`)."""
 
     type: DType
     a: Expr
@@ -531,7 +531,7 @@ def cast(value: Any, dtype: object) -> Expr:
     if not isinstance(x, Const):
         return Cast(to, x)
     if x.dtype.is_float and to.is_integer:
-        return Const(dt.whole(x.value, to), to)
+        return Const(dt.truncated(x.value, to), to)
     return const(dt.saturated(x.value, to), to)
 
 

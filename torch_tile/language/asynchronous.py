@@ -15,7 +15,7 @@ from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Call, Const, Expr, Load, binary, const, is_number, to_expr, truth
+from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, is_number, to_expr, truth
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.roles import check_registers
 from torch_tile.language.threads import numbered, thread_index
@@ -406,5 +406,5 @@ def _numbers(ages: Ages) -> dict[Buffer, int]:
 
 def _pending(one: Stmt) -> int | None:
     """Return the number of products that a wait leaves in flight, or None for other statements."""
-    call = one.call if isinstance(one, Do) else None
-    return memory.option(call) if isinstance(call, Call) and call.name == "wgmma_wait" and call.options else None
+    wait = wgmma.wait_of(one)
+    return None if wait is None else wait.pending

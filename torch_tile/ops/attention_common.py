@@ -19,7 +19,8 @@ from torch_tile.kernels.attention.arguments import FAR
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
-from torch_tile.ops.registry import op_gradients, without_tensors
+from torch_tile.ops.registry import op_gradients
+from torch_tile.ops.saved_args import needs_of, restored_args, save_args
 from torch_tile.ops.sharding_rule import Rule
 
 Sizes = Sequence[tuple[checks.Size, str]]
@@ -71,11 +72,6 @@ def check_results(op: str, args: Any, out: tuple[str, Sizes], lse: tuple[str, Si
     require_type(found == sums, lambda: f"tile.{op}: lse has dtype {found}; expected {sums}")
 
 
-def needs_of(ctx: Any, args: Any) -> Any:
-    """Return which arguments want a gradient, as an object of the class `args`; None for those left to defaults."""
-    return args(*ctx.needs_input_grad, *[None] * (len(args._fields) - len(ctx.needs_input_grad)))
-
-
 def sharding_of_backward(args: Any, forward: Rule) -> Rule:
     """Return the backward's rule from the forward's. Gradients of keys are sums over the heads that share them."""
     q_dims, k_dims, v_dims, *others = forward.inputs
@@ -87,7 +83,7 @@ def sharding_of_backward(args: Any, forward: Rule) -> Rule:
         inputs=[out_dims, *tensors, out_dims, lse_dims, *others],
         free=free,
         even=forward.even,
-        saved=[out_dims, *tensors, *others],
+        saved=[*tensors, *others, out_dims],
     )
 
 
@@ -104,59 +100,48 @@ def none_of(op: str, needed: Any) -> Any:
 class Gradients:
     """The gradients of operators `name_lse` and `name_backward`, of which `name` is also the family of kernels.
 
-    args, backward_args: the classes of their arguments, of which aux and the first `tensors` of args are tensors.
+    args, backward_args: the classes of their arguments, which begin with q, k and v.
     """
 
     name: str
     args: Any
     backward_args: Any
-    tensors: int
 
     def in_training(self, args: Any) -> Tensor:
         """Run the op that keeps what the backward needs."""
         out: Tensor = getattr(torch.ops.tile, f"{self.name}_lse").default(*args)[0]
         return out
 
-    def tensors_of(self, args: Any) -> tuple[Tensor | None, ...]:
-        """Return the tensors among the arguments, in order."""
-        return (*args[: self.tensors], *(args.aux or ()))
-
-    def with_tensors(self, options: Any, tensors: Sequence[Tensor | None]) -> Any:
-        """Return arguments with the tensors of `tensors_of`, and the other fields from the `options`."""
-        named: dict[str, Any] = dict(zip(self.args._fields[: self.tensors], tensors, strict=False))
-        return options._replace(**named, aux=None if options.aux is None else list(tensors[self.tensors :]))
-
     def save(self, ctx: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
         """Save what the backward needs."""
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*self.tensors_of(args), *output)
-        ctx.args = without_tensors(args)
+        save_args(ctx, args, *output)
 
     def gradients(self, ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
         """Compute the gradients by the backward operator."""
-        *tensors, out, lse = ctx.saved_tensors
+        args, (out, lse) = restored_args(ctx)
         of_aux = none_of(self.name, needs_of(ctx, self.args).aux)
         # Gradients of gradients are computed from the inputs alone.
-        given = self.with_tensors(ctx.args, tensors).backward(grad, out.detach(), lse.detach())
+        given = args.backward(grad, out.detach(), lse.detach())
         dq, dk, dv = getattr(torch.ops.tile, f"{self.name}_backward").default(*given)
         return op_gradients(self.args, q=dq, k=dk, v=dv, aux=of_aux)
 
     def save_backward(self, ctx: Any, args: Any, output: Any) -> None:
         """Save what the gradient of the backward needs."""
-        ctx.save_for_backward(args.grad, *self.tensors_of(args.forward))
-        ctx.args = without_tensors(args.forward)
+        save_args(ctx, args.forward, args.grad)
 
     def twice(self, ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Compute gradients of gradients by autograd of plain torch. `out` and `lse` stand for the inputs of their
         computation.
         """
 
-        def computed(grad: Tensor, *tensors: Any) -> list[Tensor]:
-            found = kernels(self.name).gradients(grad, self.with_tensors(ctx.args, tensors))
-            return [new.to(x.dtype) for new, x in zip(found, tensors[:3], strict=True)]
+        def computed(*tensors: Any) -> list[Tensor]:
+            args, (grad,) = restored_args(ctx, tensors)
+            found = kernels(self.name).gradients(grad, args)
+            return [new.to(x.dtype) for new, x in zip(found, args[:3], strict=True)]
 
         needs, saved = needs_of(ctx, self.backward_args), ctx.saved_tensors
         of_aux = none_of(f"{self.name}_backward", needs.aux)
-        needed = needs.grad, needs.q, needs.k, needs.v, *[False] * (len(saved) - 4)
-        grad, q, k, v, *_ = gradients_of(computed, saved, needed, grads)
+        needed = needs.q, needs.k, needs.v, *[False] * (len(saved) - 4), needs.grad
+        q, k, v, *_, grad = gradients_of(computed, saved, needed, grads)
         return op_gradients(self.backward_args, grad=grad, q=q, k=k, v=v, aux=of_aux)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make gradients of operators whose derivative is no kernel: by autograd of plain torch, or an error that says why."""
+"""Make gradients of operators: by another operator, by autograd of plain torch, or an error that says why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.ops.registry import op_gradients
+from torch_tile.ops.saved_args import needs_of, restored_args, save_args, tensor_fields
 
 
 def gradients_of(
@@ -38,25 +40,51 @@ def gradients_of(
     return [by_place.get(n) for n in range(len(given))]
 
 
-def by_autograd(family: str, function: str, count: int, *constants: int) -> dict[str, Callable[..., Any]]:
-    """Make the `setup_context` and `backward` of an operator whose derivative autograd takes of plain torch.
+def by_operator(op: str, names: Sequence[str], like: str) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of an operator whose gradients the operator `op`_backward computes.
 
-    `function` of a family of kernels computes the operator. Its first `count` arguments are tensors or None.
-    `constants` are the numbers of results without a gradient.
+    That takes the gradients of the results, then the arguments. names: the arguments with gradients, in the order of
+    its results. like: an argument with the shape and dtype of the first result, whose gradient may not be None.
     """
 
-    def setup_context(ctx: Any, args: Sequence[Any], output: Any) -> None:
-        _mark_non_differentiable(ctx, output, constants)
-        ctx.options = args[count:]
+    def setup_context(ctx: Any, args: Any, output: Any) -> None:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:count])
+        save_args(ctx, args)
+
+    def backward(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
+        args, _ = restored_args(ctx)
+        if grad is None and all(x is None for x in others):
+            return op_gradients(type(args))
+        x = getattr(args, like)
+        grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype)
+        made = getattr(torch.ops.tile, f"{op}_backward")(grad, *others, *args)
+        found = {name: t for name, t in zip(names, made, strict=True) if getattr(args, name) is not None}
+        return op_gradients(type(args), **found)
+
+    return {"setup_context": setup_context, "backward": backward}
+
+
+def by_autograd(family: str, function: str, *constants: int) -> dict[str, Callable[..., Any]]:
+    """Make the `setup_context` and `backward` of an operator whose derivative autograd takes of plain torch.
+
+    `function` of a family of kernels computes the operator. `constants` are the numbers of results without a gradient.
+    """
+
+    def setup_context(ctx: Any, args: Any, output: Any) -> None:
+        _mark_non_differentiable(ctx, output, constants)
+        ctx.set_materialize_grads(False)
+        save_args(ctx, args)
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        def computed(*tensors: Tensor | None) -> Any:
-            return getattr(kernels(family), function)(*tensors, *ctx.options)
+        kind: Any = type(ctx.args)
+        needs, names = needs_of(ctx, kind), list(tensor_fields(kind))
 
-        made = gradients_of(computed, ctx.saved_tensors, ctx.needs_input_grad, grads)
-        return (*made, *[None] * len(ctx.options))
+        def computed(*tensors: Tensor | None) -> Any:
+            return getattr(kernels(family), function)(*restored_args(ctx, tensors)[0])
+
+        needed = [bool(getattr(needs, name)) for name in names]
+        made = gradients_of(computed, ctx.saved_tensors, needed, grads)
+        return op_gradients(kind, **dict(zip(names, made, strict=True)))
 
     return {"setup_context": setup_context, "backward": backward}
 

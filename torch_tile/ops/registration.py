@@ -120,7 +120,7 @@ def _register_gradient(operator: Operator) -> None:
         in_training = operator.in_training
         kernel = _autograd(operator.overload, lambda *args: in_training(operator.args(*args)))
         LIBRARY.impl(operator.name, kernel, "Autograd", with_keyset=True)
-    if operator.backward is not None and operator.setup_context is not None:
+    if operator.backward is not None:
         LIBRARY.impl(operator.name, _autograd_on_demand(operator), "Autograd", with_keyset=True)
 
 

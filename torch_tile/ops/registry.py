@@ -50,7 +50,8 @@ class Operator:
     that hold some. run: `run(args, out)` computes the results into `out`, a tensor or a tuple.
     reference: the results in plain torch. as_aten: the results in the operations that Inductor compiles best.
     setup_context, backward: as for `torch.library.register_autograd`, the inputs as `args`; backward returns
-    `op_gradients`. in_training: instead of these, computes the results where a gradient is wanted.
+    `op_gradients`. Without a setup_context, all arguments are saved, for `restored_args`.
+    in_training: instead of these, computes the results where a gradient is wanted.
     sharding: the rule of a call, whose tensors have a `shape` and maybe nothing else.
     flops: operations of the products, from shapes; masked products count, as in torch's formulas. least_flops: without
     those that a kernel may skip. None where no cost is known.
@@ -148,12 +149,12 @@ def operator_of(target: Any) -> Operator | None:
 
 def arguments_of(args: Any) -> str:
     """Return the arguments of a schema, from the annotations and defaults of a named tuple."""
-    hints, defaults = _hints_of(args), args._field_defaults
+    hints, defaults = hints_of(args), args._field_defaults
     given = (f"{_type(hints[name], name)} {name}{_default(name, defaults)}" for name in args._fields)
     return f"({', '.join(given)})"
 
 
-_hints_of = functools.cache(get_type_hints)
+hints_of = functools.cache(get_type_hints)
 
 
 def _type(hint: Any, name: str) -> str:
@@ -184,20 +185,6 @@ def _default(name: str, defaults: dict[str, Any]) -> str:
 def op_gradients(args: Any, **found: Any) -> tuple[Any, ...]:
     """Return gradients in the order of an operator's arguments, with None for all arguments that are not named."""
     return tuple(args(**{**dict.fromkeys(args._fields), **found}))
-
-
-def without_tensors(args: Any) -> Any:
-    """Replace tensors of the arguments by None and lists of tensors by (), for a context that saves tensors
-    separately.
-    """
-    return type(args)(*map(_plain, args))
-
-
-def _plain(x: Any) -> Any:
-    """Replace a tensor by None and a list by ()."""
-    if isinstance(x, list | tuple):
-        return ()
-    return None if isinstance(x, torch.Tensor) else x
 
 
 def entry(family: str, name: str, *results: str, **fixed: Any) -> Callable[[Any, Any], None]:
@@ -266,7 +253,7 @@ def as_listed(x: Any) -> Any:
 
 def _signature(args: Any, result: Any) -> inspect.Signature:
     """Return the parameters of `args`, with tensors for its generic type."""
-    hints = _hints_of(args)
+    hints = hints_of(args)
     found = inspect.signature(args)
     parameters = [p.replace(annotation=_of_tensors(hints[p.name])) for p in found.parameters.values()]
     return found.replace(parameters=parameters, return_annotation=result)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_tile.ops.registry import Operator
+from torch_tile.ops.saved_args import save_args
 from torch_tile.ops.sharding import DTENSOR
 from torch_tile.ops.sharding_rule import Dims
 
@@ -28,8 +29,9 @@ def is_dtensor(value: Any) -> bool:
 
 def sharded(operator: Operator) -> tuple[Callable[..., None], Backward]:
     """Wrap an operator's `setup_context` and `backward`, made for plain tensors, so that they take DTensors as well."""
-    setup_context, backward = operator.setup_context, operator.backward
-    assert setup_context is not None and backward is not None
+    backward = operator.backward
+    assert backward is not None
+    setup_context = operator.setup_context or (lambda ctx, args, output: save_args(ctx, args))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         args = operator.args(*inputs)

@@ -130,13 +130,13 @@ def reinterpret(value: Value, source: DType, to: DType) -> Value:
 
 
 def cast(value: Value, source: DType, to: DType) -> Value:
-    """Convert `value`: to nearest even between floats, as `whole` from float to integer, wrapping between integers."""
+    """Convert `value`: to nearest even between floats, by `truncated` to an integer, wrapping between integers."""
     if to.kind == "bool":
         return shared(value != 0)
     if source.is_float and to.is_float:
         return converted(value, to)
     if source.is_float:
-        found = np.asarray(whole(value.double().numpy(), to))
+        found = np.asarray(truncated(value.double().numpy(), to))
         return wrap(shared(torch.from_numpy(found.view(np.int64) if to.bits == 64 else found.astype(np.int64))), to)
     if to.is_integer:
         return wrap(value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value), to)
@@ -145,7 +145,7 @@ def cast(value: Value, source: DType, to: DType) -> Value:
     return converted(number.to(torch.float32 if to.bits < 16 else to.as_torch()), to)
 
 
-def whole(value: Any, to: DType) -> Any:
+def truncated(value: Any, to: DType) -> Any:
     """Convert NumPy's floats to an integer type: truncated, saturated, 0 for NaN."""
     x, (low, high) = np.asarray(value, np.float64), limits(to)
     fits = (x >= low) & (x < high + 1)  # a power of two, which is exact

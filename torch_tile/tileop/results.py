@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address
-from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Program, Store
 from torch_tile.tileop.base import RegisteredOp
@@ -23,11 +22,15 @@ def unwritten_results(program: Program) -> list[Diagnostic]:
 
 
 def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
-    """Return those of `tensors` that no kernel can write. What has a pointer to one may write it."""
-    written: IdSet[Buffer] = IdSet()
-    for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address)):
-        if isinstance(node, RegisteredOp):
-            written.update(r.buffer.base or r.buffer for r in node.accesses()[1])
-        else:
-            written.add(node.buffer.base or node.buffer)
-    return [b for b in tensors if b not in written]
+    """Return those of `tensors` that no kernel can write. What has a pointer to one may write it.
+
+    The search ends when each tensor has a write, as programs whose text is in the cache are searched, too.
+    """
+    missing = dict.fromkeys(tensors)
+    for node in (n for k in program.kernels if missing for n in find(k.body, RegisteredOp, Store, Address)):
+        buffers = [r.buffer for r in node.accesses()[1]] if isinstance(node, RegisteredOp) else [node.buffer]
+        for buffer in buffers:
+            missing.pop(buffer.base or buffer, None)
+        if not missing:
+            break
+    return list(missing)

@@ -152,11 +152,11 @@ def _linear_graph():
 
 def test_weights_of_a_contest_are_as_large_as_trained_ones():
     x, w, b, m = _linear_graph().graph.find_nodes(op="placeholder")
-    assert [benchmark.deviation(n) for n in (x, w, b, m)] == [1.0, 256**-0.5, 1.0, 1.0]
+    assert [benchmark.assumed_deviation(n) for n in (x, w, b, m)] == [1.0, 256**-0.5, 1.0, 1.0]
     for node in (x, w):
         node.meta["val"] = torch.empty(node.meta["val"].shape)
         torch.testing.assert_close(
-            benchmark.example(node, 0.25).std(), torch.tensor(0.25), rtol=0.15, atol=0.0
+            benchmark.example(node, deviation=0.25).std(), torch.tensor(0.25), rtol=0.15, atol=0.0
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torch_tile.inductor import backend, compat
-from torch_tile.inductor.graph.extract import NUMBERS, extract
+from torch_tile.inductor.graph.extract import FROZEN, NUMBERS, extract
 from torch_tile.inductor.select import benchmark, decide, real_inputs
 
 aten = torch.ops.aten
@@ -76,6 +76,14 @@ def test_numbers_of_a_sample():
     assert real_inputs.numbers_of(torch.ones(3, dtype=torch.bfloat16)) == (1.0, 0.0)
     mean, deviation = real_inputs.numbers_of(torch.randn(300, 700).t() * 4 - 2)
     assert abs(mean + 2) < 0.2 and abs(deviation - 4) < 0.2
+
+
+def test_one_rule_sizes_noted_and_frozen_tensors():
+    noted, frozen, unknown = product_of(tensors())[1]
+    noted.meta[NUMBERS], frozen.meta[FROZEN] = (3.0, 4.0), torch.tensor([7.0, -1.0])  # mean 3, deviation 4
+    assert real_inputs.known_numbers(frozen) == (3.0, 4.0)
+    assert real_inputs.order_of_magnitude(noted) == real_inputs.order_of_magnitude(frozen) != ""
+    assert real_inputs.order_of_magnitude(unknown) == ""
 
 
 def test_the_backend_gives_its_inputs(monkeypatch):

@@ -23,7 +23,6 @@ from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, is_extern
 from torch_tile.inductor.graph.nodes import (
     CAST,
     LAYOUT,
-    NUMBERS,
     PARTS,
     aten,
     is_call,
@@ -31,6 +30,7 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
+from torch_tile.inductor.select.real_inputs import known_numbers
 from torch_tile.profiler import FLUSHED
 
 BUDGET = {"cpu": 0.2, "cuda": 0.04}
@@ -92,15 +92,12 @@ RIGHT: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2, aten.bmm.def
 
 
 def numbers(node: torch.fx.Node) -> tuple[float, float]:
-    """Return the deviation and the mean of an example for an input: those of the real tensor if they are known."""
-    if (found := node.meta.get(NUMBERS)) is not None:
-        mean, spread = found
-        return spread, mean
-    return deviation(node), 0.0
+    """Return the mean and deviation of an example for an input: those of the real tensor if they are known."""
+    return known_numbers(node) or (0.0, assumed_deviation(node))
 
 
-def deviation(node: torch.fx.Node) -> float:
-    """Return the standard deviation of an example for an input.
+def assumed_deviation(node: torch.fx.Node) -> float:
+    """Return the standard deviation of an example for an input of which nothing is known.
 
     A right operand of a product has that of trained weights: results of unit variance from inputs of unit variance.
     Larger ones drive exponentials and error functions into denormal numbers, which models never meet.
@@ -116,7 +113,7 @@ def deviation(node: torch.fx.Node) -> float:
     return 1.0
 
 
-def example(node: torch.fx.Node, deviation: float = 1.0, mean: float = 0.0) -> Any:
+def example(node: torch.fx.Node, mean: float = 0.0, deviation: float = 1.0) -> Any:
     """Make a real value with the form of the fake value of a node; a tensor that the graph holds is its own example."""
     if FROZEN in node.meta:
         return node.meta[FROZEN]

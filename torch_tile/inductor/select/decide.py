@@ -30,12 +30,13 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.extract import FROZEN, body_of, rivals, without_views
+from torch_tile.inductor.graph.extract import body_of, rivals, without_views
 from torch_tile.inductor.graph.inline import captured, expand
-from torch_tile.inductor.graph.nodes import NUMBERS, Rewrite, val
+from torch_tile.inductor.graph.nodes import Rewrite, val
 from torch_tile.inductor.report.rows import Outcome, log
 from torch_tile.inductor.select import benchmark
 from torch_tile.inductor.select.benchmark import is_called
+from torch_tile.inductor.select.real_inputs import order_of_magnitude
 from torch_tile.inductor.settings import Settings
 from torch_tile.runtime.cache import cache_dir
 from torch_tile.runtime.source_digest import source_digest
@@ -101,21 +102,9 @@ def _describe(module: GraphModule) -> str:
         args = torch.fx.node.map_arg((node.args, node.kwargs), cast(Any, lambda n: _Name(names[n])))
         body = body_of(node)
         target = node.target if node.op == "call_function" else "" if body is None else f"({_describe(body)})"
-        facts = f"{_facts(val(node))}{_spread(node)}" if node.op == "placeholder" else ""
+        facts = f"{_facts(val(node))}{order_of_magnitude(node)}" if node.op == "placeholder" else ""
         lines.append(f"{names[node]}={node.op} {target} {args} {facts}")
     return "\n".join(lines)
-
-
-def _spread(node: torch.fx.Node) -> str:
-    """Return the size of a tensor's numbers where it is known: times may depend on it. Layers of one kind share it."""
-    if (found := node.meta.get(NUMBERS)) is not None:
-        return f" about 4^{math.frexp(math.hypot(*found))[1] // 2}"
-    tensor = node.meta.get(FROZEN)
-    if tensor is None or not tensor.is_floating_point() or not tensor.numel():
-        return ""
-    with compat.isolated_compile():
-        size = float(tensor.float().abs().mean())
-    return f" frozen 2^{math.frexp(size)[1]}" if math.isfinite(size) else " frozen"
 
 
 class _Name:

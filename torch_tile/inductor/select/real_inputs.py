@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torch_tile.inductor import compat
+from torch_tile.inductor.graph.extract import FROZEN
 from torch_tile.inductor.graph.nodes import NUMBERS, val
 
 SAMPLED = 1 << 14  # most elements of a tensor to look at
@@ -56,6 +57,21 @@ def _fits(node: Node, given: Any) -> bool:
         return not isinstance(value, torch.Tensor) and not isinstance(given, torch.Tensor)
     sizes = tuple(map(compat.size_hint, value.shape))
     return value.dtype == given.dtype and value.device == given.device and sizes == tuple(given.shape)
+
+
+def known_numbers(node: Node) -> tuple[float, float] | None:
+    """Return the mean and deviation of the tensor behind an input of a part: what is noted of it, or is frozen."""
+    if NUMBERS not in node.meta and FROZEN in node.meta:
+        with compat.isolated_compile():
+            return numbers_of(node.meta[FROZEN])
+    found: tuple[float, float] | None = node.meta.get(NUMBERS)
+    return found
+
+
+def order_of_magnitude(node: Node) -> str:
+    """Return the size of an input's numbers as a power of 4, if it is known. Layers of one kind share it."""
+    found = known_numbers(node)
+    return "" if found is None else f" about 4^{math.frexp(math.hypot(*found))[1] // 2}"
 
 
 def numbers_of(given: Any) -> tuple[float, float] | None:

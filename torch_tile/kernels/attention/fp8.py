@@ -180,7 +180,7 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
             unit = T.if_then_else(factor > 0.0, factor, 1.0)
             extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
             first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
-            for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
+            for iteration in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 T.copy(k[sequence, kv_head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -275,19 +275,25 @@ def _run(
     return True
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """A tiling, and the `registers` of a thread that its sums, scores and weights may take."""
+
+    config: Config
+    registers: int
+
+
+def _candidates(*tilings: tuple[int, int, int, int], registers: int = 160) -> tuple[_Candidate, ...]:
+    """Make candidates of tilings by queries and keys of a block, threads and stages."""
+    return tuple(_Candidate(Config(*tiling, partial_sums=8, packed=False), registers) for tiling in tilings)
+
+
 # Tilings by falling size; the first that fits is taken.
-HOPPER = tuple(
-    Config(*tiling, partial_sums=8, packed=False)
-    for tiling in ((128, 128, 256, 2), (128, 64, 256, 2), (64, 64, 128, 2), (64, 32, 128, 1))
-)
-OTHERS = tuple(
-    Config(*tiling, partial_sums=8, packed=False)
-    for tiling in ((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
-)
-LONG = Config(128, 224, 256, 2, partial_sums=8, packed=False)  # measured from LONG_KEYS on
+HOPPER = _candidates((128, 128, 256, 2), (128, 64, 256, 2), (64, 64, 128, 2), (64, 32, 128, 1))
+OTHERS = _candidates((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
+# Measured to be faster from LONG_KEYS keys on. Beside a producer, a thread has 240 registers.
+WIDE_KEY_BLOCKS = _candidates((128, 224, 256, 2), registers=208)
 LONG_KEYS = 4096
-MOST_REGISTERS = 160  # for sums, scores and weights
-LONG_REGISTERS = 208  # of the 240 that a thread has beside a producer
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
@@ -301,20 +307,23 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
     if not machine.is_gpu:
         return Config(4 if problem.rows <= 4 else 64, 64, packed=False)
     wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
-    tilings = [c for c in (HOPPER if wgmma else OTHERS) if problem.rows > 64 or c.block_q == 64 or not wgmma]
-    if wgmma and problem.rows > 64 and problem.keys >= LONG_KEYS:
-        tilings.insert(0, LONG)
-    tilings = [replace(c, staged=out_bytes == 2, heavy_first=spec.causal) for c in tilings]
-    return next((c for c in tilings if _fits(c, spec, machine, wgmma)), None)
+    candidates = OTHERS
+    if wgmma:
+        candidates = tuple(c for c in HOPPER if problem.rows > 64 or c.config.block_q == 64)
+        if problem.rows > 64 and problem.keys >= LONG_KEYS:
+            candidates = WIDE_KEY_BLOCKS + candidates
+    staged, heavy_first = out_bytes == 2, spec.causal
+    candidates = tuple(replace(c, config=replace(c.config, staged=staged, heavy_first=heavy_first)) for c in candidates)
+    return next((c.config for c in candidates if _fits(c, spec, machine, wgmma)), None)
 
 
-def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
+def _fits(candidate: _Candidate, spec: Spec, machine: Machine, bulk: bool) -> bool:
     """Return whether a block's sums and tiles fit in registers and shared memory."""
-    rows, keys, size = config.block_q, config.block_kv, spec.dtype.itemsize
+    config, size = candidate.config, spec.dtype.itemsize
+    rows, keys = config.block_q, config.block_kv
     held = rows * (keys + keys * size // 4 + spec.tile_dv) // config.threads
     tiles = [Tile(rows, spec.tile_d, 8 * size, parts=(Part.BEFORE, Part.LOOP))]
     tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(spec.tile_dv, keys, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
-    most = LONG_REGISTERS if keys == LONG.block_kv else MOST_REGISTERS
-    return held <= most and Footprint(tuple(tiles), bulk).fits(machine.target)
+    return held <= candidate.registers and Footprint(tuple(tiles), bulk).fits(machine.target)

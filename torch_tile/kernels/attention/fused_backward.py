@@ -88,17 +88,17 @@ class Iterations:
                 T.mbarrier_arrive(full[1][stage])
 
     @T.macro
-    def add_up(self, part: Any, sums: Any, free: Any, side: int) -> None:
-        """Add the parts of dq that a warpgroup makes to memory. Run by warp `side + 1` of a warpgroup.
+    def add_up(self, part: Any, sums: Any, free: Any, index: int) -> None:
+        """Add the parts of dq that consumer `index` makes to memory. Run by warp `index + 1` of the producers.
 
         The first part has nothing in it: dq is one iteration late.
         """
         for n in T.serial(T.if_then_else(self.total > 0, self.total + 1, 0)):
-            T.sync_threads(SUMMED + side, WARPGROUP + WARP)
+            T.sync_threads(SUMMED + index, WARPGROUP + WARP)
             if n > 0:
                 *here, row = self.place(n - 1)
-                at = (row, side * HALF) if self.queries == HALF else (row + side * HALF, 0)
-                T.tma_copy(part, sums[(*here, *at)], combine="add", by=WARP * (side + 1))
+                at = (row, index * HALF) if self.queries == HALF else (row + index * HALF, 0)
+                T.tma_copy(part, sums[(*here, *at)], combine="add", by=WARP * (index + 1))
             if T.shuffle_elect(WARP):
                 T.mbarrier_arrive(free)
 
@@ -162,14 +162,14 @@ class Scores:
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
+class ConsumerWarpgroup:
     """The tiles, barriers and fragments of one of two warpgroups, and what it does in an iteration.
 
     It has half of the block's keys, and half of the columns of dq, or of its queries where these are 128. An iteration
     is cut where no product is in flight but that of dv, which nothing else reads: the loop begins there.
     """
 
-    side: int
+    index: int
     iterations: Iterations
     scores: Scores
     k: Any
@@ -195,31 +195,31 @@ class Half:
     @property
     def own(self) -> slice:
         """The warpgroup's half of the block's keys, and of dq."""
-        return slice(self.side * HALF, (self.side + 1) * HALF)
+        return slice(self.index * HALF, (self.index + 1) * HALF)
 
     @T.macro
     def run(self) -> None:
         """Run all iterations, at least one."""
         last = self.iterations.total - 1
-        self.begin_scores(0)
-        self.first_half(0)
+        self.start_scores_gemm(0)
+        self.make_probabilities(0)
         for iteration in T.serial(last):
-            self.second_half(iteration, True)
-            self.first_half(iteration + 1)
-        self.second_half(last, False)
-        self.begin_dq(last + 1)
+            self.make_gradients(iteration, True)
+            self.make_probabilities(iteration + 1)
+        self.make_gradients(last, False)
+        self.start_dq_gemm(last + 1)
         T.wait_wgmma(0)
         self.store_dq(last + 1)
 
     @T.macro
-    def begin_scores(self, iteration: Any) -> None:
+    def start_scores_gemm(self, iteration: Any) -> None:
         """Start the scores of an iteration's queries."""
         stage, parity = self.iterations.phase(iteration)
         T.mbarrier_wait_parity(self.full[0][stage], parity)
         T.wgmma_gemm(self.k[self.own, :], self.q[stage, :, :], self.p, transpose_B=True, clear_accum=True)
 
     @T.macro
-    def first_half(self, iteration: Any) -> None:
+    def make_probabilities(self, iteration: Any) -> None:
         """Make the probabilities of an iteration, whose scores are under way, and start their part of dv."""
         stage, parity = self.iterations.phase(iteration)
         T.mbarrier_wait_parity(self.full[1][stage], parity)
@@ -230,14 +230,14 @@ class Half:
         T.wait_wgmma(1)
 
     @T.macro
-    def second_half(self, iteration: Any, more: bool) -> None:
+    def make_gradients(self, iteration: Any, more: bool) -> None:
         """Make the gradients of scores, and add up dk, and dq of the iteration before. With `more`, start the next
         iteration's scores.
         """
         stage, _ = self.iterations.phase(iteration)
         version = iteration % 2
         self.scores.differentiate(self.kept, self.dp, self.numbers, stage, self.ds)
-        self.begin_dq(iteration)
+        self.start_dq_gemm(iteration)
         # The other warpgroup has read this version: it arrived behind that.
         T.copy(self.ds, self.all_ds[version, self.own, :])
         T.wgmma_gemm(self.ds, self.q[stage, :, :], self.dk)
@@ -247,13 +247,13 @@ class Half:
             T.mbarrier_arrive(self.free[1][stage])
         self.store_dq(iteration)
         if more:
-            self.begin_scores(iteration + 1)
+            self.start_scores_gemm(iteration + 1)
         T.wait_wgmma(1 if more else 0)
         if T.shuffle_elect(WARP):
             T.mbarrier_arrive(self.free[0][stage])
 
     @T.macro
-    def begin_dq(self, n: Any) -> None:
+    def start_dq_gemm(self, n: Any) -> None:
         """Start part `n` of dq, of gradients that both warpgroups wrote in the iteration before: part 0 is of zeros."""
         version = (n + 1) % 2
         T.mbarrier_wait_parity(self.ds_full[version], (n + 1) // 2 % 2 ^ 1)
@@ -267,7 +267,7 @@ class Half:
         """Hand part `n` of dq to the warp that adds it to memory."""
         T.mbarrier_wait_parity(self.part_free, (n + 1) % 2)
         T.copy(self.dq, self.part)
-        T.named_barrier_arrive(SUMMED + self.side, WARPGROUP + WARP)
+        T.named_barrier_arrive(SUMMED + self.index, WARPGROUP + WARP)
 
 
 @T.macro
@@ -337,30 +337,30 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     if T.shuffle_elect(WARP):
                         T.mbarrier_arrive(keys_full)
                     iterations.load((q, statistics, grad), (q_tiles, numbers, grad_tiles), full, free)
-                for side in [0, 1]:
-                    if T.get_warp_idx() == WARPS + 1 + side:
-                        iterations.add_up(parts[side], sums, part_free[side], side)
-            for side in [0, 1]:
-                with T.ws(side):
+                for index in [0, 1]:
+                    if T.get_warp_idx() == WARPS + 1 + index:
+                        iterations.add_up(parts[index], sums, part_free[index], index)
+            for index in [0, 1]:
+                with T.ws(index):
                     T.inc_max_nreg(240)
-                    own_key = first_key + side * HALF
+                    own_key = first_key + index * HALF
                     scores = Scores(
                         replace(config, block_kv=HALF), spec, own_key, kv_len, q_len, q_offset, window, scale
                     )
                     p, dp = (T.alloc_fragment((HALF, queries), accum) for _ in range(2))
                     p_rounded, kept, ds = (T.alloc_fragment((HALF, queries), narrow) for _ in range(3))
                     dq, dk_acc, dv_acc = (T.alloc_fragment((HALF, n), accum) for n in (HALF, d, dv))
-                    half = Half(
-                        side, iterations, scores, k_tile, v_tile, q_tiles, grad_tiles, numbers, all_ds, parts[side],
-                        full, free, ds_full, part_free[side], p, dp, p_rounded, kept, ds, dq, dk_acc, dv_acc,
+                    consumer = ConsumerWarpgroup(
+                        index, iterations, scores, k_tile, v_tile, q_tiles, grad_tiles, numbers, all_ds, parts[index],
+                        full, free, ds_full, part_free[index], p, dp, p_rounded, kept, ds, dq, dk_acc, dv_acc,
                     )  # fmt: skip
                     T.clear(dk_acc)
                     T.clear(dv_acc)
                     T.mbarrier_wait_parity(keys_full, 0)
                     if total > 0:
-                        half.run()
-                    store_part(dv_acc, 1.0, v_tile[half.own, :], dv_out[sequence, head, own_key, 0])
-                    store_part(dk_acc, scale, v_tile[half.own, :], dk[sequence, head, own_key, 0])
+                        consumer.run()
+                    store_part(dv_acc, 1.0, v_tile[consumer.own, :], dv_out[sequence, head, own_key, 0])
+                    store_part(dk_acc, scale, v_tile[consumer.own, :], dk[sequence, head, own_key, 0])
 
     return fused_gradients
 

@@ -200,7 +200,7 @@ class _Async(Rewriter):
             *_results(parts.first),
             *_all(following, parts.release),
             *_all(following, free),
-            wgmma_wait(0, behind=_are_of_bytes(parts.second)),
+            wgmma_wait(0, behind=_have_8_bit_operands(parts.second)),
             *_results((*parts.first, *parts.second)),
             *_all(same, parts.last),
             *_all(following, bound),
@@ -427,8 +427,8 @@ def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
     return [WgmmaResults(region, span=region.span) for region in fragments.values()]
 
 
-def _are_of_bytes(stmts: Sequence[Stmt]) -> bool:
-    """Return whether the products among statements are of 8-bit operands.
+def _have_8_bit_operands(stmts: Sequence[Stmt]) -> bool:
+    """Return whether all products among statements have 8-bit operands.
 
     These take as long as the exponentials beside them: with the wait behind these, attention took 0.85 of its time on
     an H100. With 16-bit operands products take twice as long, and it took 1.06 (docs/perf-log.md).

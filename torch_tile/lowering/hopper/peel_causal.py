@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torch_tile.compiler.context import Build
+from torch_tile.intrinsics.wgmma import wait_of
 from torch_tile.ir import stmt as st
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Call, Expr, Var, binary
+from torch_tile.ir.expr import Expr, Var, binary
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Rewriter
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Block, Do, If, Let, LoopKind, Program, Stmt
+from torch_tile.ir.stmt import Block, If, Let, LoopKind, Program, Stmt
 from torch_tile.lowering.analysis.branch_range import taken_from
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.tileop.gemm.op import Gemm
@@ -58,8 +59,8 @@ def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
     for n, one in [*enumerate(stmts)] * 2:
         if isinstance(one, Gemm):
             in_flight = one.wg_wait != 0
-        elif isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "wgmma_wait":
-            in_flight = in_flight and one.call.options[0] != 0
+        elif (wait := wait_of(one)) is not None:
+            in_flight = in_flight and wait.pending != 0
         elif in_flight and n not in found:
             found.append(n)
     return sorted(found)

@@ -20,14 +20,15 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, needs_of
+from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
 from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, as_listed, entry, in_torch, op_gradients
+from torch_tile.ops.saved_args import needs_of, restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
-GRADIENTS = Gradients("attention", AttentionArgs, AttentionBackwardArgs, 4)
+GRADIENTS = Gradients("attention", AttentionArgs, AttentionBackwardArgs)
 INDICES = 4  # of a score: batch, head, query, key
 
 
@@ -68,8 +69,7 @@ def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.attention`."""
-    *tensors, out, lse = ctx.saved_tensors
-    args: AttentionArgs[Any] = GRADIENTS.with_tensors(ctx.args, tensors)
+    args, (out, lse) = restored_args(ctx)
     needs = needs_of(ctx, AttentionArgs)
     wanted = {"mask": (args.mask, args.mask is not None and needs.mask)}
     if args.aux is not None:
@@ -119,15 +119,15 @@ def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     computation.
     """
 
-    def computed(grad: Tensor, *tensors: Any) -> list[Tensor]:
-        args = GRADIENTS.with_tensors(ctx.args, tensors)
+    def computed(*tensors: Any) -> list[Tensor]:
+        args, (grad,) = restored_args(ctx, tensors)
         *found, kept = kernels("attention_backward").gradients(grad, args, ctx.keep)
-        found = [new.to(x.dtype) for new, x in zip(found, tensors[:3], strict=True)]
+        found = [new.to(x.dtype) for new, x in zip(found, args[:3], strict=True)]
         return [*found, kept.to(found[0].dtype)]
 
     needs = needs_of(ctx, AttentionBackwardArgs)
-    needed = needs.grad, needs.q, needs.k, needs.v, needs.mask, *(needs.aux or ())
-    grad, q, k, v, mask, *aux = gradients_of(computed, ctx.saved_tensors, needed, grads)
+    needed = needs.q, needs.k, needs.v, needs.mask, *(needs.aux or ()), needs.grad
+    q, k, v, mask, *aux, grad = gradients_of(computed, ctx.saved_tensors, needed, grads)
     of_aux = None if ctx.args.aux is None else aux
     return op_gradients(AttentionBackwardArgs, grad=grad, q=q, k=k, v=v, mask=mask, aux=of_aux)
 
@@ -174,7 +174,7 @@ def _sharding_of_backward(args: AttentionBackwardArgs[Spec]) -> Rule:
         inputs=[out_dims, q_dims, k_dims, v_dims, out_dims, lse_dims, *operands],
         free=tuple(dim for dim in free if dim in forward.free),
         even=forward.even,
-        saved=[out_dims, q_dims, k_dims, v_dims, *operands],
+        saved=[*forward.inputs, out_dims],
     )
 
 

@@ -24,7 +24,7 @@ from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
 FAMILY = "attention_block_sparse"
-GRADIENTS = Gradients(FAMILY, BlockSparseArgs, BlockSparseBackwardArgs, 7)
+GRADIENTS = Gradients(FAMILY, BlockSparseArgs, BlockSparseBackwardArgs)
 LISTS = "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 LEAST = 16  # rows of a block: tiles of kernels divide blocks
 

@@ -6,7 +6,6 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -16,7 +15,7 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_heads, needs_of, none_of
+from torch_tile.ops.attention_common import check_heads, none_of
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import (
     SCORES,
@@ -28,7 +27,8 @@ from torch_tile.ops.families.attention_varlen import (
     kv_head,
 )
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients
+from torch_tile.ops.saved_args import needs_of, restored_args, save_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given
 
 FLOAT8 = torch.float8_e4m3fn
@@ -143,18 +143,14 @@ def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:
     """Save for the gradient of `tile.attention_paged` what it needs."""
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*args[:6], args.k_scale, args.v_scale, *(args.aux or ()))
-    ctx.args = without_tensors(args)
+    save_args(ctx, args)
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.attention_paged`."""
-    tensors: Sequence[Any] = ctx.saved_tensors
+    args, _ = restored_args(ctx)
     needs = needs_of(ctx, PagedArgs)
     of_aux = none_of("attention_paged", needs.aux)
-    tensors_of = dict(zip(PagedArgs._fields, tensors[:6], strict=False))
-    tensors_of |= {"k_scale": tensors[6], "v_scale": tensors[7]}
-    args: PagedArgs[Tensor] = ctx.args._replace(**tensors_of, aux=None if of_aux is None else list(tensors[8:]))
     require(
         args.k_scale is None or not (needs.k_pages or needs.v_pages or needs.k_scale or needs.v_scale),
         lambda: "tile.attention_paged: pages of float8 and their scales have no gradient; detach them",

@@ -23,7 +23,7 @@ from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
-GRADIENTS = Gradients("attention_varlen", VarlenArgs, VarlenBackwardArgs, 5)
+GRADIENTS = Gradients("attention_varlen", VarlenArgs, VarlenBackwardArgs)
 SCORES = ("batch", "head", "query", "key")
 
 

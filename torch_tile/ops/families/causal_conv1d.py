@@ -12,9 +12,9 @@ from torch_tile.kernels import kernels
 from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardArgs, CausalConv1dUpdateArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.recomputed import by_autograd, gradients_of
+from torch_tile.ops.recomputed import by_autograd, by_operator
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 ACTIVATIONS = ("none", "silu")
@@ -91,40 +91,7 @@ def _fake_update(args: CausalConv1dUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), state.new_empty(state.shape)
 
 
-def _save(ctx: Any, args: CausalConv1dArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.causal_conv1d` what it needs."""
-    ctx.activation = args.activation
-    ctx.save_for_backward(args.x, args.weight, args.bias, args.initial_state, args.seq_idx)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Compute the gradients of `tile.causal_conv1d`."""
-    x, weight, bias, state, seq_idx = ctx.saved_tensors
-    made = torch.ops.tile.causal_conv1d_backward(grad.to(x.dtype), x, weight, bias, state, ctx.activation, seq_idx)
-    found = dict(zip(CausalConv1dArgs._fields, made, strict=False))
-    given = {"bias": bias, "initial_state": state}
-    return op_gradients(CausalConv1dArgs, **{k: v for k, v in found.items() if k not in given or given[k] is not None})
-
-
-def _save_of_backward(ctx: Any, args: CausalConv1dBackwardArgs[Tensor], output: Any) -> None:
-    """Save for the gradient of the gradient what it needs."""
-    ctx.activation = args.activation
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:TENSORS], args.seq_idx)
-
-
-def _backward_of_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    """Compute the gradient of the gradient by autograd of plain torch."""
-    *tensors, seq_idx = ctx.saved_tensors
-
-    def computed(*given: Tensor | None) -> Any:
-        return kernels("causal_conv1d").gradient_reference(*given, ctx.activation, seq_idx)
-
-    return (*gradients_of(computed, tensors, ctx.needs_input_grad, grads), None, None)
-
-
 X = ("batch", "time", "channel")
-TENSORS = 5  # arguments of the gradient that have gradients
 
 
 def _sharding(args: CausalConv1dArgs[Spec]) -> Rule:
@@ -138,7 +105,7 @@ def _sharding_of_backward(args: CausalConv1dBackwardArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.causal_conv1d_backward` for sharding."""
     forward = _sharding(args.forward)
     outputs = [("none",) if dims is None else dims for dims in forward.inputs[:-1]]
-    return Rule(outputs=outputs, inputs=[X, *forward.inputs], free=("channel",), saved=[X, *forward.inputs])
+    return Rule(outputs=outputs, inputs=[X, *forward.inputs], free=("channel",))
 
 
 def _sharding_of_update(args: CausalConv1dUpdateArgs[Spec]) -> Rule:
@@ -177,8 +144,7 @@ Returns:
 """,
     family="causal_conv1d",
     fake=_fake,
-    setup_context=_save,
-    backward=_backward,
+    **by_operator("causal_conv1d", CausalConv1dArgs._fields[:4], "x"),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("x", "weight", "bias", "initial_state"),
@@ -205,8 +171,7 @@ Returns:
     fake=_fake_backward,
     run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
     reference=in_torch("causal_conv1d", "gradient_reference"),
-    setup_context=_save_of_backward,
-    backward=_backward_of_backward,
+    **by_autograd("causal_conv1d", "gradient_reference"),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args.forward),
 )
@@ -230,7 +195,7 @@ Returns:
     returns=("out", "new_state"),
     fake=_fake_update,
     reference=in_torch("causal_conv1d", "update_reference"),
-    **by_autograd("causal_conv1d", "update_reference", 4),
+    **by_autograd("causal_conv1d", "update_reference"),
     sharding=_sharding_of_update,
     flops=lambda args: 2 * args.x[0] * args.x[1] * args.weight[1],
     lower_precision=("x", "weight", "bias"),

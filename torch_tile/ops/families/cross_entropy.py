@@ -16,7 +16,8 @@ from torch_tile.kernels.loss.args import CrossEntropyArgs, CrossEntropyBackwardA
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.registry import in_torch, no_flops, op_gradients
+from torch_tile.ops.saved_args import restored_args, save_args
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 INDICES = (torch.int32, torch.int64)
@@ -77,29 +78,27 @@ def _save(ctx: Any, args: CrossEntropyArgs[Tensor], output: tuple[Tensor, Tensor
     """Save for the gradient of `tile.cross_entropy` what it needs."""
     if args.weight is not None and args.weight.requires_grad:
         raise NotImplementedError("tile.cross_entropy: weight has no gradient; pass weight.detach()")
-    ctx.args = without_tensors(args)
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(args.logits, args.target, args.weight, output[1])
+    save_args(ctx, args, output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.cross_entropy`."""
-    logits, target, weight, lse = ctx.saved_tensors
-    given = CrossEntropyBackwardArgs(grad, logits, target, lse, weight, *ctx.args[3:])
+    args, (lse,) = restored_args(ctx)
+    given = CrossEntropyBackwardArgs(grad, args.logits, args.target, lse, *args[2:])
     return op_gradients(CrossEntropyArgs, logits=torch.ops.tile.cross_entropy_backward.default(*given))
 
 
 def _save_backward(ctx: Any, args: CrossEntropyBackwardArgs[Tensor], output: Tensor) -> None:
     """Save for the gradient of `tile.cross_entropy_backward` what it needs."""
-    ctx.args = without_tensors(args)
-    ctx.save_for_backward(args.grad, args.logits, args.target, args.lse, args.weight)
+    save_args(ctx, args)
 
 
 def _twice(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     """Compute gradients of the gradient; the log-sum-exp counts as a function of the logits."""
-    grad, logits, target, lse, weight = ctx.saved_tensors
-    args = ctx.args._replace(logits=logits, target=target, lse=lse, weight=weight)
-    slopes, factor = kernels("cross_entropy").logit_slopes(logits, target, lse, weight, *args[5:])
+    args, _ = restored_args(ctx)
+    grad, logits, target, lse = args[:4]
+    slopes, factor = kernels("cross_entropy").logit_slopes(*args[1:])
     upstream = upstream.to(slopes.dtype)
     of_grad = (upstream * slopes).sum(-1).to(grad.dtype)
     probability = torch.exp(logits.to(slopes.dtype) - lse[..., None])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,9 +22,9 @@ from torch_tile.kernels.linear_attention.args import (
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families.attention_varlen import check_starts
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.recomputed import by_autograd, by_operator
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
@@ -116,30 +115,6 @@ def fake_step(op: str, args: Any) -> tuple[Tensor, Tensor]:
     return args.v.new_empty(args.v.shape), args.state.new_empty(args.state.shape)
 
 
-def gradients(op: str, kind: Any, names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
-    """Make the `setup_context` and `backward` of whole sequences: by the operator `op`_backward.
-
-    kind: the class of the arguments. names: those with gradients, in the order of its results.
-    """
-    tensors = kind._fields.index("scale")  # the first arguments
-
-    def save(ctx: Any, args: Any, output: Any) -> None:
-        ctx.options = without_tensors(args)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:tensors])
-
-    def backward(ctx: Any, grad: Tensor | None, grad_state: Tensor | None) -> tuple[Any, ...]:
-        args = kind(*ctx.saved_tensors, *ctx.options[tensors:])
-        if grad is None and grad_state is None:
-            return op_gradients(kind)
-        grad = torch.zeros_like(args.v) if grad is None else grad.to(args.v.dtype)
-        made = getattr(torch.ops.tile, f"{op}_backward")(grad, grad_state, *args)
-        found = {name: t for name, t in zip(names, made, strict=True) if getattr(args, name) is not None}
-        return op_gradients(kind, **found)
-
-    return {"setup_context": save, "backward": backward}
-
-
 def _names(q: Spec, g: Spec) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the names of q's dimensions, and the heads that ranks must share evenly to hold them with v's heads."""
     heads = q.shape[2]
@@ -227,7 +202,7 @@ Values of cu_seqlens are checked on the CPU only.
     returns=("out", "final_state"),
     fake=partial(fake, "gated_delta_rule"),
     check_values=partial(check_values, "gated_delta_rule"),
-    **gradients("gated_delta_rule", GatedDeltaRuleArgs, GRADIENTS),
+    **by_operator("gated_delta_rule", GRADIENTS, "v"),
     sharding=sharding,
     flops=flops,
     lower_precision=("q", "k", "v"),
@@ -250,7 +225,7 @@ Returns:
     check_values=partial(check_values, "gated_delta_rule"),
     run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
     reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
-    **by_autograd("gated_delta_rule_backward", "gradient_reference", 9),
+    **by_autograd("gated_delta_rule_backward", "gradient_reference"),
     sharding=sharding_of_gradients,
     flops=lambda args: 2 * flops(args),
 )
@@ -269,7 +244,7 @@ Returns:
     family="gated_delta_rule_step",
     returns=("out", "new_state"),
     fake=partial(fake_step, "gated_delta_rule_step"),
-    **by_autograd("gated_delta_rule_step", "reference", 6),
+    **by_autograd("gated_delta_rule_step", "reference"),
     sharding=sharding_of_step,
     flops=flops,
     lower_precision=("q", "k", "v"),

@@ -20,6 +20,7 @@ from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, op_gradients
+from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "dequant_gemm"
@@ -130,34 +131,29 @@ def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
 
 
-def gradients_of_weights(kind: Any, multiply: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """Make the `setup_context` and `backward` of a product with widened weights.
+def backward_of_weights(kind: Any, multiply: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Make the `backward` of a product with widened weights.
 
     Scales and zeros get their gradients from the weights' by groups. kind: the class of the arguments.
     multiply: computes the gradients of the wide product from a, the matrices, the ends of groups where there are any,
     and what `gemm.gradients` takes besides.
     """
 
-    def save(ctx: Any, args: Any, output: Tensor) -> None:
-        ends = [args.offsets] if "offsets" in kind._fields else []
-        ctx.fields, ctx.format = (args.bits, args.high_first, args.offset), args.format
-        ctx.kinds, ctx.epilogue = args.kinds, args.epilogue
-        ctx.counts = len(ends), len(args.bs), len(args.scales), len(args.zeros)
-        ctx.save_for_backward(args.a, *ends, *args.bs, *args.scales, *args.zeros, *args.aux)
-
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        saved = iter(ctx.saved_tensors)
-        a, (ends, bs, scales, zeros) = next(saved), ([next(saved) for _ in range(n)] for n in ctx.counts)
-        shifted, matrices = widen(bs, scales, zeros, ctx.fields, ctx.format, a.dtype)
+        args, _ = restored_args(ctx)
+        a, bs, scales, zeros = args[:4]
+        ends = [args.offsets] if "offsets" in kind._fields else []
+        fields = args.bits, args.high_first, args.offset
+        shifted, matrices = widen(bs, scales, zeros, fields, args.format, a.dtype)
         needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
         needs = [any(needs_scales) or any(needs_zeros)] * len(bs)
-        given = a, matrices, *ends, list(saved), ctx.kinds, ctx.epilogue, grad, needs_a, needs
+        given = a, matrices, *ends, args.aux, args.kinds, args.epilogue, grad, needs_a, needs
         grad_a, grads, grad_aux = multiply(*given)
         grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
         found = {"a": grad_a, "bs": [None] * len(bs), "aux": grad_aux}
         return op_gradients(kind, **found, scales=grad_scales, zeros=grad_zeros)
 
-    return {"setup_context": save, "backward": backward}
+    return backward
 
 
 def widen(
@@ -270,7 +266,7 @@ register(
     family=OP,
     form=dequant_gemm,
     fake=_fake,
-    **gradients_of_weights(DequantGemmArgs, gemm.gradients),
+    backward=backward_of_weights(DequantGemmArgs, gemm.gradients),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("a",),

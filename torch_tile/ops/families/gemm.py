@@ -22,6 +22,7 @@ from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
 from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, V, op_gradients
+from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 from torch_tile.runtime.launch_plan import current_plan
 
@@ -152,18 +153,11 @@ def gradients(
     return grad_a, grad_bs, grad_aux
 
 
-def _save_gemm(ctx: Any, args: GemmArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.gemm` what it needs."""
-    ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
-    ctx.save_for_backward(args.a, *args.bs, *args.aux)
-
-
 def _gemm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.gemm`."""
-    a, *rest = ctx.saved_tensors
-    bs, aux = rest[: ctx.num_products], rest[ctx.num_products :]
+    args, _ = restored_args(ctx)
     needs_a, needs_bs = ctx.needs_input_grad[:2]
-    of_a, of_bs, of_aux = gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs)
+    of_a, of_bs, of_aux = gradients(args.a, args.bs, args.aux, args.kinds, args.epilogue, grad, needs_a, needs_bs)
     return op_gradients(GemmArgs, a=of_a, bs=of_bs, aux=of_aux)
 
 
@@ -228,7 +222,6 @@ register(
     family="gemm",
     form=gemm,
     fake=_fake_gemm,
-    setup_context=_save_gemm,
     backward=_gemm_backward,
     sharding=_gemm_sharding,
     flops=_gemm_flops,
@@ -384,17 +377,11 @@ def _fake_swiglu(args: SwigluArgs[Tensor]) -> Tensor:
     return args.x.new_empty((*args.x.shape[:-1], args.gate_weight.shape[0]))
 
 
-def _save_swiglu(ctx: Any, args: SwigluArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.swiglu` what it needs."""
-    ctx.activation = args.activation
-    ctx.save_for_backward(args.x, args.gate_weight, args.up_weight)
-
-
 def _swiglu_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `swiglu` by those of its epilogue."""
-    x, gate_weight, up_weight = ctx.saved_tensors
-    weights = [gate_weight.mT, up_weight.mT]
-    text = swiglu_text(ctx.activation)
+    args, _ = restored_args(ctx)
+    x, weights = args.x, [args.gate_weight.mT, args.up_weight.mT]
+    text = swiglu_text(args.activation)
     needs_x, *needs_weights = ctx.needs_input_grad[:3]
     grad_x, grads, _ = gradients(flattened(x), weights, [], "", text, flattened(grad), needs_x, needs_weights)
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
@@ -448,7 +435,6 @@ Returns:
     fake=_fake_swiglu,
     run=_run_swiglu,
     reference=_swiglu_reference,
-    setup_context=_save_swiglu,
     backward=_swiglu_backward,
     sharding=_swiglu_sharding,
     flops=_swiglu_flops,

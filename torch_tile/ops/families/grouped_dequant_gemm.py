@@ -16,7 +16,7 @@ from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
-from torch_tile.ops.families.dequant_gemm import check_weights, gradients_of_weights
+from torch_tile.ops.families.dequant_gemm import backward_of_weights, check_weights
 from torch_tile.ops.families.grouped_gemm import check_offsets, check_order, gradients
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape
@@ -108,7 +108,7 @@ register(
     form=grouped_dequant_gemm,
     fake=_fake,
     check_values=_check_values,
-    **gradients_of_weights(GroupedDequantGemmArgs, gradients),
+    backward=backward_of_weights(GroupedDequantGemmArgs, gradients),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("a",),

@@ -21,6 +21,7 @@ from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, V, op_gradients
+from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 
@@ -81,18 +82,12 @@ def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
     check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
-def _save(ctx: Any, args: GroupedGemmArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.grouped_gemm` what it needs."""
-    ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
-    ctx.save_for_backward(args.a, *args.bs, args.offsets, *args.aux)
-
-
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.grouped_gemm`."""
-    a, *rest = ctx.saved_tensors
-    bs, offsets, aux = rest[: ctx.num_products], rest[ctx.num_products], rest[ctx.num_products + 1 :]
+    args, _ = restored_args(ctx)
     needs_a, needs_bs = ctx.needs_input_grad[:2]
-    grad_a, grad_bs, grad_aux = gradients(a, bs, offsets, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs)
+    given = args.a, args.bs, args.offsets, args.aux, args.kinds, args.epilogue
+    grad_a, grad_bs, grad_aux = gradients(*given, grad, needs_a, needs_bs)
     return op_gradients(GroupedGemmArgs, a=grad_a, bs=grad_bs, aux=grad_aux)
 
 
@@ -169,7 +164,6 @@ register(
     form=grouped_gemm,
     fake=_fake,
     check_values=_check_values,
-    setup_context=_save,
     backward=_backward,
     sharding=_sharding,
     flops=_flops,
@@ -193,11 +187,6 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
 
 def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
     check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
-
-
-def _save_by_k(ctx: Any, args: KGroupedGemmArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.k_grouped_gemm` what it needs."""
-    ctx.save_for_backward(args.a, args.b, args.offsets)
 
 
 def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -244,7 +233,6 @@ register(
     form=k_grouped_gemm,
     fake=_fake_by_k,
     check_values=_check_values_by_k,
-    setup_context=_save_by_k,
     backward=_backward_by_k,
     sharding=_sharding_by_k,
     flops=_flops_by_k,

@@ -18,7 +18,7 @@ from torch_tile.kernels.linear_attention.args import (
     GatedLinearAttentionStepArgs,
 )
 from torch_tile.ops.families import delta_rule
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.recomputed import by_autograd, by_operator
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import in_torch
 
@@ -54,7 +54,7 @@ Values of cu_seqlens are checked on the CPU only.
     returns=("out", "final_state"),
     fake=partial(delta_rule.fake, "gated_linear_attention"),
     check_values=partial(delta_rule.check_values, "gated_linear_attention"),
-    **delta_rule.gradients("gated_linear_attention", GatedLinearAttentionArgs, LINEAR_GRADIENTS),
+    **by_operator("gated_linear_attention", LINEAR_GRADIENTS, "v"),
     sharding=delta_rule.sharding,
     flops=delta_rule.flops,
     lower_precision=("q", "k", "v"),
@@ -77,7 +77,7 @@ Returns:
     check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
     run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
     reference=in_torch("gated_linear_attention", "gradient_reference"),
-    **by_autograd("gated_linear_attention", "gradient_reference", 8),
+    **by_autograd("gated_linear_attention", "gradient_reference"),
     sharding=delta_rule.sharding_of_gradients,
     flops=lambda args: 2 * delta_rule.flops(args),
 )
@@ -97,7 +97,7 @@ Returns:
     returns=("out", "new_state"),
     fake=partial(delta_rule.fake_step, "gated_linear_attention_step"),
     reference=in_torch("gated_linear_attention", "step_reference"),
-    **by_autograd("gated_linear_attention", "step_reference", 5),
+    **by_autograd("gated_linear_attention", "step_reference"),
     sharding=delta_rule.sharding_of_step,
     flops=delta_rule.flops,
     lower_precision=("q", "k", "v"),

@@ -18,10 +18,9 @@ from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import cross_entropy
 from torch_tile.ops.recomputed import gradients_of
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, in_torch, op_gradients
+from torch_tile.ops.saved_args import restored_args, save_args
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
-
-TENSORS = ("hidden", "weight", "target", "bias", "class_weight")
 
 
 def _check(op: str, args: LinearCrossEntropyArgs[Tensor]) -> None:
@@ -69,17 +68,16 @@ def _refuse_class_weight(args: Any) -> None:
 
 def _save(ctx: Any, args: LinearCrossEntropyArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
     _refuse_class_weight(args)
-    ctx.args = without_tensors(args)
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*(getattr(args, name) for name in TENSORS))
+    save_args(ctx, args)
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     """The chunks are computed again, since weights of rows are known only now."""
     of_hidden, of_weight, _, of_bias = (*ctx.needs_input_grad, False)[:4]  # shorter if defaults were left out
-    given = LinearCrossEntropyGradientsArgs(
-        *(grad, *ctx.saved_tensors, *ctx.args[len(TENSORS) :], of_hidden, of_weight or of_bias)
-    )
+    args, _ = restored_args(ctx)
+    options = {"of_hidden": of_hidden, "of_weight": of_weight or of_bias}
+    given = LinearCrossEntropyGradientsArgs(grad=grad, **args._asdict(), **options)
     _, dhidden, dweight, dbias = torch.ops.tile.linear_cross_entropy_gradients.default(*given)
     return _given(LinearCrossEntropyArgs, ctx.needs_input_grad, dhidden, dweight, dbias)
 
@@ -93,9 +91,8 @@ def _given(args: Any, needed: Any, dhidden: Any, dweight: Any, dbias: Any) -> tu
 
 def _save_gradients(ctx: Any, args: LinearCrossEntropyGradientsArgs[Tensor], output: tuple[Tensor, ...]) -> None:
     _refuse_class_weight(args)
-    ctx.args = without_tensors(args)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(args.grad, *(getattr(args, name) for name in TENSORS), *output[1:])
+    save_args(ctx, args, *output[1:])
 
 
 def _backward_of_gradients(ctx: Any, upstream: Tensor | None, *seconds: Tensor | None) -> tuple[Any, ...]:

@@ -250,7 +250,7 @@ Returns:
     fake=_fake_sparse,
     check_values=lambda args: _check_values(SPARSE, args.kv, args),
     reference=in_torch(FAMILY, "sparse_reference"),
-    **by_autograd(FAMILY, "sparse_reference", 7, 1),
+    **by_autograd(FAMILY, "sparse_reference", 1),
     sharding=_sharding_of_sparse,
     flops=_flops_of_sparse,
     lower_precision=("q", "q_pe", "kv", "k_pe"),

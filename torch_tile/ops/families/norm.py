@@ -17,7 +17,8 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import declare, register
-from torch_tile.ops.registry import V, entry, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.registry import V, entry, in_torch, no_flops, op_gradients
+from torch_tile.ops.saved_args import restored_args, save_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 
 
@@ -110,33 +111,26 @@ def _rms_norm_gradients(args: RmsNormArgs[Tensor], grad: Tensor) -> tuple[Tensor
     return grad_x, (upstream * normalised).sum_to_size(weight.shape).to(weight.dtype)
 
 
-def _save_rms_norm(ctx: Any, args: RmsNormArgs[Tensor], output: Tensor) -> None:
-    """Save for the gradient of `tile.rms_norm` what it needs."""
-    ctx.args = without_tensors(args)
-    ctx.save_for_backward(args.x, args.weight)
-
-
 def _rms_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.rms_norm`."""
-    x, weight = ctx.saved_tensors
-    grad_x, grad_weight = _rms_norm_gradients(ctx.args._replace(x=x, weight=weight), grad)
-    return op_gradients(RmsNormArgs, x=grad_x.to(x.dtype), weight=grad_weight)
+    args, _ = restored_args(ctx)
+    grad_x, grad_weight = _rms_norm_gradients(args, grad)
+    return op_gradients(RmsNormArgs, x=grad_x.to(args.x.dtype), weight=grad_weight)
 
 
 def _save_add_rms_norm(ctx: Any, args: AddRmsNormArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
     """Save for the gradient of `tile.add_rms_norm` what it needs."""
-    ctx.args = without_tensors(args.norm)
-    ctx.save_for_backward(output[1], args.weight)
+    save_args(ctx, args.norm._replace(x=output[1]))
 
 
 def _add_rms_norm_backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.add_rms_norm`."""
-    total, weight = ctx.saved_tensors
+    args, _ = restored_args(ctx)  # of the norm, whose x is the sum
     grad_x: Tensor | None = grad_sum
     grad_weight: Tensor | None = None
     if grad is not None:
-        inner, grad_weight = _rms_norm_gradients(ctx.args._replace(x=total, weight=weight), grad)
-        grad_x = (inner if grad_sum is None else inner + grad_sum).to(total.dtype)
+        inner, grad_weight = _rms_norm_gradients(args, grad)
+        grad_x = (inner if grad_sum is None else inner + grad_sum).to(args.x.dtype)
     return op_gradients(AddRmsNormArgs, x=grad_x, residual=grad_x, weight=grad_weight)
 
 
@@ -210,7 +204,6 @@ Returns:
     fake=_fake_rms_norm,
     run=_run_rms_norm,
     reference=_rms_norm_reference,
-    setup_context=_save_rms_norm,
     backward=_rms_norm_backward,
     as_aten=_rms_norm_as_aten,
     sharding=_rms_norm_sharding,
@@ -395,10 +388,9 @@ def _fake(args: FusedNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _save(ctx: Any, args: FusedNormArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
     """Save for the gradient of `tile.fused_norm` what it needs."""
-    ctx.args = without_tensors(args)
     if not args.keep:
         ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(args.x, *args.aux)
+    save_args(ctx, args)
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
@@ -406,8 +398,8 @@ def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[A
     from torch_tile.kernels.epilogue.autodiff import vjp
     from torch_tile.kernels.epilogue.program import evaluate
 
-    x, *aux = ctx.saved_tensors
-    args: FusedNormArgs[Any] = ctx.args
+    args, _ = restored_args(ctx)
+    x, aux = args.x, args.aux
     compute = compute_dtype(x.dtype)
     operands = {f"x{i}": v.reshape(()) if k == "s" else v for i, (v, k) in enumerate(zip(aux, args.kinds, strict=True))}
     operands = {name: v.to(compute) for name, v in operands.items()}

@@ -15,7 +15,7 @@ from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args,
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require
 from torch_tile.ops.families import delta_rule
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.recomputed import by_autograd, by_operator
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import in_torch
 from torch_tile.ops.sharding_rule import Rule, if_given
@@ -106,7 +106,7 @@ Values of cu_seqlens are checked on the CPU only.
     returns=("out", "final_state"),
     fake=_fake,
     check_values=lambda args: delta_rule.check_values("rwkv7", args),
-    **delta_rule.gradients("rwkv7", Rwkv7Args, RWKV7_GRADIENTS),
+    **by_operator("rwkv7", RWKV7_GRADIENTS, "v"),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("q", "k", "v", "a", "b"),
@@ -129,7 +129,7 @@ Returns:
     check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
     run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
     reference=in_torch("rwkv7", "gradient_reference"),
-    **by_autograd("rwkv7", "gradient_reference", 10),
+    **by_autograd("rwkv7", "gradient_reference"),
     sharding=lambda args: delta_rule.sharding_of_backward(args, _sharding(args.forward)),
     flops=lambda args: 2 * _flops(args),
 )
@@ -149,7 +149,7 @@ Returns:
     returns=("out", "new_state"),
     fake=_fake_step,
     reference=in_torch("rwkv7", "step_reference"),
-    **by_autograd("rwkv7", "step_reference", 7),
+    **by_autograd("rwkv7", "step_reference"),
     sharding=_sharding_of_step,
     flops=_flops,
     lower_precision=("q", "k", "v", "a", "b"),

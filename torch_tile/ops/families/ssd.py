@@ -19,12 +19,11 @@ from torch_tile.kernels.ssm.args import (
 )
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import by_autograd, gradients_of
+from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, in_torch, op_gradients, without_tensors
+from torch_tile.ops.registry import Shape, in_torch, op_gradients
+from torch_tile.ops.saved_args import restored_args, save_args
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
-
-TENSORS = 9  # of the scan's arguments, which come first; seq_idx comes last
 
 
 def _check_shape(op: str, name: str, tensor: Tensor | None, meaning: str, sizes: dict[str, tuple[Any, str]]) -> None:
@@ -121,15 +120,13 @@ def _fake_update(args: SelectiveStateUpdateArgs[Tensor]) -> tuple[Tensor, Tensor
 
 def _save(ctx: Any, args: SsdChunkScanArgs[Tensor], output: Any) -> None:
     """Save for the gradient of `tile.ssd_chunk_scan` what it needs."""
-    ctx.options = without_tensors(args)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:TENSORS], args.seq_idx)
+    save_args(ctx, args)
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tuple[Any, ...]:
     """Compute the gradients of `tile.ssd_chunk_scan`."""
-    *tensors, seq_idx = ctx.saved_tensors
-    args = SsdChunkScanArgs(*tensors, *ctx.options[TENSORS:])._replace(seq_idx=seq_idx)
+    args, _ = restored_args(ctx)
     if grad is None and grad_states is None:
         return op_gradients(SsdChunkScanArgs)
     found: dict[str, Any] = {}
@@ -146,25 +143,6 @@ def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tupl
     made = torch.ops.tile.ssd_chunk_scan_backward(grad, grad_states, *given.values())
     found |= {name: t for name, t in zip(GRADIENTS, made, strict=True) if given[name] is not None}
     return op_gradients(SsdChunkScanArgs, **found)
-
-
-def _save_of_backward(ctx: Any, args: SsdChunkScanBackwardArgs[Tensor], output: Any) -> None:
-    """Save for the second gradient what it needs."""
-    ctx.options = without_tensors(args)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[: TENSORS + 1], args.seq_idx)
-
-
-def _backward_of_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    """Compute the second gradients by autograd of the first in plain torch."""
-    *tensors, seq_idx = ctx.saved_tensors
-    options = ctx.options[TENSORS + 1 : -1]
-
-    def computed(*given: Tensor | None) -> Any:
-        return kernels("ssd_chunk_scan").gradient_reference(*given, *options, seq_idx)
-
-    made = gradients_of(computed, tensors, ctx.needs_input_grad, grads)
-    return (*made, *[None] * (len(options) + 1))
 
 
 def _group(B: Spec, dim: int) -> tuple[str, dict[str, int]]:
@@ -274,8 +252,7 @@ Returns:
     fake=_fake_backward,
     run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
     reference=in_torch("ssd_chunk_scan", "gradient_reference"),
-    setup_context=_save_of_backward,
-    backward=_backward_of_backward,
+    **by_autograd("ssd_chunk_scan", "gradient_reference"),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args),
 )
@@ -303,7 +280,7 @@ Returns:
     family="selective_state_update",
     returns=("out", "new_state"),
     fake=_fake_update,
-    **by_autograd("selective_state_update", "reference", 9),
+    **by_autograd("selective_state_update", "reference"),
     sharding=_sharding_of_update,
     flops=_update_flops,
     lower_precision=("x", "B", "C"),

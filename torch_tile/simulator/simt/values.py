@@ -18,7 +18,7 @@ import torch
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.dtype import DType, saturated
 from torch_tile.ir.expr import COMPARISONS, Scalar
-from torch_tile.simulator.values import floor_divide, remainder, whole
+from torch_tile.simulator.values import floor_divide, remainder, truncated
 
 Value = Any  # int, bool, np.floating, or an array with one element per thread
 Function = Callable[..., Value]
@@ -191,7 +191,7 @@ def cast(source: DType, to: DType) -> Function:
         return lambda a: rounded(saturated(a, to), to)
     width = carrier(to)
     if source.is_float:
-        return lambda a: number(whole(a, to).astype(width), to)
+        return lambda a: number(truncated(a, to).astype(width), to)
     return lambda a: a.astype(width) if isinstance(a, np.ndarray) else wrapped(int(a), to)
 
 

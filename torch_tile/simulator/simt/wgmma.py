@@ -176,11 +176,12 @@ def _commit(p: Place) -> Run:
 
 def _wait(p: Place) -> Run:
     """Compile wgmma_wait: each warpgroup waits for its groups of products."""
-    pending = int(str(p.call.options[0]))
+    wait = tw.wait_of(p.call)
+    assert wait is not None
 
     def run() -> None:
         for group in whole_groups(p).tolist():
-            p.calls.state(Products).wait(group, pending)
+            p.calls.state(Products).wait(group, wait.pending)
 
     return run
 
