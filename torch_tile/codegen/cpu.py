@@ -22,8 +22,8 @@ from torch_tile.codegen.sources import ENTRY, WRAPS, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Expr, Load, Unary, Var
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Node, children, contains, find, symbols, walk
 from torch_tile.ir.stmt import (
     Alloc,
@@ -42,14 +42,12 @@ from torch_tile.ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
-from torch_tile.ir.widths import ROLES, SIGNED, WRAPPING
+from torch_tile.ir.widths import SIGNED, WRAPPING, IndexBits
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
 STACK_TOTAL = 48 * 1024  # bytes of all of them: threads may have no more than 128 KiB for everything
 ALIGN = 64
-WORD = 63  # bits of the magnitude of an int64
-INDEX_BITS = 12  # usual ones of an index or a size: products of five of them are taken to be in memory
 # Names of the entry's own variables.
 AXES = ("grid_x", "grid_y", "grid_z")
 FRAME = (*AXES, "buffers", "numbers", "reals", "failed", "blocks", "chunk", "arena", "block", "code")
@@ -308,53 +306,13 @@ def _leaves_64_bits(program: Program) -> bool:
 
     C++ takes for granted that it does not. g++ 12 then drops the end of the loop around `(k * (2**63 - 1)) & 255`.
     """
-    known: IdMap[Expr, int] = IdMap()
+    bits = IndexBits()
     for node in walk(program):
         if isinstance(node, Let) and node.value.dtype.is_integer:
-            known[node.var] = _bits(node.value, known)
-        if isinstance(node, Binary | Unary) and node.dtype in SIGNED and _bits(node, known) > WORD:
+            bits.known[node.var] = bits(node.value)
+        if isinstance(node, Binary | Unary) and bits.leaves_64(node):
             return True
     return False
-
-
-def _bits(expr: Expr, known: IdMap[Expr, int]) -> int:
-    """Bound the bits of an integer's magnitude, with INDEX_BITS for indices and sizes: their products fit memory.
-
-    It is more than WORD as soon as an operation on the way may leave 64 bits.
-    """
-    found = known.get(expr)
-    if found is not None:
-        return found
-    parts = [_bits(c, known) for c in children(expr) if isinstance(c, Expr)]
-    longest = max(parts, default=0)
-    found = min(expr.dtype.bits - (expr.dtype in SIGNED), WORD)
-    if isinstance(expr, Const):
-        found = min(abs(int(expr.value)).bit_length(), WORD) if expr.dtype.is_integer else 0
-    elif isinstance(expr, Var):
-        found = INDEX_BITS if expr.role in ROLES and expr.role != "param" else found
-    elif longest > WORD:  # settled: this one operation decides
-        found = longest
-    elif isinstance(expr, Binary) and expr.dtype in SIGNED:
-        found = _bits_of_binary(expr, *parts)
-    elif isinstance(expr, Unary) and expr.op == "-":
-        found = longest + 1
-    elif isinstance(expr, Select | Cast):
-        found = min(found, longest)
-    known[expr] = found
-    return found
-
-
-def _bits_of_binary(expr: Binary, a: int, b: int) -> int:
-    """Bound the bits of a signed operation's magnitude by those of its operands."""
-    if expr.op in ("+", "-"):
-        return max(a, b) + 1
-    if expr.op == "*":
-        return a + b
-    if expr.op == "<<":
-        return a + (int(expr.b.value) if isinstance(expr.b, Const) else WORD)
-    if expr.op == "&" and isinstance(expr.b, Const) and expr.b.value >= 0:
-        return b
-    return b if expr.op == "%" else max(a, b)
 
 
 def _reads(node: Node, elements: set[Var]) -> bool:
