@@ -18,7 +18,7 @@ from torch_tile.codegen.c_text import (
     reads_memory,
     storage,
 )
-from torch_tile.codegen.sources import ENTRY, WRAPS, CpuSource
+from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
@@ -42,7 +42,7 @@ from torch_tile.ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
-from torch_tile.ir.widths import SIGNED, WRAPPING, IndexBits
+from torch_tile.ir.widths import SIGNED, WRAPPING, WRAPS, IndexBits
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack

@@ -10,8 +10,6 @@ from torch_tile.ir.expr import Expr, Var
 
 ENTRY = "tile_main"
 """The function of the text that is called."""
-WRAPS = '#pragma GCC optimize("wrapv")'
-"""Line of a text whose signed integers wrap. clang does not know it: host_compiler.py gives it the flag."""
 
 
 class CpuSource(NamedTuple):

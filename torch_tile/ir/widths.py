@@ -18,6 +18,8 @@ from torch_tile.ir.node import children
 SIGNED = (dt.int32, dt.int64)  # types of indices and sizes
 WRAPPING = {"+": "add", "-": "sub", "*": "mul", "<<": "shl"}  # operations whose value may leave the operands' type
 ROLES = ("loop", "block", "thread", "dim", "param")  # of variables that are indices or sizes
+# Line of a C++ text whose signed integers wrap. clang does not know it: the host compiler's flags say it again.
+WRAPS = '#pragma GCC optimize("wrapv")'
 WORD = 63  # bits of the magnitude of an int64
 INDEX_BITS = 12  # of an index or a size in the products that address memory: five of them fit a word
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_tile.codegen.sources import WRAPS
 from torch_tile.diagnostics.errors import FOREIGN, ForeignTextError, InternalError
 from torch_tile.diagnostics.progress import waiting
+from torch_tile.ir.widths import WRAPS
 from torch_tile.runtime.cache import CacheError, get_or_build, key_of
 
 # No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno and traps.
