@@ -56,7 +56,7 @@ from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
 from torch_tile.tileop.results import never_written, unwritten_results
-from torch_tile.user_op import keep, kept, operator_name
+from torch_tile.user_op import constant_in_graphs, keep, keep_operator, kept, name_for_graphs, named
 
 if TYPE_CHECKING:
     from torch_tile.codegen.sources import Entry
@@ -337,6 +337,7 @@ class JITFunction:
         self.specialisations: dict[Any, Specialisation] = {}
         self.lock = threading.RLock()
         self.locks: dict[Any, threading.RLock] = {}  # of one kernel each: different ones are compiled side by side
+        self.name_for_graphs = name_for_graphs(self)
 
     def on(self, target: object) -> JITFunction:
         """Return the same kernel function for another target; equal targets give the same object."""
@@ -421,7 +422,7 @@ class JITFunction:
     def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Handle a call while Dynamo traces a graph; an eager kernel is chosen by the tensors' known properties."""
         if self.is_lazy:
-            return getattr(kept, self._kept_kernel(*args, **kwargs))
+            return getattr(kept, _compiled_name(self.name_for_graphs, *args, **kwargs))
         given = [*zip(self.names, args, strict=False), *kwargs.items()]
         known: list[tuple[str, Any]] = []
         passed = []
@@ -434,10 +435,10 @@ class JITFunction:
                 passed.append(value)
             else:
                 known.append((name, value))
-        return getattr(kept, self._kept_operator(tuple(known)))(*passed)
+        return getattr(kept, _operator_name(self.name_for_graphs, tuple(known)))(*passed)
 
-    def _kept_operator(self, known: Sequence[tuple[str, Any]]) -> str:
-        """Return the kept name of the operator for an eager call with these known properties."""
+    def kernel_for_known(self, known: Sequence[tuple[str, Any]]) -> JITKernel:
+        """Return the kernel of an eager call with known arguments, a tensor by its dtype, sizes, strides and device."""
 
         def example(value: Any) -> Any:
             if not (isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], _torch.dtype)):
@@ -447,15 +448,7 @@ class JITFunction:
 
         with _torch._C._DisableTorchDispatch():
             call = specialise(self.function, self.signature, (), {name: example(value) for name, value in known})
-        return operator_name(self._eager_kernel(call))
-
-    _kept_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def _kept_kernel(self, *args: Any, **kwargs: Any) -> str:
-        """Compile a kernel and keep it."""
-        return keep(self.compile(*args, **kwargs))
-
-    _kept_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as operator_name
+        return self._eager_kernel(call)
 
     def target_for(self, tensors: Sequence[Any]) -> object:
         """Return the target of an eager kernel: its author's choice, else its first tensor's device."""
@@ -528,6 +521,18 @@ class JITFunction:
                 made = self.make(*args, **kwargs)
                 self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
             return self.kernels[key]
+
+
+@constant_in_graphs
+def _compiled_name(function: str, /, *args: Any, **kwargs: Any) -> str:
+    """Compile a kernel of the function with this name for graphs, and return the kernel's name in `kept`."""
+    return keep(named(function).compile(*args, **kwargs))
+
+
+@constant_in_graphs
+def _operator_name(function: str, known: Sequence[tuple[str, Any]]) -> str:
+    """Return the name in `kept` of the operator for an eager call with these known arguments."""
+    return keep_operator(named(function).kernel_for_known(known))
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:

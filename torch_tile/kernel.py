@@ -18,7 +18,7 @@ from torch_tile.ir.fixed_sizes import sizes_of_tiles
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher
-from torch_tile.user_op import kept, operator_name, refuse_gradients
+from torch_tile.user_op import kept, name_for_graphs, operator_name, refuse_gradients
 
 if TYPE_CHECKING:
     from torch_tile.runtime.nvrtc import Cubin, Resources
@@ -70,6 +70,7 @@ class JITKernel(metaclass=Compiled):
         self.ref_latency: float | None = None
         self.__name__: str = program.name
         self.run = self._first_call
+        self.name_for_graphs = name_for_graphs(self)
 
     def __copy__(self) -> JITKernel:
         """Return the kernel itself, because a kernel is never changed."""
@@ -83,7 +84,7 @@ class JITKernel(metaclass=Compiled):
         """Run on `args`; return the results that the kernel allocates."""
         if _torch is not None:
             if _torch.compiler.is_dynamo_compiling():
-                return getattr(kept, operator_name(self))(*args, **named)
+                return getattr(kept, operator_name(self.name_for_graphs))(*args, **named)
             if _torch.is_grad_enabled():
                 refuse_gradients(self, args)
         return self.run(*args, **named)

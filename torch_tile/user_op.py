@@ -8,8 +8,10 @@ gradient.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ class Kept:
 
 
 kept: Kept = Kept()
+_numbers = itertools.count()
+_named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -61,6 +65,28 @@ def custom_op(
     return _define(kernel, backward, setup_context)
 
 
+def name_for_graphs(value: object) -> str:
+    """Return a new name of a kernel or a kernel function, by which `named` finds it as long as it lives."""
+    name = f"{type(value).__name__}_{next(_numbers)}"
+    _named[name] = value
+    return name
+
+
+def named(name: str) -> Any:
+    """Return the object that `name_for_graphs` gave this name."""
+    return _named[name]
+
+
+def constant_in_graphs(function: Callable[..., str]) -> Callable[..., str]:
+    """Let Dynamo call a function while it traces a graph, and take the result for a constant.
+
+    Arguments are texts, numbers, dtypes and devices: torch 2.11 passes no other objects. The result is a name, because
+    Dynamo can guard names.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def keep(value: Any) -> str:
     """Keep a kernel or operator, and return its name in `kept`."""
     for name, other in vars(kept).items():
@@ -71,7 +97,7 @@ def keep(value: Any) -> str:
     return name
 
 
-def operator_name(kernel: JITKernel) -> str:
+def keep_operator(kernel: JITKernel) -> str:
     """Return the name in `kept` of a kernel's operator without a gradient; create it at the first call."""
     with _lock:
         found = kernel.__dict__.get("operator")
@@ -80,8 +106,10 @@ def operator_name(kernel: JITKernel) -> str:
         return keep(found)
 
 
-# Dynamo calls these while it traces a graph, and takes their results for constants. Names, since it can guard these.
-operator_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+@constant_in_graphs
+def operator_name(kernel: str) -> str:
+    """Return the name in `kept` of the operator of the kernel with this name for graphs."""
+    return keep_operator(named(kernel))
 
 
 def written_params(program: Program) -> set[int]:

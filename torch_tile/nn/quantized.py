@@ -103,8 +103,9 @@ class QuantizedLinear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
         x = input if self.compute_dtype is None else input.to(self.compute_dtype)
-        aux, kinds = ([], "") if self.bias is None else ([self.bias], "r")
-        text = of_layer("none", bool(aux), False) if aux else ""
+        aux, kinds, text = [], "", ""
+        if self.bias is not None:
+            aux, kinds, text = [self.bias], "r", of_layer("none", True, False)
         if self.whole_scale is not None:
             aux, kinds = [*aux, self.whole_scale], kinds + "s"
             text = f"s=mul(acc0,x{len(aux) - 1});" + ("v=add(s,x0);ret v" if self.bias is not None else "ret s")
