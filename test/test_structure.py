@@ -63,6 +63,7 @@ NOT_MIRRORED = {
     "faults": "classes of faults that were mended, one file each, on every target",
     "ops/test_on_gpu.py": "runs every operator on a GPU",
     "ops/test_arguments.py": "is about every tensor argument of every operator",
+    "ops/test_odd_forms.py": "is about odd forms of the tensors of every operator",
     "papers": "the kernels of the papers, as printed there",
     "models": "whole models through several layers",
     "kernels/test_typical_sizes.py": "is about the cuts of all families",

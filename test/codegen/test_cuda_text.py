@@ -89,7 +89,7 @@ TEXTS = {
     "tile::wrapping_add<int64_t>(w, 1)": w + 1,
     "(int64_t)t": cast(t, "int64"),
     "(int)w": cast(w, "int32"),
-    "(int64_t)n * m + w": cast(n * m, "int64") + w,
+    "tile::wrapping_add<int64_t>((int64_t)n * m, w)": cast(n * m, "int64") + w,
     "(float)(t + 1)": cast(t + 1, "float32"),
     # other types
     "(uint8_t)(u + u)": u + u,

@@ -84,3 +84,23 @@ def test_magnitudes_and_conversions(way, dtype):
     way(kernel, torch.from_numpy(a), o, f)
     assert o.tolist() == a.tolist()
     assert f.tolist() == [a.astype("float32").tolist(), (a.astype("float32") / 2).tolist()]
+
+
+def test_numbers_of_64_bits_that_all_threads_have(way):
+    """A variable keeps one for some threads; of two, the lesser and the greater are taken. NumPy 2.5 refuses both."""
+
+    @T.prim_func
+    def kernel(O: T.Tensor((32, 3), "uint64"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                x = T.alloc_var("uint64", 3)
+                last = T.cast(n, "uint64")
+                if i >= 7:
+                    x = last
+                O[i, 0] = x
+                O[i, 1] = T.max(last, T.cast(n - 5, "uint64"))
+                O[i, 2] = T.min(last, T.cast(n - 5, "uint64"))
+
+    o = torch.zeros(32, 3, dtype=torch.uint64)
+    way(kernel, o, -1)
+    assert o.tolist() == [[3 if i < 7 else 2**64 - 1, 2**64 - 1, 2**64 - 6] for i in range(32)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Integers of indices and sizes wrap when they are stored, not before; int32 of elements wraps at each operation."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -143,3 +144,50 @@ def test_wider_than_64_bits(seed: int, way: Callable[..., None]) -> None:
     p = torch.zeros(32, dtype=torch.int64)
     way(kernel, a, p)
     assert p.tolist() == [((x << 8) * 2147483647) & 65535 for x in a.tolist()]
+
+
+@pytest.mark.parametrize("of", ["block", "nest", "loop", "scalar", "name"])
+def test_what_indices_make_beyond_64_bits_wraps(of: str, seed: int, way: Callable[..., None]) -> None:
+    """A compiler that takes a product for small would drop the end of the loop around it."""
+    factor = (2**63 - 1, -(2**62), 2**61 + 1)[seed % 3]
+
+    @T.prim_func
+    def kernel(O: T.Tensor((2, 8, 9), "int32"), n: T.int32):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(8):
+                for k in range(2, 9, 3):
+                    x = {"block": b + 7, "nest": i + 9, "loop": k, "scalar": n, "name": b * 3 + i + 5}[of]
+                    if ((T.int64(factor) * x) & 1099511627775) == 126:
+                        break
+                    O[b, i, k] = T.cast((T.int64(factor) * x) >> 33, "int32")
+
+    o = torch.zeros(2, 8, 9, dtype=torch.int32)
+    way(kernel, o, 1_000_003)
+    for b, i, k in itertools.product(range(2), range(8), range(2, 9, 3)):
+        x = {"block": b + 7, "nest": i + 9, "loop": k, "scalar": 1_000_003, "name": b * 3 + i + 5}[of]
+        product = (factor * x + 2**63) % 2**64 - 2**63
+        assert o[b, i, k] == _wrapped(product >> 33)
+
+
+@pytest.mark.parametrize("of", ["block", "nest", "loop", "scalar"])
+def test_casts_to_32_bits_cut(of: str, seed: int, way: Callable[..., None]) -> None:
+    """An int64 of an index and an element keeps its lower 32 bits where it becomes an int32, whatever reads it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int64"), O: T.Tensor((2, 8, 3, 4), "int64"), n: T.int32):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(8):
+                for k in T.serial(3):
+                    index = {"block": b + 3, "nest": i, "loop": k, "scalar": n}[of]
+                    x = T.cast(A[i] * index + 2**40, "int32")
+                    O[b, i, k, 0] = x // 2
+                    O[b, i, k, 1] = T.cast(x, "int64") + 1
+                    O[b, i, k, 2] = T.if_then_else(x < 7, 1, 0)
+                    O[b, i, k, 3] = T.max(x, -5) % 1000
+
+    torch.manual_seed(seed)
+    a, o = torch.randint(-(2**50), 2**50, (8,)), torch.zeros(2, 8, 3, 4, dtype=torch.int64)
+    way(kernel, a, o, 7)
+    for b, i, k in itertools.product(range(2), range(8), range(3)):
+        x = _wrapped(int(a[i]) * {"block": b + 3, "nest": i, "loop": k, "scalar": 7}[of] + 2**40)
+        assert o[b, i, k].tolist() == [x // 2, x + 1, int(x < 7), max(x, -5) % 1000]

@@ -84,9 +84,9 @@ def disagreement(source, got, wanted, names=("compiled", "interpreted")):
     return ""
 
 
-def shrunk(source, fails):
+def shrunk(source, fails, seconds=SHRINKING_SECONDS):
     """The program's text with every statement dropped that the failure does not need; `fails()` looks at `source`."""
-    deadline = time.monotonic() + SHRINKING_SECONDS
+    deadline = time.monotonic() + seconds
 
     def reduce_block(block):
         for index in reversed(range(len(block))):

@@ -4,9 +4,11 @@
 python test/fuzz/grammar_run.py --count 20000 --seed 0 --stop 5
 
 A program runs tile by tile and on the executors of one turn, which its seed chooses (TURNS): a third of the time of all
-executors, and over many programs the same faults. The run stops at the `--stop`-th fault, prints the shrunk programs
-and the seed to go on from. `--ways all` takes every executor for every program, `--ways cpu,text` those alone, and
-`--gpu` a GPU as well. Twelve seconds of one core run about 100 programs.
+executors, and over many programs the same faults. The run stops at the `--stop`-th fault or after `--seconds`, prints
+how many programs ran and the shrunk programs of the faults. `--ways all` takes every executor for every program,
+`--ways cpu,text` those alone, and `--gpu` a GPU as well: processes take turns at the GPUs there are. A program that
+hangs, crashes or eats the memory is a fault with its seed, and the others go on. One core runs about 8 programs a
+second.
 """
 
 import argparse
@@ -15,7 +17,9 @@ import contextlib
 import ctypes
 import functools
 import gc
-import multiprocessing
+import itertools
+import math
+import os
 import re
 import shutil
 import sys
@@ -44,6 +48,7 @@ from torch_tile.tools.emulate import EmulatedLauncher, build as build_texts
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import shrunk
 from grammar import generated
+from grammar_processes import COMPILING, Limits, Lost, NoWatch, in_processes
 from ptx import accesses
 
 WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
@@ -54,6 +59,7 @@ TURNS = (("tiles", "cpu", "keys"), ("tiles", "sm_80", "text"), ("tiles", "sm_90a
 RARE_TURN, RARE_TURNS = ("tiles", "ptx"), 32  # one program of so many: NVRTC takes as long as all else
 EQUAL = (0.0, -0.0)
 PER_UNIT = 20  # programs in one compiled file
+SHRINKING_SECONDS = 60  # of a run's end
 PER_PART = PER_UNIT * len(TURNS)  # programs that a process takes at once
 # What an author is told to write otherwise: the grammar does not know where.
 REFUSED = {
@@ -190,8 +196,9 @@ def on_gpu(case):
 RUNS = {"tiles": on_tiles, "gpu": on_gpu, "keys": on_keys, "ptx": on_ptx}
 
 
-def outcome(case, way, run):
+def outcome(case, way, run, watch):
     """Run one program on one executor."""
+    watch.at(case.program.seed, way)
     try:
         found = run()
     except Exception as error:
@@ -229,47 +236,50 @@ def cpu_entries(cases):
         yield entry
 
 
-def compiled(cases, way):
+def compiled(cases, way, watch):
     """Programs that share a compiled library, in units; one that does not compile is looked for by itself."""
     ready, outcomes = [], []
     for case in cases:
+        watch.at(case.program.seed, way)
         try:
             case.cpu() if way == "cpu" else case.text("sm_80")
             ready.append(case)
         except Exception as error:
             outcomes.append(failed(case.program, way, error))
     for start in range(0, len(ready), PER_UNIT):
-        outcomes += unit(ready[start : start + PER_UNIT], way)
+        outcomes += unit(ready[start : start + PER_UNIT], way, watch)
     return outcomes
 
 
-def unit(cases, way):
+def unit(cases, way, watch):
     try:
+        watch.at(cases[0].program.seed, way + COMPILING)
         if way == "cpu":
             pairs = list(zip(cases, cpu_entries(cases), strict=True))
-            return [outcome(c, way, functools.partial(on_cpu, c, entry)) for c, entry in pairs]
+            return [outcome(c, way, functools.partial(on_cpu, c, entry), watch) for c, entry in pairs]
         library = build_texts([case.text("sm_80") for case in cases])
-        return [outcome(c, way, functools.partial(on_text, c, library)) for c in cases]
+        return [outcome(c, way, functools.partial(on_text, c, library), watch) for c in cases]
     except Exception as error:
         if len(cases) == 1:
             return [failed(cases[0].program, way, error)]
-        return [found for case in cases for found in unit([case], way)]
+        return [found for case in cases for found in unit([case], way, watch)]
 
 
-def outcomes(programs, ways, folder):
-    """How each program goes on each executor."""
+def outcomes(programs, ways, folder, watch=NoWatch()):  # noqa: B008
+    """How each program goes on each executor; `watch` is told which is run."""
     cases, found = [], []
     for program in programs:
+        watch.at(program.seed, "trace")
         try:
             cases.append(Case(program, folder))
         except Exception as error:
             found.append(failed(program, "trace", error))
     for way in ways:
         if way in ("cpu", "text"):
-            found += compiled(cases, way)
+            found += compiled(cases, way, watch)
         else:
             run = RUNS.get(way) or functools.partial(on_threads, way)
-            found += [outcome(case, way, functools.partial(run, case)) for case in cases]
+            found += [outcome(case, way, functools.partial(run, case), watch) for case in cases]
     return found
 
 
@@ -282,7 +292,7 @@ def smallest(seed, way, kind, folder):
             return any(o.kind == kind and o.is_fault for o in outcomes([program], [way], folder))
         return False
 
-    shrunk(program, fails)
+    shrunk(program, fails, SHRINKING_SECONDS - 15)
     return program
 
 
@@ -291,7 +301,7 @@ def turn_of(seed):
     return RARE_TURN if seed % RARE_TURNS == RARE_TURNS - 1 else TURNS[seed % len(TURNS)]
 
 
-def part(seeds, ways):
+def part(seeds, watch, ways):
     """How the programs of some seeds go, in a process that keeps no file. Without `ways`, seeds choose executors."""
     torch.set_num_threads(1)
     gc.collect()
@@ -300,11 +310,45 @@ def part(seeds, ways):
     try:
         turns = collections.defaultdict(list)
         for seed in seeds:
+            watch.at(seed, "generate")
             turns[tuple(ways) or turn_of(seed)].append(generated(seed))
-        return [o for turn, programs in turns.items() for o in outcomes(programs, turn, folder)]
+        found = [o for turn, programs in turns.items() for o in outcomes(programs, turn, folder, watch)]
+        return next(filter(None, map(lost_gpu, found)), found)
     finally:
         gc.enable()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def lost_gpu(found):
+    """The program after which the GPU refuses all others of its process, if this is it."""
+    if found.way != "gpu" or not found.is_fault:
+        return None
+    try:
+        torch.cuda.synchronize()
+    except (RuntimeError, AssertionError):
+        return Lost(found.seed, found.way, found.kind, found.text)
+    return None
+
+
+def shrunk_text(numbers, watch, faults):
+    """The shrunk program of one of the faults."""
+    fault = faults[numbers[0]]
+    watch.at(numbers[0], "shrink")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        return smallest(fault.seed, fault.way, fault.kind, folder).text()
+
+
+def print_faults(faults, processes, deadline):
+    """Print each fault with its program, shrunk unless it would take its process with it again."""
+    texts = [generated(fault.seed).text() for fault in faults]
+    parts = [[n] for n, fault in enumerate(faults) if isinstance(fault, Outcome)]
+    run, limits = functools.partial(shrunk_text, faults=faults), Limits(2 * SHRINKING_SECONDS)
+    devices = torch.cuda.device_count() if any(fault.way == "gpu" for fault in faults) else 0
+    for numbers, text, lost in in_processes(parts, run, processes, limits, deadline, devices):
+        texts[numbers[0]] = text if lost is None else texts[numbers[0]]
+    for fault, text in zip(faults, texts, strict=True):
+        print(f"\n# seed {fault.seed} {fault.way} {fault.kind}: {fault.text[:600]}\n{text}", flush=True)
 
 
 def arguments():
@@ -315,6 +359,8 @@ def arguments():
     parser.add_argument("--ways", default="", help="executors for each program, or all; by default its seed chooses")
     parser.add_argument("--gpu", action="store_true", help="run on a GPU, too")
     parser.add_argument("--stop", type=int, default=5, help="how many faults end the run; they are shrunk and printed")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no program is run any more")
+    parser.add_argument("--hang", type=float, default=60, help="seconds after which a program on an executor hangs")
     return parser.parse_args()
 
 
@@ -322,31 +368,41 @@ def main():
     given = arguments()
     ways = list(WAYS) if given.ways == "all" else [w for w in given.ways.split(",") if w]
     ways = [*(ways or WAYS), "gpu"] if given.gpu else ways
-    counts, faults, begin, ran = collections.Counter(), [], time.time(), 0
+    counts, faults, begin, done = collections.Counter(), [], time.time(), set()
     seeds = range(given.seed, given.seed + given.count)
-    parts = [seeds[i : i + PER_PART] for i in range(0, len(seeds), PER_PART)]
-    # No ProcessPoolExecutor: Python 3.11's hangs where the last of its processes has run its tasks.
-    with multiprocessing.get_context("spawn").Pool(given.processes, maxtasksperchild=8) as pool:
-        for run, found in zip(parts, pool.imap(functools.partial(part, ways=ways), parts), strict=True):
-            ran += len(run)
-            for o in found:
-                counts[o.way, "fault" if o.is_fault else o.kind] += 1
-                if o.is_fault:
-                    faults.append(o)
-                    print(f"seed {o.seed} {o.way} {o.kind}: {o.text[:300]}", flush=True)
-            seconds = time.time() - begin
-            print(f"-- {ran} programs, {len(faults)} faults, {seconds:.0f} s, {ran / seconds:.1f} a second", flush=True)
-            if len(faults) >= given.stop:
-                break
-    print(f"ran seeds {given.seed} to {given.seed + ran - 1}; go on with --seed {given.seed + ran}")
+    size = max(12, min(PER_PART, given.count // (4 * given.processes)))
+    parts = [seeds[i : i + size] for i in range(0, len(seeds), size)]
+    run, limits = functools.partial(part, ways=ways), Limits(given.hang, max(240, given.hang))
+    devices = torch.cuda.device_count() if given.gpu else 0
+    for ran, found, lost in in_processes(parts, run, given.processes, limits, begin + given.seconds, devices):
+        done.update(ran)
+        for o in [lost] if lost else found:
+            is_fault = o is lost or o.is_fault
+            counts[o.way, "fault" if is_fault else o.kind] += 1
+            if is_fault:
+                faults.append(o)
+                print(f"seed {o.seed} {o.way} {o.kind}: {o.text[:300]}", flush=True)
+        took = time.time() - begin
+        speed = f"{took:.0f} s, {len(done) / took:.1f} a second"
+        print(f"-- {len(done)} programs, {len(faults)} faults, {speed}", flush=True)
+        if len(faults) >= given.stop:
+            break
+    left = [s for s in seeds if s not in done]
+    print(f"ran {len(done)} of {len(seeds)} programs from seed {given.seed}; left: {spans(left) or 'none'}")
     for (way, kind), n in sorted(counts.items()):
         print(f"{way:8} {kind:8} {n}")
-    for fault in faults[: given.stop]:
-        with tempfile.TemporaryDirectory() as folder:
-            print(f"\n# seed {fault.seed} {fault.way} {fault.kind}: {fault.text[:600]}")
-            print(smallest(fault.seed, fault.way, fault.kind, folder).text(), flush=True)
+    print_faults(faults[: given.stop], given.processes, time.time() + SHRINKING_SECONDS)
     return bool(faults)
 
 
+def spans(numbers):
+    """Numbers as their spans: 1-3, 7."""
+    groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    found = [[n for _, n in group] for _, group in groups]
+    return ", ".join(f"{g[0]}-{g[-1]}" if len(g) > 1 else str(g[0]) for g in found)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for a process that hangs on a GPU

@@ -368,6 +368,8 @@ class Text(Visitor):
             if to == dt.float8_e5m2 and of != dt.float8_e4m3fn:  # which, unlike e4m3, rounds to infinities
                 source = f"tile::finite<{storage(to)}>({source})"
             return f"tile::rounded<{storage(to)}>({source})", 99
+        if (of, to) == (dt.int64, dt.int32) and self.is_index(node.a):
+            return f"(int64_t)(int32_t){self.value(node.a, True, PREFIX)}", PREFIX
         if is_small(to) or (is_small(of) and to == dt.float32) or (to in SIGNED and self.is_index(node.a)):
             return self.term(node.a, wide)
         if wide and of.is_integer and (of.bits < 32 or (of, to) == (dt.int32, dt.int64)):

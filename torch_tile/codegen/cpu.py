@@ -42,7 +42,7 @@ from torch_tile.ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
-from torch_tile.ir.widths import SIGNED, WRAPPING
+from torch_tile.ir.widths import SIGNED, WRAPPING, WRAPS, IndexBits
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
@@ -77,8 +77,8 @@ class _Cpu(Statements):
 
     def run(self) -> CpuSource:
         """Return the whole text."""
-        if _computes_numbers(self.program):
-            self.line('#pragma GCC optimize("wrapv")')
+        if _computes_numbers(self.program) or _leaves_64_bits(self.program):
+            self.line(WRAPS)
         for header in ("<stdio.h>",) if self.prints else ():
             self.line(f"#include {header}")
         self.line("#include <stdlib.h>")
@@ -298,6 +298,20 @@ def _computes_numbers(program: Program) -> bool:
             waiting += [named.pop(node)] if node in named else []
         elif not isinstance(node, Load | Address | Region) and getattr(node, "op", "") not in COMPARISONS:
             waiting += children(node)
+    return False
+
+
+def _leaves_64_bits(program: Program) -> bool:
+    """Return whether an index, or a number that is compared, may leave 64 bits: it wraps, too.
+
+    C++ takes for granted that it does not. g++ 12 then drops the end of the loop around `(k * (2**63 - 1)) & 255`.
+    """
+    bits = IndexBits()
+    for node in walk(program):
+        if isinstance(node, Let) and node.value.dtype.is_integer:
+            bits.known[node.var] = bits(node.value)
+        if isinstance(node, Binary | Unary) and bits.leaves_64(node):
+            return True
     return False
 
 

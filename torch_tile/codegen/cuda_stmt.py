@@ -158,6 +158,7 @@ class CudaStatements(Statements):
         if text.is_from_indices(value):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
+            text.bits.known[let.var] = text.bits(value)
             text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)

@@ -45,9 +45,9 @@ from torch_tile.ir.expr import (
     const,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import children, contains, equal
+from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
+from torch_tile.ir.widths import SIGNED, WRAPPING, IndexBits, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -62,6 +62,7 @@ class CudaText(Text):
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
         self.is_from_indices: IndexValues = IndexValues(self.index_names)
+        self.bits = IndexBits()
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
@@ -287,8 +288,8 @@ class CudaText(Text):
 
     def _overflows(self, node: Binary | Unary, wide: bool) -> bool:
         """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
-        if node.dtype == dt.int64 and self.is_from_indices(node):  # exact, but for elements of 64 bits beside an index
-            return not self.interval(node).within(range_of(dt.int64)) and contains(node, Load)
+        if self.is_from_indices(node):
+            return not self.interval(node).within(range_of(dt.int64)) and self.bits.leaves_64(node)
         exact = wide and node.dtype == dt.int32 and self.interval(node).within(range_of(dt.int64))
         return not exact and self.wraps(node)
 

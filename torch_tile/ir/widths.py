@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Binary, Expr, Load, Select, Unary, Var
+from torch_tile.ir.expr import Binary, Cast, Const, Expr, Load, Select, Unary, Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children
 
 SIGNED = (dt.int32, dt.int64)  # types of indices and sizes
 WRAPPING = {"+": "add", "-": "sub", "*": "mul", "<<": "shl"}  # operations whose value may leave the operands' type
 ROLES = ("loop", "block", "thread", "dim", "param")  # of variables that are indices or sizes
+# Line of a C++ text whose signed integers wrap. clang does not know it: the host compiler's flags say it again.
+WRAPS = '#pragma GCC optimize("wrapv")'
+WORD = 63  # bits of the magnitude of an int64
+INDEX_BITS = 12  # of an index or a size in the products that address memory: five of them fit a word
 
 
 class IndexValues:
@@ -45,6 +49,56 @@ class IndexValues:
         if isinstance(expr, Var):
             return expr.role in ROLES or (expr in self.names if self.elements is None else expr not in self.elements)
         return any(isinstance(c, Expr) and self(c) for c in children(expr))
+
+
+class IndexBits:
+    """Tell which indices, or numbers that are compared, may leave the 64 bits in which targets compute them.
+
+    Bounds the bits of magnitudes. An index or a size counts as INDEX_BITS, because memory holds their products.
+    `known` are names with their bits.
+    """
+
+    def __init__(self) -> None:
+        self.known: IdMap[Expr, int] = IdMap()
+
+    def leaves_64(self, expr: Expr) -> bool:
+        """Return whether a signed integer may leave 64 bits on the way to its value."""
+        return expr.dtype in SIGNED and self(expr) > WORD
+
+    def __call__(self, expr: Expr) -> int:
+        """Bound the bits of an integer's magnitude: more than WORD once an operation on the way may leave 64 bits."""
+        found = self.known.get(expr)
+        if found is None:
+            found = self.known[expr] = self._find(expr, [self(c) for c in children(expr) if isinstance(c, Expr)])
+        return found
+
+    def _find(self, expr: Expr, parts: list[int]) -> int:
+        """Compute the bound from those of the parts."""
+        longest, own = max(parts, default=0), min(expr.dtype.bits - (expr.dtype in SIGNED), WORD)
+        if isinstance(expr, Const):
+            return min(abs(int(expr.value)).bit_length(), own) if expr.dtype.is_integer else 0
+        if isinstance(expr, Var):
+            return INDEX_BITS if expr.role in ROLES and expr.role != "param" else own
+        if longest > WORD:
+            return longest
+        if isinstance(expr, Binary) and expr.dtype in SIGNED:
+            return self._of_binary(expr, *parts)
+        if isinstance(expr, Unary) and expr.op == "-":
+            return longest + 1
+        return min(own, longest) if isinstance(expr, Select | Cast) else own
+
+    @staticmethod
+    def _of_binary(expr: Binary, a: int, b: int) -> int:
+        """Compute the bound of a signed operation from those of its operands."""
+        if expr.op in ("+", "-"):
+            return max(a, b) + 1
+        if expr.op == "*":
+            return a + b
+        if expr.op == "<<":
+            return a + (int(expr.b.value) if isinstance(expr.b, Const) else WORD)
+        if expr.op == "&" and isinstance(expr.b, Const) and expr.b.value >= 0:
+            return b
+        return b if expr.op == "%" else max(a, b)
 
 
 def may_wrap(expr: Expr, is_from_indices: IndexValues, fits: Callable[[Expr], bool]) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from torch_tile.diagnostics.errors import FOREIGN, ForeignTextError, InternalError
 from torch_tile.diagnostics.progress import waiting
+from torch_tile.ir.widths import WRAPS
 from torch_tile.runtime.cache import CacheError, get_or_build, key_of
 
 # No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno and traps.
@@ -67,9 +68,9 @@ class HostCompiler:
         link = [part for part in self.link if not part.startswith("-Wl,-rpath,")]
         return (self.identity, *self.flags, *(os.path.basename(part) for part in link))
 
-    def arguments(self, source: Path, output: Path) -> list[str]:
-        """Return the command line that builds `output` from `source`."""
-        return [*self.command, *self.flags, f"-I{csrc_dir()}", str(source), "-o", str(output), *self.link]
+    def arguments(self, source: Path, output: Path, *flags: str) -> list[str]:
+        """Return the command line that builds `output` from `source`, with `flags` of this text."""
+        return [*self.command, *self.flags, *flags, f"-I{csrc_dir()}", str(source), "-o", str(output), *self.link]
 
 
 def compile_shared(source: str) -> Path:
@@ -86,7 +87,8 @@ def compile_shared(source: str) -> Path:
         text = get_or_build(key, ".cpp", lambda path: _write(path, source))
         start = time.perf_counter()
         with waiting("compiling a kernel"):
-            result = _run(compiler.arguments(text, output))
+            flags = ("-fwrapv",) if WRAPS in source else ()
+            result = _run(compiler.arguments(text, output, *flags))
         if result.returncode != 0:
             _check_machine(text, output, result)
             if FOREIGN in source:

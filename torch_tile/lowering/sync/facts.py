@@ -17,7 +17,7 @@ from torch_tile.ir.expr import Address, Call, Expr, Load, Var
 from torch_tile.ir.node import children, contains, find, symbols
 from torch_tile.ir.stmt import Break, Continue, Do, For, Let, Role, Stmt, Store, While
 from torch_tile.lowering.analysis.thread_values import Divergence
-from torch_tile.lowering.sync.accesses import Access, Collector, overlap
+from torch_tile.lowering.sync.accesses import Access, Collector, overlap, trips
 
 
 def is_ordered(intrinsic: Intrinsic) -> bool:
@@ -108,6 +108,7 @@ class Facts(Divergence):
     """Facts about a kernel: values of names, which of them differ between threads, and which memory matters."""
 
     def __init__(self, kernel: st.Kernel, handed_over: frozenset[Buffer] = frozenset()):
+        self.kernel = kernel
         super().__init__(kernel)
         written = {n.buffer for n in find(kernel, Store, Address)}
         touched = (n.buffer for n in find(kernel, Store, Address, Load))
@@ -132,6 +133,21 @@ class Facts(Divergence):
         self.ordered: Callable[[Intrinsic], bool] = is_ordered
         self.unknown: dict[Var, Var] = {}
         self.stand_ins: dict[Stmt, Mapping[Var, Expr]] = {}
+
+    @cached_property
+    def of_arrays(self) -> Divergence:
+        """Which arrays of threads hold values that differ between them."""
+        return Divergence(self.kernel, arrays=True)
+
+    def parts(self, loop: For | While) -> bool:
+        """Return whether threads may be in different iterations of a loop, or leave it at different times.
+
+        Conditions on arrays count as equal in all threads, which all take part in a reduction's result. But the turn of
+        a nest that `continue` leaves is each thread's own.
+        """
+        if super().parts(loop):
+            return True
+        return isinstance(loop, For) and trips(loop) == 1 and contains(loop, Continue) and self.of_arrays.parts(loop)
 
     def orders(self, one: Stmt) -> bool:
         """Return whether a statement has a barrier, a commit of or wait for copies, or an exit from an iteration."""

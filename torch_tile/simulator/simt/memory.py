@@ -583,6 +583,7 @@ class Variable(Memory):
 
     def assign(self, mask: Array, value: Value) -> None:
         """Assign a value for the threads of `mask`."""
-        self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))
+        width = carrier(self.dtype)  # NumPy 2.5 takes two plain integers for int64
+        self.value = np.where(mask, np.asarray(value, width), np.asarray(self.value, width))
         if self.written is not None:
             self.written = self.written | mask

@@ -123,12 +123,12 @@ def _floor(f: Callable[[Any, Any], Any]) -> Function:
 
 def _lesser(a: Value, b: Value) -> Value:
     """Return the smaller values, as CUDA's `a < b ? a : b`."""
-    return np.where(a < b, a, b)
+    return np.where(a < b, a, b) if isinstance(a < b, np.ndarray) else a if a < b else b
 
 
 def _greater(a: Value, b: Value) -> Value:
     """Return the greater values, as CUDA's `a > b ? a : b`."""
-    return np.where(a > b, a, b)
+    return np.where(a > b, a, b) if isinstance(a > b, np.ndarray) else a if a > b else b
 
 
 _BOTH: dict[str, Function] = {

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Odd forms of each op's tensors: expanded, sizes of 0 and 1, on meta, in inference mode: an error or the result.
+
+The session's seed draws the ops, and a form of each. TORCH_TILE_ALL_FORMS=1 takes all: some minutes.
+"""
+
+import os
+import random
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import torch_tile  # noqa: F401
+from torch_tile.ops.registration import SCHEMAS
+
+ALL = bool(os.environ.get("TORCH_TILE_ALL_FORMS"))
+OPS_DRAWN = 6
+DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def ops_of(seed):
+    """The ops that a session tests."""
+    return sorted(SCHEMAS) if ALL else random.Random(seed).sample(sorted(SCHEMAS), OPS_DRAWN)
+
+
+def outcome(op, args):
+    """The results of a call, or its error, which must name the op or one of its family."""
+    try:
+        return tree_leaves(getattr(torch.ops.tile, op)(*args))
+    except (RuntimeError, TypeError, ValueError) as problem:
+        assert "tile." in str(problem), (op, problem)
+        return problem
+
+
+def check(got, wanted, dtype):
+    """Both are refused, or the results agree: where they are sums that cancel, by the largest of them."""
+    assert isinstance(got, Exception) == isinstance(wanted, Exception), (got, wanted)
+    for a, b in zip(got, wanted, strict=True) if isinstance(got, list) else ():
+        assert a.shape == b.shape
+        a, b = a.double(), b.double()
+        largest = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0
+        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE[dtype] * max(1.0, largest), equal_nan=True)
+
+
+def drawn(op, dtype, samples, seed, forms):
+    """Some of the forms of an op's samples; `forms(args)` gives those of one."""
+    found = [(args, form) for args in samples(op, seed, dtype) for form in forms(args)]
+    source = random.Random(f"{op} {seed}")
+    return found if ALL else source.sample(found, min(1, len(found)))
+
+
+def longer_dimensions(args):
+    """Each dimension of more than one element of each tensor."""
+    tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+    return [(n, d) for n, x in enumerate(tensors) for d, size in enumerate(x.shape) if size > 1]
+
+
+@dtypes
+def test_expanded_tensors(dtype, samples, seed):
+    """A dimension without a stride holds the same numbers as its copies."""
+    ops = [op for op in ops_of(seed) if op not in DENSE]
+    forms = [(op, *form) for op in ops for form in drawn(op, dtype, samples, seed, longer_dimensions)]
+    for op, args, (n, d) in forms:
+        print(op, "tensor", n, "dimension", d)
+        leaves, spec = torch.utils._pytree.tree_flatten(args)
+        at = [m for m, x in enumerate(leaves) if isinstance(x, torch.Tensor)][n]
+        leaves[at] = leaves[at].narrow(d, 0, 1).expand_as(leaves[at])
+        got = outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec))
+        leaves[at] = leaves[at].clone(memory_format=torch.contiguous_format)
+        check(got, outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec)), dtype)
+
+
+def other_sizes(args):
+    """Each size above 1 of the tensors, with 0 or 1 in its place."""
+    sizes = {size for x in tree_leaves(args) if isinstance(x, torch.Tensor) for size in x.shape}
+    return [(size, new) for size in sorted(sizes) for new in (0, 1) if size > 1]
+
+
+@dtypes
+def test_sizes_of_0_and_1(dtype, samples, to_double, seed):
+    """A size becomes 0 or 1 in all tensors that have it."""
+    forms = [(op, *form) for op in ops_of(seed) for form in drawn(op, dtype, samples, seed, other_sizes)]
+    for op, args, (size, new) in forms:
+        print(op, "size", size, "becomes", new)
+
+        def cut(x, size=size, new=new):
+            for d in range(x.dim()):
+                x = x.narrow(d, 0, new) if x.shape[d] == size else x
+            return x
+
+        cuts = tree_map_only(torch.Tensor, cut, args)
+        check(outcome(op, cuts), outcome(op, to_double(cuts)), dtype)
+
+
+@dtypes
+def test_meta_and_inference_mode(dtype, samples, seed):
+    """Meta tensors give results of the same form, inference mode the same numbers."""
+    forms = [(op, *form) for op in ops_of(seed) for form in drawn(op, dtype, samples, seed, lambda _: [None])]
+    for op, args, _ in forms:
+        print(op)
+        wanted = outcome(op, args)
+        with torch.inference_mode():
+            check(outcome(op, args), wanted, dtype)
+        for a, b in zip(outcome(op, tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)), wanted, strict=True):
+            assert (a.device.type, a.shape, a.stride(), a.dtype) == ("meta", b.shape, b.stride(), b.dtype)
