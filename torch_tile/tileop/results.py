@@ -19,7 +19,8 @@ def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Dia
 
     It holds garbage, as in TileLang: compile_program warns of it.
     """
-    unwritten = never_written(program, (*program.outputs, *(program.params[p] for p in out_idx)))
+    named = [program.params[p] for p in out_idx]
+    unwritten = never_written(program, (*program.outputs, *(b for b in named if isinstance(b, Buffer))))
     return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
 
 
