@@ -55,7 +55,7 @@ from torch_tile.options import CompileOptions, pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
-from torch_tile.tileop.results import never_written, unwritten_results
+from torch_tile.tileop.results import unwritten_results
 from torch_tile.user_op import assume_constant_result, from_dynamo_key, keep, keep_operator, kept, register_for_dynamo
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def compile_program(
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
-    warn_of_results(program, build.options.strict)
+    warn_of_results(program, out_idx, build.options.strict)
     if sizes := sizes_of_tiles(program):
         return _sized(program, sizes, out_idx, build)
     if build.options.strict:
@@ -193,9 +193,9 @@ def warn_of_paths(program: Program) -> None:
         logging.getLogger("torch_tile").warning("%s", found.render().removeprefix("error"))
 
 
-def warn_of_results(program: Program, strict: bool) -> None:
+def warn_of_results(program: Program, out_idx: Sequence[int], strict: bool) -> None:
     """Warn of results that no statement writes; with `strict` raise a TileError."""
-    found = unwritten_results(program)
+    found = unwritten_results(program, out_idx)
     if found and strict:
         raise TileError(*found)
     for each in found:
@@ -557,10 +557,6 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
         raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
     if not given:
         return []
-    results: list[Any] = [program.params[p] for p in given]
-    for tensor in never_written(program, results):
-        why, fix = f"names `{tensor.name}`, which no statement writes", "name the tensors that the kernel writes"
-        raise error("bad_argument", None, op="jit", name="out_idx", why=why, fix=fix)
     return [p % count for p in given]
 
 

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 
@@ -192,3 +193,38 @@ def test_hints_and_names_of_values(way):
     way(kernel, a, b)
     assert torch.equal(b[:40], (a[:40] + 1) * (a[:40] + 1)) and not b[40:].any()
     assert T.ramp is T.Ramp and T.broadcast is T.Broadcast
+
+
+def test_local_arrays_lanes_and_names_bound_again():
+    """As TileLang's files write them; `w` is a tensor outside the loop and a number inside it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32"), w: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=1):
+            start = T.alloc_fragment((1,), "int32", "local")
+            pair = T.alloc_local((1,), T.float32x2)
+            start[0] = 2
+            B[0] = w[0] + start[0]
+            pair[0] = T.float32x2(A[0], A[1])
+            for i in T.serial(1, 8):
+                w = pair[0][1] + i
+                B[i] = w
+
+    a, b = torch.randn(8), torch.full((8,), torch.nan)
+    torch_tile.compile(kernel, target="cpu")(a, a, b)
+    torch.testing.assert_close(b, torch.cat([a[:1] + 2, a[1] + torch.arange(1, 8)]))
+    with pytest.raises(TileError, match="lanes"):
+        T.float32x2(1.0, 2.0, 3.0)
+
+
+def test_a_result_by_position_that_nothing_writes_is_warned_of():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32"), C: T.Tensor((2,), "float32")):
+        with T.Kernel(1):
+            T.copy(A, B)
+
+    with pytest.warns(UserWarning, match="`C` is returned, but no statement writes it"):
+        made = torch_tile.compile(kernel, out_idx=[1, 2], target="cpu")
+    a = torch.randn(4)
+    b, c = made(a)
+    assert torch.equal(a, b) and c.shape == (2,)

@@ -197,6 +197,27 @@ def test_what_lies_outside_a_view_of_a_tensor_is_zero(way):
     assert torch.equal(b, torch.nn.functional.pad(a.view(torch.int32), (8, 8)))
 
 
+@pytest.mark.parametrize("scope", ["shared", "local.fragment"])
+def test_sums_of_two_shapes_of_a_tile(scope, way):
+    """The second sum is over a box that the tile's own shape does not have."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 32), "float32"), S: T.Tensor((16,), "float32"), P: T.Tensor((16, 4), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_buffer((16, 32), "float32", scope=scope)
+            total, parts = T.alloc_fragment((16,), "float32"), T.alloc_fragment((16, 4), "float32")
+            T.copy(A, tile)
+            T.reduce_sum(tile, total)
+            T.reduce_sum(T.view(tile, (16, 4, 8)), parts, dim=-1)
+            T.copy(total, S)
+            T.copy(parts, P)
+
+    a, s, p = torch.randn(16, 32), torch.full((16,), torch.nan), torch.full((16, 4), torch.nan)
+    way(kernel, a, s, p)
+    torch.testing.assert_close(s, a.double().sum(1).float())
+    torch.testing.assert_close(p, a.double().view(16, 4, 8).sum(2).float())
+
+
 def wrong(make, scope="shared"):
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
@@ -215,9 +236,8 @@ def narrow_store(A, tile):
 
 
 def two_shapes(A, tile):
-    total, other = T.alloc_fragment((8,), "float32"), T.alloc_fragment((4,), "float32")
-    T.reduce_sum(tile, total)
-    T.reduce_sum(T.view(tile, (4, 16)), other)
+    T.cumsum(tile)
+    T.cumsum(T.view(tile, (4, 16)))
 
 
 @pytest.mark.parametrize(

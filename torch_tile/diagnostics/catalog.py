@@ -186,7 +186,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "write it on each path, as by `T.clear({buffer})` before; the kernel's `interpret` finds what a call reads so",
     ),
     "unwritten_result": (
-        "`{buffer}` is made by T.empty and returned, but no statement writes it: it would hold garbage",
+        "`{buffer}` is returned, but no statement writes it: it would hold garbage",
         "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",
     ),
     "lost_result": (

@@ -62,12 +62,13 @@ class DType(str):
     def __reduce__(self) -> tuple[Any, ...]:
         return to_dtype, (self.name,)  # copies are the same object
 
-    def __call__(self, value: Any = None) -> Any:
+    def __call__(self, value: Any = None, *lanes: Any) -> Any:
         """`T.float32(x)`: `x` converted to this type. `T.float32()`: a name for T.let.
 
-        As an annotation, `x: T.float32()` is the type.
+        `T.float32x2(x, y)` is a vector of these lanes, and `T.float32x2(x)` has `x` in each. As an annotation,
+        `x: T.float32()` is the type.
         """
-        return converters[-1](value, self)
+        return converters[-1]((value, *lanes) if lanes else value, self)
 
     @property
     def itemsize(self) -> int:

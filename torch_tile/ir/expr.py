@@ -710,11 +710,19 @@ def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
 
 
 def converted_by_call(value: Any, dtype: DType) -> Any:
-    """Compute `T.float32(value)`: a name for T.let without a value, else the value in this type."""
+    """Compute `T.float32(value)`: a name for T.let without a value, else the value in this type.
+
+    A tuple is the lanes of a vector.
+    """
     if value is None:
         return Var("x", dtype, "dim")
     if isinstance(value, Vector):
         return value.astype(dtype)
+    if isinstance(value, tuple):
+        if len(value) != dtype.lanes:
+            why, fix = f"are {len(value)}", f"give {dtype.lanes}"
+            raise error("bad_argument", None, op=f"T.{dtype}", name="lanes", why=why, fix=fix)
+        return Vector([cast(lane, dtype.element) for lane in value])
     return cast(value, dtype) if dtype.lanes == 1 else Vector([cast(value, dtype.element)] * dtype.lanes)
 
 

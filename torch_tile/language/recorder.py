@@ -199,7 +199,7 @@ class Recorder:
         if not (isinstance(previous, Expr | Handle) or is_number(previous)) or self._is_dead(previous):
             return
         kept: tuple[str, ...] = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
-        if kept and not any(name in names for _, names in self.carried):  # no later turn reads it
+        if is_scalar(value) and not any(name in names for _, names in self.carried):  # no later turn reads it
             kept += ("loop", "while")
         own = self.tracer.owner.get(previous) if isinstance(previous, Node) else None  # of a loop variable
         home = self.bound_in.get(name, own or self.entry)  # other names came as arguments

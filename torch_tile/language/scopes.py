@@ -148,11 +148,11 @@ def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, of
 
 
 def _scope_of(meant: str, scope: str) -> str:
-    """Return the scope `meant`, if `scope` is one of its spellings; else raise TileError."""
-    if SPELLINGS.get(scope) != meant:
+    """Return the scope `meant` if `scope` is one of its spellings, or "local" for it; else raise TileError."""
+    if SPELLINGS.get(scope) not in (meant, "local"):
         known = ", ".join(sorted(name for name, other in SPELLINGS.items() if other == meant))
         raise error("bad_scope", None, got=scope, known=f"{known}; T.alloc_buffer takes other scopes")
-    return meant
+    return SPELLINGS[scope]
 
 
 def alloc_shared(
@@ -164,7 +164,7 @@ def alloc_shared(
         shape: an integer or a tuple of integers. Sizes of tensors and scalar parameters may occur: the kernel is then
             compiled at calls, once for each value of these.
         dtype: of the elements.
-        scope: one of TileLang's spellings of shared memory; all mean the same.
+        scope: one of TileLang's spellings of shared memory; all mean the same. "local" is T.alloc_local.
         layout: as for T.annotate_layout; by default the compiler chooses one.
         offset: the first byte, in printed kernels; the compiler finds it.
     """
@@ -177,7 +177,7 @@ def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragm
     Args:
         shape: an integer or a tuple of integers, known when the kernel is compiled.
         dtype: of the elements.
-        scope: one of TileLang's spellings of registers; all mean the same.
+        scope: one of TileLang's spellings of registers; all mean the same. "local" is T.alloc_local.
         layout: as for T.annotate_layout; by default the compiler chooses one.
     """
     return _alloc(_scope_of("fragment", scope), shape, dtype, "T.alloc_fragment", layout)

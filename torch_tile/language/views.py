@@ -3,8 +3,9 @@
 
 A tensor in global memory keeps its views of the same dtype; launchers point them at it. Tiles, and views of another
 dtype, keep one name, the home. Uses of other names are rewritten to it: elements by their row-major number, regions if
-the home has the same box. The home is the name that a product or reduction uses. Without one it is the name of the
-narrowest dtype, so that a store through a wider view is several whole stores.
+the home has the same box. The home is the name that a product uses, else the one that a reduction uses. Without one it
+is the name of the narrowest dtype, so that a store through a wider view is several whole stores. A reduction of another
+name goes through a fragment of its shape.
 """
 
 from __future__ import annotations
@@ -109,13 +110,9 @@ def resolve(program: Program) -> Program:
             if not any(known is buffer for known in names.setdefault(root, [root])):
                 names[root].append(buffer)
     homes = IdMap[Buffer, Buffer]()
-    firm = [
-        r.buffer
-        for k in program.kernels
-        for op in find(k, TileOp)
-        if not isinstance(op, Copy | Fill)
-        for r in find(op, Region)
-    ]
+    ops = [op for k in program.kernels for op in find(k, TileOp) if not isinstance(op, Copy | Fill)]
+    ops.sort(key=lambda op: isinstance(op, Reduce))  # a reduction of another name goes through a tile
+    firm = [r.buffer for op in ops for r in find(op, Region)]
     for root, known in names.items():
         if root.scope == "global":
             homes.update((b, root) for b in known if b.dtype != root.dtype)
@@ -131,8 +128,8 @@ def resolve(program: Program) -> Program:
 
 def _home(root: Buffer, known: Sequence[Buffer], firm: Sequence[Buffer]) -> Buffer:
     """Choose the buffer that remains for a tile and all its views (the home)."""
-    used = [b for b in known if any(b is f for f in firm)]
-    found = used[0] if used else min(known, key=lambda b: b.dtype.bits)
+    used = (f for f in firm if any(b is f for b in known))
+    found = next(used, None) or min(known, key=lambda b: b.dtype.bits)
     if found is root:
         return root
     made = replace(found, base=None, name="")
@@ -206,6 +203,8 @@ class _Homes(Rewriter):
     def visit_Reduce(self, node: Reduce) -> Stmt:
         """The same reduction of the home, which lacks the view's dimensions of size 1."""
         box = self.box(node.src)
+        if box is None and node.src.buffer.scope in ("shared", "fragment"):
+            return self._through_a_tile(node)
         if box is None or len(box.tile_shape) == len(node.src.tile_shape):
             return self.children(node)
         sizes, dst = node.src.tile_shape, self(node.dst)
@@ -218,6 +217,21 @@ class _Homes(Rewriter):
         ranges = [replace(r, keep=next(left) not in gone) if r.keep else r for r in dst.ranges]
         dim = node.dim - len([d for d in gone if d < node.dim])
         return rebuilt(node, src=box, dst=rebuilt(dst, ranges=tuple(ranges)), dim=dim)
+
+    def _through_a_tile(self, node: Reduce) -> Stmt:
+        """Copy a box that the home has not to a fragment, and reduce that. In registers threads keep what they have."""
+        src = node.src
+        tile = Buffer(src.buffer.name, src.tile_shape, src.buffer.dtype, "fragment")
+
+        def put(point: Sequence[Expr]) -> Stmt:
+            indices = iter(point)
+            at = [r.start + next(indices) if r.keep else r.start for r in src.ranges]
+            return Store(tile, tuple(point), Load(src.buffer, tuple(at)), span=node.span)
+
+        copied = rebuilt(parallel(tile.shape, put), span=node.span)
+        zero = const(0, dt.int32)
+        whole = Region(tile, tuple(Range(zero, size) for size in tile.shape))
+        return Block((Alloc(tile), self(copied), rebuilt(node, src=whole, dst=self(node.dst))))
 
     def visit_Region(self, node: Region) -> Region:
         """Return the same box of the home."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
@@ -13,11 +13,13 @@ from torch_tile.ir.stmt import Program, Store
 from torch_tile.tileop.base import RegisteredOp
 
 
-def unwritten_results(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each tensor of T.empty that is returned and that no kernel can write. It holds garbage,
-    as in TileLang: compile_program warns of it.
+def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Diagnostic]:
+    """Return a diagnostic for each tensor that is returned, of T.empty or of `out_idx`, and that no kernel can write.
+
+    It holds garbage, as in TileLang: compile_program warns of it.
     """
-    unwritten = never_written(program, program.outputs)
+    named = [program.params[p] for p in out_idx]
+    unwritten = never_written(program, (*program.outputs, *(b for b in named if isinstance(b, Buffer))))
     return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
 
 

@@ -665,8 +665,8 @@ def test_all_numbers_taken():
         lowered(exchange(prepare))
 
 
-def suffix_sums(met, behind):
-    """Suffix sums by half of the threads, which meet at barriers of their own; then all threads read them."""
+def suffix_sums(met, behind, count=64):
+    """Suffix sums by some of the threads, which meet at barriers of their own; then all threads read them."""
 
     @T.prim_func
     def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((128,), "int32")):
@@ -674,7 +674,7 @@ def suffix_sums(met, behind):
             tx = T.get_thread_binding(0)
             sums, value = T.alloc_shared((64,), "int32"), T.alloc_var("int32")
             T.copy(A, sums)
-            if tx < 64:
+            if tx < count:
                 for k in T.serial(6):
                     T.sync_threads(3, 64)
                     if tx < 64 - (1 << k):
@@ -693,15 +693,62 @@ def suffix_sums(met, behind):
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+@pytest.mark.parametrize("met", [True, False], ids=["barriers_of_the_author", "one_is_placed"])
 @pytest.mark.parametrize("behind", [True, False], ids=["barrier_behind", "no_barrier_behind"])
-def test_threads_of_a_branch_meet_at_barriers_of_their_own(target, behind):
-    kernel = torch_tile.compile(suffix_sums(True, behind), target=target)
+def test_threads_of_a_branch_meet_at_barriers_of_their_own(target, met, behind):
+    kernel = torch_tile.compile(suffix_sums(met, behind), target=target)
     a, b = torch.randint(-9, 9, (64,), dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
     assert not kernel.interpret(a, b)
     sums = a.flip(0).cumsum(0).int().flip(0)
     assert torch.equal(b, torch.cat([sums.flip(0), sums]))
 
 
-def test_a_branch_that_does_not_meet_is_refused():
+def test_a_part_of_a_warp_cannot_meet():
     with pytest.raises(TileError, match="divergent_hazard"):
-        torch_tile.compile(suffix_sums(False, True), target="cuda:sm_80")
+        torch_tile.compile(suffix_sums(False, True, 40), target="cuda:sm_80")
+
+
+@pytest.mark.parametrize("count", [32, 96])
+def test_a_barrier_is_placed_for_the_warps_of_a_branch(count):
+    """These threads pass values on twice, with no barrier of the author's."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((count,), "int32"), B: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding(0)
+            s = T.alloc_shared((count,), "int32")
+            if tx < count:
+                s[tx] = A[tx]
+                value = s[count - 1 - tx] * 2
+                s[tx] = value
+                B[tx] = s[(tx + 1) % count]
+            if tx >= count:
+                B[tx] = s[tx % count]
+
+    made = torch_tile.compile(kernel, target="cuda:sm_80")
+    a, b = torch.randint(-9, 9, (count,), dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+    assert not made.interpret(a, b)
+    s = a.flip(0) * 2
+    assert torch.equal(b, torch.cat([s.roll(-1), s[torch.arange(count, 128) % count]]))
+
+
+@pytest.mark.parametrize("count", [64, 256])
+def test_threads_update_their_own_elements_under_a_condition(count):
+    """No barrier is wanted, as each thread reads and writes one element."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((count,), "int32"), B: T.Tensor((count,), "int32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((count,), "int32")
+            T.copy(A, s)
+            T.sync_threads()
+            for i in T.Parallel(count):
+                if s[i] > 3:
+                    s[i] = -1
+            T.sync_threads()
+            T.copy(s, B)
+
+    made = torch_tile.compile(kernel, target="cuda:sm_80")
+    a, b = torch.randint(-9, 9, (count,), dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
+    assert not made.interpret(a, b)
+    assert torch.equal(b, torch.where(a > 3, -1, a))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from torch_tile.compat.tvm import error as error, target as target, tir as tir
+from torch_tile.compat.tvm import error as error, target as target, testing as testing, tir as tir
 from torch_tile.compat.tvm.error import TVMError
 from torch_tile.ir.dtype import DType, to_dtype
 
@@ -24,4 +24,4 @@ class DataType(metaclass=_Made):
     """`DataType("float16")` is T.float16, with `bits` and `itemsize`. Raises ValueError for what is no dtype."""
 
 
-__all__ = ["DataType", "TVMError", "error", "target", "tir", "tirx"]
+__all__ = ["DataType", "TVMError", "error", "target", "testing", "tir", "tirx"]

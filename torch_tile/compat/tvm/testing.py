@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons as TVM's tests write them."""
+"""Comparisons and requirements as TVM's tests write them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch_tile.testing import main as main
+from torch_tile.testing import main as main, requires_package as requires_package
 
 
 def assert_allclose(actual: Any, desired: Any, rtol: float = 1e-7, atol: float = 1e-7) -> None:
@@ -17,4 +17,4 @@ def assert_allclose(actual: Any, desired: Any, rtol: float = 1e-7, atol: float =
     np.testing.assert_allclose(actual, desired, rtol=rtol, atol=atol)
 
 
-__all__ = ["assert_allclose", "main"]
+__all__ = ["assert_allclose", "main", "requires_package"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import Span, error
 from torch_tile.intrinsics.base import Intrinsic, intrinsic_of, lookup, starts
 from torch_tile.intrinsics.memory import option
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
@@ -80,7 +80,7 @@ def _is_numbered(call: Call) -> bool:
 
 
 class BarrierGroups:
-    """Assign numbers to the barriers of the warps of a role, one number for each set of warps."""
+    """Assign numbers to the barriers of roles and of the first warps of a block, one for each set of warps."""
 
     def __init__(self, kernel: st.Kernel):
         self.kernel = kernel
@@ -95,12 +95,12 @@ class BarrierGroups:
         taken |= {number for call in iterations for number in range(option(call), option(call) + option(call, 2))}
         return [n for n in range(1, 16) if n not in taken]
 
-    def number(self, role: Role) -> int:
-        """Return the barrier number of a role. Raises TileError if no free number is left."""
-        at = self.found.setdefault((role.first, role.count), len(self.found))
+    def number(self, first: int, count: int, span: Span | None) -> int:
+        """Return the barrier number of `count` threads from `first` on. Raises TileError if no free number is left."""
+        at = self.found.setdefault((first, count), len(self.found))
         if at >= len(self.free):
-            why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
-            raise error("bad_argument", role.span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
+            why, fix = "leaves no number for what these threads wait for among themselves", "use fewer numbers"
+            raise error("bad_argument", span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
         return self.free[at]
 
 

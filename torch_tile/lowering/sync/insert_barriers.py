@@ -17,7 +17,8 @@ from functools import reduce
 from typing import Protocol
 
 from torch_tile.compiler.context import Build
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import Span, error
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import intrinsic_of, lookup, syncs
 from torch_tile.intrinsics.bulk import fence_proxy_async, named_barrier
 from torch_tile.intrinsics.memory import barrier, option, warp_barrier
@@ -119,6 +120,7 @@ class Walk:
         self.divergent: bool = False
         self.splits = 0  # number of branches and loops around that only some threads enter
         self.group: Group | None = None  # the threads of a branch around, which meet at barriers of their own
+        self.gathered: list[Group] = []  # groups that got a barrier here
         self.showing = False  # whether a fence of all threads stands before a branch around
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
         self.exits: list[list[State]] = []  # states of the loops around, at their breaks
@@ -226,8 +228,19 @@ class Walk:
         self.after_roles = False
         if clash is None or not self.divergent:
             self._barrier(place, state, places)
-        elif clash.buffer.scope == "shared":
+        elif clash.buffer.scope == "shared" and not self._group_barrier(one, place, state, places):
             raise error("divergent_hazard", one.span or clash.origin.span, buffer=clash.buffer.name)
+
+    def _group_barrier(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> bool:
+        """Place a barrier for the threads of the branch around, and return True, if they are whole warps that meet."""
+        group = self.group
+        if group is None or group.splits != self.splits or group.count % WARP or self.hazards.first:
+            return False
+        self.others[place] = self._own_barrier(0, group.count, one.span)
+        self._barrier(place, state, places)
+        state.since = dict(group.before)
+        self.gathered.append(group)
+        return True
 
     def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place the barriers among the threads of a role.
@@ -246,13 +259,17 @@ class Walk:
         state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # the next barrier needs a fence
         conflicts = any(map(is_barrier, find(role.body, Do)))
         if found or conflicts:
-            wait = warp_barrier() if role.count == 32 else named_barrier(self.barrier_groups.number(role), role.count)
+            wait = self._own_barrier(role.first, role.count, role.span)
             self.others |= dict.fromkeys(found, wait)
             self.own |= {role: wait} if conflicts else {}
         self.fences |= inner.fences
         self.shown |= inner.shown
         places |= found
         self.after_roles = True
+
+    def _own_barrier(self, first: int, count: int, span: Span | None) -> Do:
+        """Return a barrier for `count` threads from `first` on alone."""
+        return warp_barrier() if count == WARP else named_barrier(self.barrier_groups.number(first, count, span), count)
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         """Return the first new access that conflicts with an earlier one; None if there is none."""
@@ -287,15 +304,15 @@ class Walk:
         ways.
         """
         self._meet(self._accesses(one), one, place, state, places)
-        for access in self.facts.collector.of(one.condition):
+        for access in self.facts.collector.of(one.condition, (), self.conditions):
             state.add(access)
         outer = self.divergent, self.conditions, self.showing, self.group
         splits = self.facts.is_divergent(one.condition)
         condition = self.facts.collector.expand(one.condition)
         count = first_threads(condition, self.kernel.thread) if splits and not self.divergent else 0
-        met = False
+        met, group = False, None
         if count:
-            self.group = Group(count, self.splits + 1, dict(state.since))
+            self.group = group = Group(count, self.splits + 1, dict(state.since))
             met = any(isinstance(n.call, Call) and self.group.meets(n.call, self.splits + 1) for n in find(one, Do))
         self.splits += splits
         self.divergent = self.divergent or splits
@@ -313,7 +330,7 @@ class Walk:
         self.divergent, self.conditions, self.showing, self.group = outer
         self.splits -= splits
         state.become(state.join(other))
-        if met:  # the other threads have met no barrier of the group
+        if met or any(each is group for each in self.gathered):  # the other threads have met no barrier of the group
             for access in self._accesses(one):
                 state.since[access.key] = replace(access, count=-1)
 
@@ -476,7 +493,7 @@ class Walk:
     def _head(self, loop: For | While) -> list[Access]:
         """Return the accesses of a loop's bounds or condition."""
         read = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        return [access for part in read for access in self.facts.collector.of(part)]
+        return [access for part in read for access in self.facts.collector.of(part, (), self.conditions)]
 
     def _next(self, loop: For | While, state: State) -> State:
         """Return the state that an iteration leaves, as the next one sees it."""
