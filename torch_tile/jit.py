@@ -555,8 +555,6 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
             )
     if len({position % count for position in given}) < len(given):
         raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
-    if not given:
-        return []
     return [p % count for p in given]
 
 

@@ -7,6 +7,8 @@ product, norm or attention still in the graph is reported as missed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Node
 
@@ -18,14 +20,16 @@ from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.norm import fused_norm
 from torch_tile.inductor.report import rows as report
 
-# Attention over sequences of different lengths: no contest times it, and ATen has no form for it.
-OF_SEQUENCES = tuple(
-    getattr(torch.ops.tile, name).default
-    for name in (
+# Operators that a model calls itself, by family: no contest times them, and ATen has no form for them.
+CALLED = {
+    "attention": (
         "attention_varlen", "attention_varlen_lse", "attention_varlen_backward", "attention_paged",
-        "attention_paged_lse",
-    )
-)  # fmt: skip
+        "attention_paged_lse", "attention_fp8", "attention_block_sparse", "attention_block_sparse_lse",
+        "attention_block_sparse_backward", "nsa_select",
+    ),
+    "mla": ("mla_decode_fp8", "mla_sparse", "lightning_index"),
+}  # fmt: skip
+FAMILY_OF: dict[Any, str] = {getattr(torch.ops.tile, op).default: name for name, ops in CALLED.items() for op in ops}
 
 
 @family(None, "settle", 10)
@@ -37,10 +41,10 @@ def settle(context: Context) -> None:
             what = f"{node.target}".removesuffix(".default") + rewrite.signature(node)
             times = node.meta.get(TIMES)
             context.note("attention", report.REPLACED, what, node, str(times or ""), [node], times)
-        if is_call(node, *OF_SEQUENCES):
-            context.note(
-                "attention", report.REPLACED, f"{node.target}".removesuffix(".default") + _signature(node), node
-            )
+        if is_call(node, *FAMILY_OF):
+            if node not in context.rows:  # no match made it
+                what = f"{node.target}".removesuffix(".default") + _signature(node)
+                context.note(FAMILY_OF[node.target], report.REPLACED, what, node)
             continue
         found = captured(node)
         if found is None or (_settled(context, node) and node not in context.left):

@@ -56,6 +56,14 @@ def mbarrier_wait(barrier: Address, parity: Any) -> Do:
     return _do("mbarrier_wait", barrier, _int(parity))
 
 
+def own_phase(barrier: Address) -> Do:
+    """State that the phase waited for just before is that of this thread's last arrival, as of all threads of its role.
+
+    So the wait orders what they did before these arrivals. Only `insert_barriers` reads this.
+    """
+    return _do("own_phase", barrier)
+
+
 def mbarrier_arrive(barrier: Address, block: Expr | None = None) -> Do:
     """Arrive at a barrier; with `block`, at the same barrier of the block of the cluster that has this rank."""
     return _do("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)))
@@ -226,6 +234,7 @@ def _declare(name: str, arity: int, header: str, arch: int = HOPPER, **fields: A
 _declare("mbarrier_init", 1, "mbarrier.h", sync=Sync.INIT, scope=Scope.MBARRIER)
 _declare("fence_barrier_init", 0, "mbarrier.h", sync=Sync.FENCE, scope=Scope.MBARRIER)
 _declare("mbarrier_wait", 2, "mbarrier.h", sync=Sync.WAIT, scope=Scope.MBARRIER)
+_declare("own_phase", 1, "mbarrier.h", idle=True)
 _declare("mbarrier_arrive", -1, "mbarrier.h", sync=Sync.ARRIVE, scope=Scope.MBARRIER)
 _declare("warp_arrive", -1, "mbarrier.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.MBARRIER)
 _declare("mbarrier_expect", 2, "mbarrier.h", sync=Sync.EXPECT, scope=Scope.MBARRIER)
@@ -283,6 +292,7 @@ __all__ = [
     "mbarrier_wait",
     "named_barrier",
     "named_barrier_arrive",
+    "own_phase",
     "ping_pong_call",
     "prefetch_map",
     "reaches_others",

@@ -28,9 +28,12 @@ from torch_tile.tileop.gemm.wgmma import WgmmaResults
 # mbarriers. A phase is over when its arrivals and the bytes expected have come; a fresh barrier is in phase 0.
 
 
-def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
+def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar, own: bool = False) -> None:
     """Wait until the phase of this parity of a T.alloc_barrier is complete. In a fresh mbarrier the phase of parity 1
     is.
+
+    With `own`, it is the phase of this thread's last arrival, and all threads of its role arrived in it (or, in a fresh
+    mbarrier, none did yet). Then what they did before these arrivals needs no barrier of the role.
     """
     at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)
@@ -38,6 +41,8 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
         why, fix = f"is {parity!r}", "give 0 or 1: for iteration k through n stages, k // n % 2"
         raise error("bad_argument", None, op="T.mbarrier_wait_parity", name="parity", why=why, fix=fix)
     at.emit(bulk.mbarrier_wait(where, value))
+    if own:
+        at.emit(bulk.own_phase(where))
 
 
 def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:

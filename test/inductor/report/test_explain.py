@@ -276,3 +276,39 @@ def test_the_line_at_fault_is_the_cause():
         and row.cause.text == "return torch.cumsum(x, -1) * 20"
         and "softmax" in row.source.text
     )
+
+
+def draw(*sizes):
+    return torch.randn(sizes)
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "arguments"),
+    [
+        ("attention", "attention_varlen", lambda: (*(draw(8, 2, 16) for _ in "qkv"), ints(0, 8), ints(0, 8), 8, 8)),
+        (
+            "attention", "attention_paged",
+            lambda: (draw(1, 1, 2, 16), draw(3, 16, 2, 16), draw(3, 16, 2, 16), ints([0, 1]), ints(20)),
+        ),
+        ("attention", "attention_fp8", lambda: tuple(draw(1, 2, 8, 16).to(torch.float8_e4m3fn) for _ in "qkv")),
+        (
+            "attention", "attention_block_sparse",
+            lambda: (*(draw(1, 1, 128, 16) for _ in "qkv"), ints([[1]]), ints([[[0]]])),
+        ),
+        ("attention", "nsa_select", lambda: (draw(1, 2, 128, 16), draw(1, 1, 2, 16), draw(1, 2, 128), 128, 2)),
+        ("mla", "lightning_index", lambda: (draw(1, 8, 2, 16), draw(1, 8, 16), draw(1, 8, 2), 4)),
+    ],
+)  # fmt: skip
+def test_operators_that_a_model_calls_have_rows(family, name, arguments):
+    def f(*tensors):
+        made = getattr(torch.ops.tile, name)(*tensors)
+        return (made[0] if isinstance(made, tuple) else made) + 1
+
+    given = arguments()
+    (row,) = explain(f, *given).replaced()
+    shapes = ", ".join(str(list(x.shape)) for x in given if isinstance(x, torch.Tensor))
+    assert (row.family, row.what) == (family, f"tile.{name}({shapes})")

@@ -624,6 +624,53 @@ def test_what_threads_have_read_is_shown_to_copies_that_overwrite_it(release):
     assert {f.kind for f in interpret(missing, kernel.program, (x, y)).found.values()} == {"missing_fence"}
 
 
+def rotated(own, turns=3):
+    """A warpgroup writes rows that its threads then read in another order, behind an mbarrier at which all arrived."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((turns, 128), "float32"), C: T.Tensor((turns, 128), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tile = T.alloc_shared((2, 128), "float32")
+            ready = T.alloc_barrier([128] * 2)
+            with T.ws(0):
+                for turn in T.serial(turns):
+                    T.copy(A[turn, 0], tile[turn % 2, :])
+                    T.mbarrier_arrive(ready[turn % 2])
+                    T.mbarrier_wait_parity(ready[turn % 2], turn // 2 % 2, own=own)
+                    for i in T.Parallel(128):
+                        C[turn, i] = tile[turn % 2, (i + 40) % 128]
+
+    return kernel
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_threads_that_waited_for_each_other_need_no_barrier(own):
+    kernel = rotated(own)
+    flat = lowered(kernel)
+    barriers = [n for n in walk(flat) if isinstance(n, Call) and n.name == "named_barrier"]
+    assert bool(barriers) != own and not [n for n in walk(flat) if isinstance(n, Call) and n.name == "own_phase"]
+    x, y = torch.randn(3, 128), torch.full((3, 128), torch.nan)
+    findings = interpret(flat, kernel.program, (x, y))
+    assert not findings.found, findings.report()
+    assert torch.equal(x.roll(-40, 1), y)
+
+
+def test_what_follows_the_last_arrival_needs_a_barrier():
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), C: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tile = T.alloc_shared((128,), "float32")
+            ready = T.alloc_barrier(128)
+            with T.ws(0):
+                T.mbarrier_arrive(ready)
+                T.copy(A, tile)
+                T.mbarrier_wait_parity(ready, 0, own=True)
+                for i in T.Parallel(128):
+                    C[i] = tile[(i + 40) % 128]
+
+    assert [n for n in walk(lowered(kernel)) if isinstance(n, Call) and n.name == "named_barrier"]
+
+
 def test_no_fence_for_what_is_copied_once():
     @T.prim_func
     def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):

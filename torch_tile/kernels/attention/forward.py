@@ -267,7 +267,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split, listed)
                 unit = spec.unit(scale)
                 scale_log2 = unit * LOG2_E
-                for iteration in T.Pipelined(end - first, num_stages=config.stages):
+                for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                     step = end - 1 - iteration if spec.backwards(config) else first + iteration
                     if lists is not None:
                         step = lists.step(indices, own_list, step, keys, span.keys)

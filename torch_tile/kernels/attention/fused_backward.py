@@ -37,7 +37,30 @@ MOST_ITERATIONS = 2**30  # tensors with more do not fit in memory
 LONGEST = 2**29  # queries or keys of a sequence
 LEAST_KEYS = {64: 1024, 128: 2048}  # by the width of heads
 MOST_HEADS = 4  # of keys, side by side: sums of dq take room in the second-level cache, too
+# A part of the sums of dq, 64 queries by 64 columns, lies in memory as a product leaves it in registers. Its dimensions
+# are 16 rows (of a warp), 8 columns, row and pair of columns among these, and a thread's 2 rows and 2 columns.
+IN_PART = HALF // 16, HALF // 8, 8, 4, 4
+PART = 128, 32
 SUMMED = 1  # the first of two named barriers: a warpgroup's part of dq is there
+
+
+def in_part(w: Any, j: Any, i: Any, q: Any, e: Any) -> tuple[Any, Any]:
+    """Return the place in a part as it lies in memory of an element by its dimensions in `IN_PART`."""
+    return j * 16 + w * 4 + i // 2, i % 2 * 16 + q * 4 + e
+
+
+def in_tile(w: Any, j: Any, i: Any, q: Any, e: Any) -> tuple[Any, Any]:
+    """Return the query and the column of an element of a part."""
+    return w * 16 + e // 2 * 8 + i, j * 8 + q * 2 + e % 2
+
+
+def by_thread(parts: int) -> Any:
+    """Return which thread holds which elements of parts that lie side by side, and in which order."""
+
+    def place(p: Any, w: Any, j: Any, i: Any, q: Any, e: Any) -> tuple[Any, Any]:
+        return p * WARPGROUP + w * WARP + i * 4 + q, j * 4 + e
+
+    return T.Fragment((parts, *IN_PART), forward_fn=place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +120,8 @@ class Iterations:
             T.sync_threads(SUMMED + index, WARPGROUP + WARP)
             if n > 0:
                 *here, row = self.place(n - 1)
-                at = (row, index * HALF) if self.queries == HALF else (row + index * HALF, 0)
-                T.tma_copy(part, sums[(*here, *at)], combine="add", by=WARP * (index + 1))
+                number = row // self.queries * 2 + index
+                T.tma_copy(part, sums[(*here, number * PART[0], 0)], combine="add", by=WARP * (index + 1))
             if T.shuffle_elect(WARP):
                 T.mbarrier_arrive(free)
 
@@ -249,6 +272,7 @@ class ConsumerWarpgroup:
         if more:
             self.start_scores_gemm(iteration + 1)
         T.wait_wgmma(1 if more else 0)
+        T.sync_warp()  # all lanes have read the two numbers of each query
         if T.shuffle_elect(WARP):
             T.mbarrier_arrive(self.free[0][stage])
 
@@ -256,7 +280,7 @@ class ConsumerWarpgroup:
     def start_dq_gemm(self, n: Any) -> None:
         """Start part `n` of dq, of gradients that both warpgroups wrote in the iteration before: part 0 is of zeros."""
         version = (n + 1) % 2
-        T.mbarrier_wait_parity(self.ds_full[version], (n + 1) // 2 % 2 ^ 1)
+        T.mbarrier_wait_parity(self.ds_full[version], (n + 1) // 2 % 2 ^ 1, own=True)
         if self.iterations.queries == HALF:
             T.wgmma_gemm(self.all_ds[version, :, :], self.k[:, self.own], self.dq, transpose_A=True, clear_accum=True)
         else:
@@ -266,7 +290,9 @@ class ConsumerWarpgroup:
     def store_dq(self, n: Any) -> None:
         """Hand part `n` of dq to the warp that adds it to memory."""
         T.mbarrier_wait_parity(self.part_free, (n + 1) % 2)
-        T.copy(self.dq, self.part)
+        # Each thread stores what it has of 16 rows and 8 columns at one place: other orders meet in banks of memory.
+        for _, *at in T.Parallel(1, *IN_PART, loop_layout=by_thread(1)):
+            self.part[in_part(*at)] = self.dq[in_tile(*at)]
         T.named_barrier_arrive(SUMMED + self.index, WARPGROUP + WARP)
 
 
@@ -284,7 +310,7 @@ def store_part(acc: Any, factor: Any, staged: Any, out: Any) -> None:
 def fused_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
 
-    It adds to `sums`, dq without its factor, in rows of whole blocks of `PADDING`.
+    It adds to `sums`, dq without its factor, which lies in parts as they are (`PART`), of whole blocks of `PADDING`.
     """
     queries, rows, stages = config.block_q, config.block_kv, config.stages
     accum, narrow = compute_dtype(spec.dtype), spec.dtype
@@ -301,7 +327,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
         v: strided("v", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
         grad: strided("grad", (*q_shape, dv), narrow, multiple=spec.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
-        sums: T.Tensor((*q_shape[:3], padded, d), accum),
+        sums: T.Tensor((*q_shape[:3], padded * (d // PART[1]), PART[1]), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), narrow, multiple=spec.vector),
         dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
         scale: accum,
@@ -319,7 +345,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             # One version is read by both warpgroups while the next one is written.
             all_ds, parts = (
                 T.alloc_shared((2, rows, queries), narrow),
-                [T.alloc_shared((HALF, HALF), accum) for _ in range(2)],
+                [T.alloc_shared(PART, accum) for _ in range(2)],
             )
             keys_full, ds_full, part_free = T.alloc_barrier(1), T.alloc_barrier([BOTH] * 2), T.alloc_barrier([1] * 2)
             full = [T.alloc_barrier([1] * stages) for _ in range(2)]  # queries with their numbers, and gradients
@@ -412,22 +438,31 @@ def prepare_sums(spec: Spec) -> Any:
 
 @jit
 def finish_sums(spec: Spec) -> Any:
-    """Build the kernel that turns the sums of dq into dq."""
+    """Build the kernel that turns the sums of dq, which lie in parts, into dq."""
     accum = compute_dtype(spec.dtype)
     batch, kv_heads, q_len = T.dynamic("batch, kv_heads, q_len")
     padded = dynamic("padded", PADDING)
     groups = T.dynamic("groups") if spec.grouped else 1
 
+    d, parts = spec.tile_d, spec.tile_d // HALF
+
     @T.prim_func
     def finish_sums(
-        sums: T.Tensor((batch, kv_heads, groups, padded, spec.tile_d), accum),
-        dq: strided("dq", (batch, kv_heads, groups, q_len, spec.tile_d), spec.dtype, multiple=spec.vector),
+        sums: T.Tensor((batch, kv_heads, groups, padded * (d // PART[1]), PART[1]), accum),
+        dq: strided("dq", (batch, kv_heads, groups, q_len, d), spec.dtype, multiple=spec.vector),
         scale: accum,
     ):
-        with T.Kernel(T.ceildiv(q_len, ROWS), kv_heads * groups, batch, threads=256) as (bx, by, bz):
+        with T.Kernel(T.ceildiv(q_len, ROWS), kv_heads * groups, batch, threads=parts * WARPGROUP) as (bx, by, bz):
             here, first = (bz, by // groups, by % groups), bx * ROWS
-            for i, c in T.Parallel(ROWS, spec.tile_d):
-                dq[(*here, first + i, c)] = T.cast(sums[(*here, first + i, c)] * scale, spec.dtype)
+            staged = T.alloc_shared((ROWS, d + 8), spec.dtype)  # rows begin in other banks of memory
+            found = T.alloc_fragment((parts, *IN_PART), accum)
+            for p, *at in T.Parallel(parts, *IN_PART, loop_layout=by_thread(parts)):
+                row, column = in_part(*at)
+                found[(p, *at)] = sums[(*here, (bx * parts + p) * PART[0] + row, column)]
+            for p, *at in T.Parallel(parts, *IN_PART, loop_layout=by_thread(parts)):
+                row, column = in_tile(*at)
+                staged[row, p * HALF + column] = T.cast(found[(p, *at)] * scale, spec.dtype)
+            T.copy(staged[:, 0:d], dq[(*here, first, 0)])
 
     return finish_sums
 
@@ -444,6 +479,7 @@ def launch(
     dq, dk, dv = results
     sums = statistics.new_empty(*q.shape[:3], statistics.shape[4], spec.tile_d)
     machine.kernel(prepare_sums)(spec)(grad, out, lse, statistics, sums)
+    sums = sums.view(*q.shape[:3], -1, PART[1])
     machine.kernel(fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options)
     machine.kernel(finish_sums)(spec)(sums, dq, options[0])
 

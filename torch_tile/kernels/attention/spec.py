@@ -31,9 +31,9 @@ class Config:
     registers. `shared_probs` hands the probabilities to other warps, as tiles of few rows need. `partial_sums` is the
     number of parts in which the sum of a row is kept; 8 leaves each thread of an accumulator with its own. `staged`
     sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
-    are packed. `blocks` is the number of blocks that run on an SM at once. `through_queries` sends the result through
-    the shared memory of the queries, which are read by then. `persistent` is the number of blocks that take tile after
-    tile, or 0: one block for each tile.
+    are packed. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks that run on
+    an SM at once. `through_queries` sends the result through the shared memory of the queries, which are read by then.
+    `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile.
     """
 
     block_q: int = 64
@@ -49,6 +49,7 @@ class Config:
     partial_sums: int = 1
     staged: bool = False
     tiled: bool = False
+    ping_pong: bool = False
     blocks: int = 1
     through_queries: bool = False
     persistent: int = 0

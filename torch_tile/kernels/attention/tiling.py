@@ -90,8 +90,9 @@ LEAST_REGISTERS = 12  # what remains for the smallest tiles, whatever else takes
 
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
+# Three warpgroups go in step otherwise, each with its exponentials where the others have theirs.
 HOPPER = tuple(
-    Config(*tiling, partial_sums=8)
+    Config(*tiling, partial_sums=8, ping_pong=tiling[2] == 384)
     for tiling in (
         (192, 128, 384, 2), (128, 128, 256, 2), (128, 96, 256, 2), (128, 64, 256, 3), (128, 64, 256, 2),
         (128, 64, 256, 1), (64, 128, 128, 2), (64, 64, 128, 2),

@@ -39,7 +39,8 @@ class Access:
     It happens where all `conditions` hold. A `count` of ANYWHERE stands for any elements of the buffer, MATRIX for any
     of its last two dimensions. A warp makes a `collective` access together, so that it belongs to no single thread.
     `origin` is the node that makes the access. `age` says how many iterations ago that was, in a loop around. `in_warp`
-    says that a barrier of the warp followed, so that the access is ordered with those of the same warp.
+    says that a barrier of the warp followed, so that the access is ordered with those of the same warp. All threads
+    arrived since at the mbarriers in `arrived`.
     """
 
     buffer: Buffer
@@ -54,6 +55,7 @@ class Access:
     conditions: tuple[Expr, ...] = ()
     age: int = 0
     in_warp: bool = False
+    arrived: frozenset[Buffer] = frozenset()
 
     @property
     def writes(self) -> bool:
@@ -68,7 +70,8 @@ class Access:
     @cached_property
     def key(self) -> Hashable:
         """A key that accesses of one node to the same places share."""
-        return self.origin, self.buffer, self.kind, self.count, structure(self.indices), self.loops, self.in_warp
+        made = self.origin, self.buffer, self.kind, self.count, structure(self.indices), self.loops
+        return *made, self.in_warp, self.arrived
 
     @cached_property
     def symbols(self) -> frozenset[Var | Buffer]:

@@ -26,7 +26,7 @@ from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Binary, Call, Const, Expr, Var, unary
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Var, unary
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
@@ -55,8 +55,6 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     if again := refilled(kernel):
         walker.by_hand(again)
     places = walker.block(kernel.body, State(most_pending(kernel.body)))
-    if not places and not walker.fences and not walker.shown and not walker.own:
-        return kernel
     return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
 
 
@@ -184,6 +182,10 @@ class Walk:
             self._clear(place, state)  # the barrier of the cluster
         elif call is not None and self.publishes and lookup(call.name).publishes:
             self._show(place, state)
+            if syncs(call, Sync.ARRIVE, Scope.MBARRIER) and not self.splits:
+                state.arrive(_barrier_of(call))
+        elif call is not None and call.name == "own_phase":
+            state.met(_barrier_of(call))
         elif syncs(call, Sync.PROXY_FENCE):
             state.used = state.wrote = False
         elif call is not None and lookup(call.name).is_grouped:
@@ -505,6 +507,13 @@ def _end_of(block: Block) -> Place:
     return block, len(block.stmts)
 
 
+def _barrier_of(call: Call) -> Buffer:
+    """Return the mbarrier of a call."""
+    (place, *_) = call.args
+    assert isinstance(place, Address)
+    return place.buffer
+
+
 def _is_for_all(call: Call, threads: int) -> bool:
     """Return whether a call is a barrier for at least all threads of the role."""
     found = lookup(call.name)
@@ -556,7 +565,9 @@ class Insert(Rewriter):
         return new
 
     def visit_Do(self, node: Do) -> Stmt:
-        """Replace an author's barrier by the role's."""
+        """Replace an author's barrier by the role's, and remove what only `Walk` reads."""
+        if isinstance(node.call, Call) and node.call.name == "own_phase":
+            return Block(())
         return node if self.wait is None or not is_barrier(node) else replace(self.wait, span=node.span)
 
     def at(self, place: Place, one: Stmt, before: bool) -> Iterator[Stmt]:

@@ -109,6 +109,15 @@ class State:
         found = [replace(a, in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
+    def arrive(self, barrier: Buffer) -> None:
+        """Remember of all accesses so far that the threads arrived at an mbarrier behind them."""
+        found = [replace(a, arrived=a.arrived | {barrier}) for a in self.since.values()]
+        self.since = {access.key: access for access in found}
+
+    def met(self, barrier: Buffer) -> None:
+        """Forget what stood before the threads' last arrival at an mbarrier, for which they have waited."""
+        self.since = {key: access for key, access in self.since.items() if barrier not in access.arrived}
+
     def commit(self, copies: bool = True) -> None:
         """Close the current group of copies, or of products."""
         self.flying = {
