@@ -7,6 +7,7 @@ dtypes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +16,23 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
+from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
-from torch_tile.kernels.gemm.scaled import GROUP, Problem, Spec, config_for, finish, multiply, prepare, spread
-from torch_tile.kernels.gemm.tiling import Config
-from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
+from torch_tile.kernels.gemm.scaled import (
+    GROUP,
+    LAST,
+    Problem,
+    Spec,
+    buffers_of,
+    config_for,
+    leave,
+    multiply,
+    prepare,
+    spread,
+    whole_scales,
+)
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config
+from torch_tile.kernels.row_groups import COUNT, END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
@@ -40,12 +54,27 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
     return finished(products, group, args.aux, args.kinds, args.epilogue).to(args.dtype)
 
 
+@T.macro
+def tile_of_group(
+    config: Config, spec: Spec, a: Any, operands: Sequence[Any], offsets: Any, table: Any, buffers: Sequence[Any],
+    out: Any, tile: Any, col: Any,
+) -> None:  # fmt: skip
+    """Compute and store the columns from `col` on of a tile of the plan."""
+    groups = offsets.shape[0]
+    group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
+    steps = T.if_then_else(group < groups, T.ceildiv(a.shape[1], GROUP), 0)
+    matrix = (T.clamp(group, 0, groups - 1),)
+    ends = whole_scales(config, spec, operands, first, col, matrix)
+    product = multiply(config, spec, a, operands, first, col, steps, matrix)
+    leave(config, spec, product, ends, operands, buffers, out, first, col, end, (group,))
+
+
 @jit
 def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue((a * scale_a) @ (b * scale_b)[group], aux)`; b is stored `[G, N, K]`."""
     bm, bn = config.block_m, config.block_n
     groups, tiles = T.dynamic("matrices, tiles")
-    m, n, k, types = spec.types(groups)
+    m, n, _, types = spec.types(groups)
 
     @T.prim_func
     def grouped_scaled_gemm(
@@ -56,14 +85,33 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
             if config.panel:
                 T.use_swizzle(config.panel)
-            group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
-            steps = T.if_then_else(group < groups, T.ceildiv(k, GROUP), 0)
-            matrix = (T.clamp(group, 0, groups - 1),)
-            product = multiply(config, spec, a, operands, first, bx * bn, steps, matrix)
-            for i, j in T.Parallel(bm, bn):
-                if first + i < end:
-                    col = bx * bn + j
-                    out[first + i, col] = finish(spec, product[i, j], operands, first + i, col, (group,))
+            buffers = buffers_of(config, spec.product.out_dtype)
+            tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, bx * bn)
+
+    return grouped_scaled_gemm
+
+
+@jit
+def persistent_grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
+    """Build the persistent kernel, as `scaled.persistent_scaled_matmul`; blocks of a cluster share tiles of a."""
+    bm, bn, shared = config.block_m, config.block_n, config.splits
+    groups, tiles = T.dynamic("matrices, tiles")
+    m, n, _, types = spec.types(groups)
+
+    @T.prim_func
+    def grouped_scaled_gemm(
+        a: types[0], *operands: types[1:], offsets: T.Tensor((groups,), "int32"),
+        table: T.Tensor((tiles, FIELDS), "int32"), out: T.Tensor((m, n), spec.product.out_dtype),
+    ):  # fmt: skip
+        plan(offsets, table, m, bm)
+        clusters = config.blocks // shared
+        with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
+            rows, columns = table[0, COUNT], T.ceildiv(n, bn * shared)
+            buffers = buffers_of(config, spec.product.out_dtype)
+            for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
+                _, tile, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
+                col = (T.min(bx, LAST // bn // shared) * shared + rank) * bn
+                tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, col)
 
     return grouped_scaled_gemm
 
@@ -83,10 +131,11 @@ def grouped_scaled_gemm(
     if not out.numel():
         return out
     machine = machine_of(a)
-    spec, problem, tensors = prepare(args.dense, machine)
+    spec, problem, tensors = prepare(args.dense, machine, out)
     config = config or tiling_for(problem, groups, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
-    machine.kernel(grouped_scaled_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
+    kernel = persistent_grouped_scaled_matmul if config.blocks else grouped_scaled_matmul
+    machine.kernel(kernel)(config, spec)(*tensors, offsets.contiguous(), table, out)
     return out
 
 
