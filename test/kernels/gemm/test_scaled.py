@@ -8,7 +8,8 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm.scaled import Problem, config_for, footprint, reference, scaled_gemm
+from torch_tile.kernels.gemm import spec as gemm_spec
+from torch_tile.kernels.gemm.scaled import Problem, Scale, Spec, config_for, footprint, reference, scaled_gemm
 from torch_tile.kernels.gemm.tiling import Config
 
 E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
@@ -158,8 +159,11 @@ def test_empty_and_tiny(shape, engine, problems):
 def test_tilings_fit(capability):
     machine = Machine(Target("cuda", capability), 132)
     operand = E4M3 if machine.target.has_fp8 else torch.float16
+    product = gemm_spec.Spec(E4M3, F32, False, (True,), (), "ret acc0")
     for m in (1, 64, 300, 4096):
         for aligned in (False, True):
-            config = config_for(Problem(operand, m, 4096, 4096, aligned), machine)
-            tiles = footprint(config, (operand, operand), aligned)
+            config = config_for(Problem(operand, m, 4096, 4096, aligned, staged=aligned), machine)
+            scales = Scale(1, True, True, aligned), Scale(1, True, True, aligned)
+            spec = Spec(product, (E4M3, E4M3), (operand, operand), scales)
+            tiles = footprint(config, spec, aligned)
             assert tiles.tile_bytes <= machine.target.shared_limit, (m, config)

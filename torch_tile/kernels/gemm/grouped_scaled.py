@@ -8,6 +8,7 @@ dtypes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,4 +144,4 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
     """Choose the tiling for the groups' average number of rows, with columns of all groups."""
     problem = typical(problem)
     groups, rows = average(groups, problem.m)
-    return config_for(Problem(problem.operand, rows, groups * problem.n, problem.k, problem.aligned), machine)
+    return config_for(replace(problem, m=rows, n=groups * problem.n), machine)

@@ -165,14 +165,16 @@ class GroupScales:
     fetched a step before they are taken, so the first level cache should have them.
     """
 
-    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...] = ()):
-        """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several."""
+    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool):
+        """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several. `across`: they are
+        columns of the result, of which each thread has many.
+        """
         self.kind, self.scales, self.row, self.matrix = kind, scales, row, matrix
         self.each = kind.each(rows)
         self.count = rows // self.each
-        self.now = T.alloc_fragment((self.count,), "float32")
-        make = T.alloc_shared if kind.bulk else T.alloc_fragment
-        self.ahead = make((self.count,), "float32")
+        many = across and self.count > FEW_SCALES
+        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((self.count,), "float32")
+        self.now = (T.alloc_shared if many and not kind.bulk else T.alloc_fragment)((self.count,), "float32")
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
@@ -248,7 +250,7 @@ def multiply(
     words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
     product, part = (T.alloc_fragment((bm, bn), dtype) for dtype in ("float32", spec.sums))
     T.clear(product)
-    places = (row, bm, ()), (col, bn, matrix)
+    places = (row, bm, (), False), (col, bn, matrix, True)
     of_a, of_b = (
         GroupScales(kind, scale, *place) if kind.grouped else None
         for kind, scale, place in zip(spec.scales, scales, places, strict=True)
@@ -265,19 +267,16 @@ def multiply(
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
         for each in filter(None, (of_a, of_b)):
             each.take(step + 1)
-        if config.transposed:
-            T.gemm(a_tile, b_tile, product, transpose_B=True)
-        else:
-            T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
-            for i, j in T.Parallel(bm, bn):
-                value = T.cast(part[i, j], "float32")
-                if of_a is not None and of_b is not None:
-                    value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
-                elif of_a is not None:
-                    value = value * of_a.of(i)
-                elif of_b is not None:
-                    value = value * of_b.of(j)
-                product[i, j] += value
+        T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(bm, bn):
+            value = T.cast(part[i, j], "float32")
+            if of_a is not None and of_b is not None:
+                value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
+            elif of_a is not None:
+                value = value * of_a.of(i)
+            elif of_b is not None:
+                value = value * of_b.of(j)
+            product[i, j] += value
     return product
 
 
@@ -415,13 +414,14 @@ def prepare(
     a, b = dense_last(args.a), dense_last(args.b.mT)
     views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=machine.is_gpu)
     vector = vector_of((a, b), (k, b.shape[-1])) if machine.is_gpu else 1
-    kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k, vector > 1 and machine.target.has_wgmma)
-    kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k)
+    bulk = vector > 1 and machine.target.has_wgmma
+    kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k, bulk)
+    kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k, bulk)
     product = gemm_spec.Spec(a.dtype, args.dtype, False, (True,), specs, args.epilogue, vector)
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
     pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
     spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
-    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits), [a, b, scale_a, scale_b, *views]
+    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1), [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
@@ -438,8 +438,9 @@ def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: dtype of the operands in tiles, sizes, whether rows in memory are runs of whole 16 bytes, and the
-    bits of b's numbers.
+    """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
+
+    Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`).
     """
 
     operand: torch.dtype
@@ -448,6 +449,7 @@ class Problem:
     k: int
     aligned: bool
     bits: int = 8
+    staged: bool = False
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
@@ -465,7 +467,9 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         tilings = [(least, 128, 128), (least, 64, 128)]
     best = min(tilings, key=lambda tile: _waves(tile, problem, machine))
     panel = 8 if problem.m > 8 * best[0] else 0
-    return Config(*best[:2], GROUP, best[2], 4 if machine.target.has_wgmma else 2, panel=panel)
+    if not machine.target.has_wgmma:
+        return Config(*best[:2], GROUP, best[2], 2, panel=panel)
+    return Config(*best[:2], GROUP, best[2], 4, panel=panel, staged=problem.staged)
 
 
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
@@ -475,11 +479,22 @@ def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> fl
     return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))
 
 
-def footprint(config: Config, operands: tuple[torch.dtype, torch.dtype], bulk: bool, bits: int = 8) -> Footprint:
-    """Compute the shared memory of both operands' tiles, and of the bytes that hold b's numbers of fewer bits."""
-    of_a, of_b = (8 * x.itemsize for x in operands)
-    tiles = [Tile(config.block_m, GROUP, of_a, config.stages, (Part.LOOP,))]
+def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
+    """Compute the shared memory of both operands' tiles and their scales, of bytes that hold b's numbers of fewer bits,
+    and of results on their way out.
+    """
+    bm, bn, bits = config.block_m, config.block_n, spec.bits
+    of_a, of_b = (8 * x.itemsize for x in spec.operands)
+    tiles = [Tile(bm, GROUP, of_a, config.stages, (Part.LOOP,))]
     if bits < 8:
-        tiles.append(Tile(config.block_n, GROUP, bits, config.stages, (Part.LOOP,)))
-    tiles.append(Tile(config.block_n, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
+        tiles.append(Tile(bn, GROUP, bits, config.stages, (Part.LOOP,)))
+    tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
+    for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
+        if kind.bulk:
+            tiles.append(Tile(1, rows, 32, config.stages, (Part.LOOP,)))
+        elif across and rows // kind.each(rows) > FEW_SCALES:
+            tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
+    if config.staged:
+        width, panels = panels_of(config, spec.product.out_dtype.itemsize)
+        tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
     return Footprint(tuple(tiles), bulk)
