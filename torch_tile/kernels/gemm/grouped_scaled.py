@@ -17,11 +17,9 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
-from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.scaled import (
     GROUP,
-    LAST,
     Problem,
     Spec,
     buffers_of,
@@ -32,8 +30,8 @@ from torch_tile.kernels.gemm.scaled import (
     spread,
     whole_scales,
 )
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config
-from torch_tile.kernels.row_groups import COUNT, END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
+from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
@@ -92,31 +90,6 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     return grouped_scaled_gemm
 
 
-@jit
-def persistent_grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
-    """Build the persistent kernel, as `scaled.persistent_scaled_matmul`; blocks of a cluster share tiles of a."""
-    bm, bn, shared = config.block_m, config.block_n, config.splits
-    groups, tiles = T.dynamic("matrices, tiles")
-    m, n, _, types = spec.types(groups)
-
-    @T.prim_func
-    def grouped_scaled_gemm(
-        a: types[0], *operands: types[1:], offsets: T.Tensor((groups,), "int32"),
-        table: T.Tensor((tiles, FIELDS), "int32"), out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
-        plan(offsets, table, m, bm)
-        clusters = config.blocks // shared
-        with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
-            rows, columns = table[0, COUNT], T.ceildiv(n, bn * shared)
-            buffers = buffers_of(config, spec.product.out_dtype)
-            for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
-                _, tile, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
-                col = (T.min(bx, LAST // bn // shared) * shared + rank) * bn
-                tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, col)
-
-    return grouped_scaled_gemm
-
-
 def grouped_scaled_gemm(
     *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
@@ -135,8 +108,7 @@ def grouped_scaled_gemm(
     spec, problem, tensors = prepare(args.dense, machine, out)
     config = config or tiling_for(problem, groups, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
-    kernel = persistent_grouped_scaled_matmul if config.blocks else grouped_scaled_matmul
-    machine.kernel(kernel)(config, spec)(*tensors, offsets.contiguous(), table, out)
+    machine.kernel(grouped_scaled_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
     return out
 
 
