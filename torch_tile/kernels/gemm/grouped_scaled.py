@@ -116,4 +116,4 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
     """Choose the tiling for the groups' average number of rows, with columns of all groups."""
     problem = typical(problem)
     groups, rows = average(groups, problem.m)
-    return config_for(replace(problem, m=rows, n=groups * problem.n), machine)
+    return config_for(replace(problem, m=rows, n=groups * problem.n, staged=False), machine)
