@@ -25,7 +25,19 @@ import torch
 from benchmarks.problem import Case, Problem, Result, poisoned, tolerance_of, wrong
 from benchmarks.timer import Call, Ceilings, measure, measure_ceilings, name_of
 
-FAMILIES = ("gemm", "grouped", "dequant", "attention", "attention_backward", "serving", "mla", "norm", "loss", "scan")
+FAMILIES = (
+    "gemm",
+    "grouped",
+    "dequant",
+    "scaled_gemm",
+    "attention",
+    "attention_backward",
+    "serving",
+    "mla",
+    "norm",
+    "loss",
+    "scan",
+)
 # Rivals that take long to make ready run only where --rivals names them.
 ON_REQUEST = {"cuda": {"Triton"}, "cpu": {"Triton", "Inductor", "flex"}}
 RIVALS_SLACK = 8  # how many times our tolerance a rival has: some sum in 16 bits

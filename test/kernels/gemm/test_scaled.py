@@ -8,7 +8,8 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm.scaled import Problem, config_for, footprint, reference, scaled_gemm
+from torch_tile.kernels.gemm import spec as gemm_spec
+from torch_tile.kernels.gemm.scaled import Problem, Scale, Spec, config_for, footprint, reference, scaled_gemm
 from torch_tile.kernels.gemm.tiling import Config
 
 E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
@@ -109,6 +110,17 @@ def test_aligned_rows(form, engine, problems, check):
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("together", [1, 2])
+def test_persistent_blocks(together, engine, problems, check):
+    """Blocks take several tiles each, alone or in clusters that share tiles of b; tiles have two runs of scales."""
+    config = Config(64, 96, 128, 128, 3, panel=8, staged=True, blocks=4, splits=together)
+    m, n, k = 150, 136, 128 * problems.pick(2, 3)
+    args = arguments(problems, FORMS["blocks"], m, n, k)
+    args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
+    check(scaled_gemm(*args, [], "", "", BF16, config=config), exact(*args, [], "", ""), f"{m}x{n}x{k}", BF16)
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("capability", [80, 120])
 def test_by_mma(capability, engine, problems, check, monkeypatch):
     """By float16 on Ampere, which has no float8 products, and by mma.sync of float8 elsewhere."""
@@ -158,8 +170,11 @@ def test_empty_and_tiny(shape, engine, problems):
 def test_tilings_fit(capability):
     machine = Machine(Target("cuda", capability), 132)
     operand = E4M3 if machine.target.has_fp8 else torch.float16
+    product = gemm_spec.Spec(E4M3, F32, False, (True,), (), "ret acc0")
     for m in (1, 64, 300, 4096):
         for aligned in (False, True):
-            config = config_for(Problem(operand, m, 4096, 4096, aligned), machine)
-            tiles = footprint(config, (operand, operand), aligned)
+            config = config_for(Problem(operand, m, 4096, 4096, aligned, staged=aligned), machine)
+            scales = Scale(1, True, True, aligned), Scale(1, True, True, aligned)
+            spec = Spec(product, (E4M3, E4M3), (operand, operand), scales)
+            tiles = footprint(config, spec, aligned)
             assert tiles.tile_bytes <= machine.target.shared_limit, (m, config)

@@ -12,6 +12,7 @@ import torch_tile
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Do, For, If
@@ -458,3 +459,56 @@ def test_values_with_a_tile_of_its_own(late: bool) -> None:
     want = ((scores if late else scores + bias) * 0.125).half().float() @ k.float()
     want += bias.float().unflatten(1, (8, 64)).sum(1) if late else 0
     torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-1)
+
+
+def scaled(stages=3, tile=(64, 64), clear=True, shared_sums=False, steps=8):
+    """The program of a product whose steps are scaled before they are added up, after both passes."""
+    bm, bn = tile
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((512, 512), "float16"), B: T.Tensor((512, 512), "float16"), S: T.Tensor((8,), "float32"),
+        C: T.Tensor((512, 512), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(512 // bn, 512 // bm, threads=128) as (bx, by):
+            a, b = T.alloc_shared((bm, 64), "float16"), T.alloc_shared((bn, 64), "float16")
+            part, total = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm, bn), "float32")
+            T.clear(total)
+            for ko in T.Pipelined(steps, num_stages=stages):
+                T.copy(A[by * bm, ko * 64], a)
+                T.copy(B[bx * bn, ko * 64], b)
+                T.gemm(a, b, part, transpose_B=True, clear_accum=clear)
+                for i, j in T.Parallel(bm, bn):
+                    total[i, j] += part[i, j] * S[ko]
+            T.copy(part if shared_sums else total, C[by * bm, bx * bn])
+
+    build = Build(Target.of("cuda:sm_90a"))
+    return async_wgmma(specialize_warps(kernel.program, build), build)
+
+
+def pending(program) -> list[int]:
+    """How many products each wait leaves in flight."""
+    return [n.call.options[0] for n in walk(program) if isinstance(n, Do) and n.call.name == "wgmma_wait"]
+
+
+def sums(program) -> list[Buffer]:
+    """The accumulators that products write, in their order."""
+    return [n.C.buffer for n in walk(program) if isinstance(n, Gemm)]
+
+
+def test_two_accumulators_take_turns() -> None:
+    """The first product, two in the loop, and one in front of the last sums where the steps are even in number."""
+    program = scaled()
+    one, two, again, last = sums(program)
+    assert one is again and two is last and one is not two
+    assert waits(program) == [-1] * 4 and pending(program) == [1, 1, 1, 0]
+    assert waits(scaled(steps=7)) == [-1] * 3 and pending(scaled(steps=7)) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"stages": 2}, {"tile": (64, 192)}, {"clear": False}, {"shared_sums": True}],
+    ids=["no room for tiles", "no registers", "sums that go on", "sums that are read behind the loop"],
+)
+def test_one_accumulator_otherwise(change) -> None:
+    assert waits(scaled(**change)) == [0]

@@ -7,6 +7,8 @@ dtypes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,18 @@ from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
-from torch_tile.kernels.gemm.scaled import GROUP, Problem, Spec, config_for, finish, multiply, prepare, spread
+from torch_tile.kernels.gemm.scaled import (
+    GROUP,
+    Problem,
+    Spec,
+    buffers_of,
+    config_for,
+    leave,
+    multiply,
+    prepare,
+    spread,
+    whole_scales,
+)
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
 
@@ -40,12 +53,27 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
     return finished(products, group, args.aux, args.kinds, args.epilogue).to(args.dtype)
 
 
+@T.macro
+def tile_of_group(
+    config: Config, spec: Spec, a: Any, operands: Sequence[Any], offsets: Any, table: Any, buffers: Sequence[Any],
+    out: Any, tile: Any, col: Any,
+) -> None:  # fmt: skip
+    """Compute and store the columns from `col` on of a tile of the plan."""
+    groups = offsets.shape[0]
+    group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
+    steps = T.if_then_else(group < groups, T.ceildiv(a.shape[1], GROUP), 0)
+    matrix = (T.clamp(group, 0, groups - 1),)
+    ends = whole_scales(config, spec, operands, first, col, matrix)
+    product = multiply(config, spec, a, operands, first, col, steps, matrix)
+    leave(config, spec, product, ends, operands, buffers, out, first, col, end, (group,))
+
+
 @jit
 def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue((a * scale_a) @ (b * scale_b)[group], aux)`; b is stored `[G, N, K]`."""
     bm, bn = config.block_m, config.block_n
     groups, tiles = T.dynamic("matrices, tiles")
-    m, n, k, types = spec.types(groups)
+    m, n, _, types = spec.types(groups)
 
     @T.prim_func
     def grouped_scaled_gemm(
@@ -56,14 +84,8 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
             if config.panel:
                 T.use_swizzle(config.panel)
-            group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
-            steps = T.if_then_else(group < groups, T.ceildiv(k, GROUP), 0)
-            matrix = (T.clamp(group, 0, groups - 1),)
-            product = multiply(config, spec, a, operands, first, bx * bn, steps, matrix)
-            for i, j in T.Parallel(bm, bn):
-                if first + i < end:
-                    col = bx * bn + j
-                    out[first + i, col] = finish(spec, product[i, j], operands, first + i, col, (group,))
+            buffers = buffers_of(config, spec.product.out_dtype)
+            tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, bx * bn)
 
     return grouped_scaled_gemm
 
@@ -83,7 +105,7 @@ def grouped_scaled_gemm(
     if not out.numel():
         return out
     machine = machine_of(a)
-    spec, problem, tensors = prepare(args.dense, machine)
+    spec, problem, tensors = prepare(args.dense, machine, out)
     config = config or tiling_for(problem, groups, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
     machine.kernel(grouped_scaled_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
@@ -94,4 +116,4 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
     """Choose the tiling for the groups' average number of rows, with columns of all groups."""
     problem = typical(problem)
     groups, rows = average(groups, problem.m)
-    return config_for(Problem(problem.operand, rows, groups * problem.n, problem.k, problem.aligned), machine)
+    return config_for(replace(problem, m=rows, n=groups * problem.n, staged=False), machine)

@@ -18,7 +18,7 @@ from torch_tile.kernels.common import has_kernels, into, machine_of
 from torch_tile.kernels.gemm import grouped_scaled
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
 from torch_tile.kernels.gemm.grouped_scaled import tiling_for
-from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, prepare
+from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, prepare, whole_scales
 from torch_tile.kernels.gemm.tiling import Config
 
 
@@ -53,12 +53,16 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(height, bm), groups, threads=config.threads) as (bx, by, group):
             count = T.min(counts[group], height)
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
-            product = multiply(config, spec, a, operands, group * height + by * bm, bx * bn, steps, (group,))
+            first = group * height + by * bm
+            ends = whole_scales(config, spec, operands, first, bx * bn, (group,))
+            product = multiply(config, spec, a, operands, first, bx * bn, steps, (group,))
+            for scales in filter(None, ends):
+                scales.share()
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i
                 col = bx * bn + j
                 if row < height:
-                    value = finish(spec, product[i, j], operands, group * height + row, col, (group,))
+                    value = finish(spec, product[i, j], ends, i, j, operands, first + i, col, (group,))
                     out[group, row, col] = T.if_then_else(row < count, value, 0.0)
 
     return masked_scaled_gemm
@@ -79,7 +83,7 @@ def masked_scaled_gemm(
     if not out.numel():
         return out
     machine = machine_of(a)
-    spec, problem, tensors = prepare(flattened(args), machine)
+    spec, problem, tensors = prepare(flattened(args), machine, out)
     config = config or replace(tiling_for(problem, a.shape[0], machine), panel=0)
     machine.kernel(masked_scaled_matmul)(config, spec)(*tensors, args.counts.contiguous(), out)
     return out

@@ -9,6 +9,7 @@ Assumes that `ops` checked shapes and dtypes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,11 @@ from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
-from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.gemm.gemm import tile_of
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
 
+LAST = 2**31 - 1  # index of a row or column, which int32 holds
+FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
 GROUP = 128  # columns of a that share a scale, rows of a block of scales, and the step of the kernels
 
 
@@ -80,19 +84,25 @@ class Scale:
     """How the scales `[..., rows, groups]` of an operand lie in memory.
 
     shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
+    bulk: transposed, for each row, and bulk copies can read them.
     """
 
     shared: int
     grouped: bool
     transposed: bool
+    bulk: bool = False
 
     @staticmethod
-    def of(scale: torch.Tensor, rows: int, columns: int) -> tuple[Scale, torch.Tensor]:
-        """Describe scales of `rows x columns` numbers, and return them in memory order."""
+    def of(scale: torch.Tensor, rows: int, columns: int, bulk: bool = False) -> tuple[Scale, torch.Tensor]:
+        """Describe scales of `rows x columns` numbers, and return them in memory order. `bulk`: if bulk copies are
+        there.
+        """
         transposed = is_unit(scale.mT) and not is_unit(scale)
         shared = 0 if scale.shape[-2] == 1 else 1 if scale.shape[-2] == rows else GROUP
         grouped = columns > GROUP and scale.shape[-1] > 1
-        return Scale(shared, grouped, transposed), scale.mT if transposed else dense_last(scale)
+        scale = scale.mT if transposed else dense_last(scale)
+        bulk = bulk and grouped and transposed and shared == 1 and vector_of((scale,), (rows,)) > 1
+        return Scale(shared, grouped, transposed, bulk), scale
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
         """Return the indices of the scale of a row and a group."""
@@ -100,14 +110,16 @@ class Scale:
         group = group if self.grouped else 0
         return (group, row) if self.transposed else (row, group)
 
-    def count(self, rows: int) -> int:
-        """Return the number of scales of the first `rows` rows of a tile."""
-        return max(1, rows // self.shared) if self.shared else 1
+    def each(self, rows: int) -> int:
+        """Return how many rows of a tile of `rows` rows surely have one scale; a tile starts at a multiple of them."""
+        return math.gcd(self.shared, rows)  # all rows if all share one
 
     def type(self, name: str, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
-        sizes = T.dynamic(f"{name}_rows"), T.dynamic(f"{name}_groups")
-        return strided(name, (*matrices, *(sizes[::-1] if self.transposed else sizes)), torch.float32)
+        vector = 4 if self.bulk else 1
+        sizes = dynamic(f"{name}_rows", vector), T.dynamic(f"{name}_groups")
+        shape = (*matrices, *(sizes[::-1] if self.transposed else sizes))
+        return strided(name, shape, torch.float32, multiple=vector)
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,7 @@ class Spec:
     scales: tuple[Scale, Scale]
     bits: int = 8
     offset: int = 0
+    pieces: int = 1  # elements in 16 bytes of the result, whose rows are runs of them
 
     @property
     def fields(self) -> int:
@@ -139,7 +152,7 @@ class Spec:
         There is one b, or so many `matrices`.
         """
         vector = self.product.vector
-        m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", vector)
+        m, n, k = T.dynamic("m"), dynamic("n", self.pieces), dynamic("k", vector)
         a = strided("a", (m, k), self.stored[0], multiple=vector)
         columns = dynamic("words", vector) if self.fields > 1 else k
         b = strided("b", (*matrices, n, columns), self.stored[1], multiple=vector)
@@ -148,32 +161,77 @@ class Spec:
 
 
 class GroupScales:
-    """The scales of a tile's rows for one step, fetched a step before they are taken."""
+    """The scales of a tile's rows for one step. They come with the tiles of their step by bulk copies; or they are
+    fetched a step before they are taken, so the first level cache should have them.
+    """
 
-    kind: Scale
-    scales: Any
-    row: Any
-    matrix: tuple[Any, ...]
-
-    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...] = ()):
-        """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several."""
+    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool):
+        """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several. `across`: they are
+        columns of the result, of which each thread has many.
+        """
         self.kind, self.scales, self.row, self.matrix = kind, scales, row, matrix
-        shape = (1, kind.count(rows)) if kind.transposed else (kind.count(rows), 1)
-        self.ahead, self.now = (T.alloc_fragment(shape, "float32") for _ in range(2))
+        self.each = kind.each(rows)
+        self.count = rows // self.each
+        many = across and self.count > FEW_SCALES
+        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((self.count,), "float32")
+        self.now = (T.alloc_shared if many and not kind.bulk else T.alloc_fragment)((self.count,), "float32")
+
+    def load(self, step: Any) -> None:
+        """Load the scales of a step, with its tiles."""
+        if self.kind.bulk:
+            T.copy(self.scales[(*self.matrix, *self.kind.place(self.row, step))], self.ahead)
 
     def fetch(self, step: Any) -> None:
-        """Begin to load the scales of a step."""
-        T.copy(self.scales[(*self.matrix, *self.kind.place(self.row, step))], self.ahead)
+        """Begin to load the scales of a step, if they do not come with its tiles."""
+        if not self.kind.bulk:
+            for i in T.Parallel(self.count):
+                self.ahead[i] = self.scales[(*self.matrix, *self.kind.place(self.row + i * self.each, step))]
 
     def take(self, next_step: Any) -> None:
         """Take the fetched scales, and fetch those of the next step."""
-        T.copy(self.ahead, self.now)
+        for i in T.Parallel(self.count):
+            self.now[i] = self.ahead[i]
         self.fetch(next_step)
 
     def of(self, row: Any) -> Any:
         """Return the scale of a row of the tile."""
-        row = row // self.kind.shared if self.kind.shared > 1 else row if self.kind.shared else 0
-        return self.now[(0, row) if self.kind.transposed else (row, 0)]
+        return self.now[row // self.each]
+
+
+class WholeScales:
+    """The scales of a tile's rows for all columns. Their loads begin before the products, and end behind them."""
+
+    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool):
+        """Begin to load the scales of `rows` rows from `row` on. `across`: they are columns of the result.
+
+        Each thread has many columns: so it loads some, and finds all in shared memory.
+        """
+        self.each = kind.each(rows)
+        count = rows // self.each
+        self.loaded = T.alloc_fragment((count,), "float32")
+        self.all = T.alloc_shared((count,), "float32") if across and count > FEW_SCALES else self.loaded
+        for i in T.Parallel(count):
+            self.loaded[i] = scales[(*matrix, *kind.place(row + i * self.each, 0))]
+
+    def share(self) -> None:
+        """Let all threads see what each of them loaded."""
+        if self.all is not self.loaded:
+            T.copy(self.loaded, self.all)
+
+    def of(self, row: Any) -> Any:
+        """Return the scale of a row of the tile."""
+        return self.all[row // self.each]
+
+
+def whole_scales(
+    config: Config, spec: Spec, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
+) -> tuple[WholeScales | None, WholeScales | None]:
+    """Return the scales of a tile's rows and of its columns, if they do not change along K."""
+    (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
+    return (
+        None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False),
+        None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, True),
+    )
 
 
 @T.macro
@@ -192,7 +250,7 @@ def multiply(
     words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
     product, part = (T.alloc_fragment((bm, bn), dtype) for dtype in ("float32", spec.sums))
     T.clear(product)
-    places = (row, bm, ()), (col, bn, matrix)
+    places = (row, bm, (), False), (col, bn, matrix, True)
     of_a, of_b = (
         GroupScales(kind, scale, *place) if kind.grouped else None
         for kind, scale, place in zip(spec.scales, scales, places, strict=True)
@@ -202,6 +260,8 @@ def multiply(
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, step * GROUP], a_tile)
         T.copy(b[(*matrix, col, step * packed)], words)
+        for each in filter(None, (of_a, of_b)):
+            each.load(step)
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
@@ -210,9 +270,11 @@ def multiply(
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(bm, bn):
             value = T.cast(part[i, j], "float32")
-            if of_a is not None:
+            if of_a is not None and of_b is not None:
+                value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
+            elif of_a is not None:
                 value = value * of_a.of(i)
-            if of_b is not None:
+            elif of_b is not None:
                 value = value * of_b.of(j)
             product[i, j] += value
     return product
@@ -226,14 +288,54 @@ def field(spec: Spec, word: Any, place: Any) -> Any:
 
 
 @T.macro
-def finish(spec: Spec, value: Any, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()) -> Any:
-    """Compute one element of the result. Scales of whole rows and of whole matrices are applied here."""
-    kind_a, kind_b = spec.scales
-    if not kind_a.grouped:
-        value = value * operands[1][kind_a.place(row, 0)]
-    if not kind_b.grouped:
-        value = value * operands[2][(*matrix, *kind_b.place(col, 0))]
+def finish(
+    spec: Spec, value: Any, ends: Sequence[Any], i: Any, j: Any, operands: Sequence[Any], row: Any, col: Any,
+    matrix: tuple[Any, ...] = (),
+) -> Any:  # fmt: skip
+    """Compute one element of the result, with row i and column j in its tile. Scales of whole rows are applied here."""
+    of_a, of_b = ends
+    if of_a is not None:
+        value = value * of_a.of(i)
+    if of_b is not None:
+        value = value * of_b.of(j)
     return gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col, *matrix)
+
+
+@T.macro
+def leave(
+    config: Config, spec: Spec, product: Any, ends: Sequence[Any], operands: Sequence[Any], buffers: Sequence[Any],
+    out: Any, row: Any, col: Any, end: Any = None, matrix: tuple[Any, ...] = (),
+) -> None:  # fmt: skip
+    """Store a tile of the result, its rows before `end` if given: by panels of columns through shared memory if there
+    are `buffers`.
+    """
+    bm = config.block_m
+    width, panels = panels_of(config, spec.product.out_dtype.itemsize)
+    for scales in filter(None, ends):
+        scales.share()
+    if buffers:
+        for start, number in panels:
+            result = T.alloc_fragment((bm, width), spec.product.out_dtype)
+            for i, j in T.Parallel(bm, width):
+                place = i, start + j
+                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + place[1], matrix)
+            T.copy(result, buffers[number])
+            if end is None:
+                T.copy(buffers[number], out[row, col + start])
+            else:
+                for i, j in T.Parallel(bm, width):
+                    if row + i < end:
+                        out[row + i, col + start + j] = buffers[number][i, j]
+    else:
+        for i, j in T.Parallel(bm, config.block_n):
+            if end is None or row + i < end:
+                out[row + i, col + j] = finish(spec, product[i, j], ends, i, j, operands, row + i, col + j, matrix)
+
+
+def buffers_of(config: Config, dtype: torch.dtype) -> list[Any]:
+    """Allocate the tiles through which results leave, if they are staged."""
+    width, panels = panels_of(config, dtype.itemsize)
+    return [T.alloc_shared((config.block_m, width), dtype) for _ in panels[:2]] if config.staged else []
 
 
 @jit
@@ -247,12 +349,35 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=config.threads) as (bx, by):
             if config.panel:
                 T.use_swizzle(config.panel)
-            last = T.ceildiv(k, GROUP)
-            product = multiply(config, spec, a, operands, by * bm, bx * bn, last)
-            for i, j in T.Parallel(bm, bn):
-                row = by * bm + i
-                col = bx * bn + j
-                out[row, col] = finish(spec, product[i, j], operands, row, col)
+            buffers = buffers_of(config, spec.product.out_dtype)
+            ends = whole_scales(config, spec, operands, by * bm, bx * bn)
+            product = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
+            leave(config, spec, product, ends, operands, buffers, out, by * bm, bx * bn)
+
+    return scaled_gemm
+
+
+@jit
+def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
+    """Build the persistent kernel: `config.blocks` blocks take tile after tile.
+
+    Blocks of a cluster (`config.splits`) take tiles below each other, and load the tile of b that they share once.
+    """
+    bm, bn, shared = config.block_m, config.block_n, config.splits
+    m, n, k, types = spec.types()
+
+    @T.prim_func
+    def scaled_gemm(a: types[0], *operands: types[1:], out: T.Tensor((m, n), spec.product.out_dtype)):
+        clusters = config.blocks // shared
+        with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
+            rows, columns = T.ceildiv(m, bm * shared), T.ceildiv(n, bn)
+            buffers = buffers_of(config, spec.product.out_dtype)
+            for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
+                _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
+                row, col = (T.min(by, LAST // bm // shared) * shared + rank) * bm, T.min(bx, LAST // bn) * bn
+                ends = whole_scales(config, spec, operands, row, col)
+                product = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
+                leave(config, spec, product, ends, operands, buffers, out, row, col)
 
     return scaled_gemm
 
@@ -272,12 +397,15 @@ def scaled_gemm(
     if not out.numel():
         return out
     machine = machine_of(a)
-    spec, problem, tensors = prepare(args, machine)
-    machine.kernel(scaled_matmul)(config or config_for(problem, machine), spec)(*tensors, out)
+    spec, problem, tensors = prepare(args, machine, out)
+    config = config or config_for(problem, machine)
+    machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
     return out
 
 
-def prepare(args: ScaledGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec, Problem, list[torch.Tensor]]:
+def prepare(
+    args: ScaledGemmArgs[torch.Tensor], machine: Machine, out: torch.Tensor
+) -> tuple[Spec, Problem, list[torch.Tensor]]:
     """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
 
     b and its scales may have a dimension of matrices in front.
@@ -285,13 +413,15 @@ def prepare(args: ScaledGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec,
     (m, k), n = args.a.shape, args.b.shape[-1]
     a, b = dense_last(args.a), dense_last(args.b.mT)
     views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=machine.is_gpu)
-    kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k)
-    kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k)
     vector = vector_of((a, b), (k, b.shape[-1])) if machine.is_gpu else 1
+    bulk = vector > 1 and machine.target.has_wgmma
+    kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k, bulk)
+    kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k, bulk)
     product = gemm_spec.Spec(a.dtype, args.dtype, False, (True,), specs, args.epilogue, vector)
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
-    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset)
-    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits), [a, b, scale_a, scale_b, *views]
+    pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
+    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
+    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1), [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
@@ -308,8 +438,9 @@ def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: dtype of the operands in tiles, sizes, whether rows in memory are runs of whole 16 bytes, and the
-    bits of b's numbers.
+    """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
+
+    Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`).
     """
 
     operand: torch.dtype
@@ -318,6 +449,7 @@ class Problem:
     k: int
     aligned: bool
     bits: int = 8
+    staged: bool = False
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
@@ -335,7 +467,9 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         tilings = [(least, 128, 128), (least, 64, 128)]
     best = min(tilings, key=lambda tile: _waves(tile, problem, machine))
     panel = 8 if problem.m > 8 * best[0] else 0
-    return Config(*best[:2], GROUP, best[2], 4 if machine.target.has_wgmma else 2, panel=panel)
+    if not machine.target.has_wgmma:
+        return Config(*best[:2], GROUP, best[2], 2, panel=panel)
+    return Config(*best[:2], GROUP, best[2], 4, panel=panel, staged=problem.staged)
 
 
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
@@ -345,11 +479,22 @@ def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> fl
     return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))
 
 
-def footprint(config: Config, operands: tuple[torch.dtype, torch.dtype], bulk: bool, bits: int = 8) -> Footprint:
-    """Compute the shared memory of both operands' tiles, and of the bytes that hold b's numbers of fewer bits."""
-    of_a, of_b = (8 * x.itemsize for x in operands)
-    tiles = [Tile(config.block_m, GROUP, of_a, config.stages, (Part.LOOP,))]
+def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
+    """Compute the shared memory of both operands' tiles and their scales, of bytes that hold b's numbers of fewer bits,
+    and of results on their way out.
+    """
+    bm, bn, bits = config.block_m, config.block_n, spec.bits
+    of_a, of_b = (8 * x.itemsize for x in spec.operands)
+    tiles = [Tile(bm, GROUP, of_a, config.stages, (Part.LOOP,))]
     if bits < 8:
-        tiles.append(Tile(config.block_n, GROUP, bits, config.stages, (Part.LOOP,)))
-    tiles.append(Tile(config.block_n, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
+        tiles.append(Tile(bn, GROUP, bits, config.stages, (Part.LOOP,)))
+    tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
+    for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
+        if kind.bulk:
+            tiles.append(Tile(1, rows, 32, config.stages, (Part.LOOP,)))
+        elif across and rows // kind.each(rows) > FEW_SCALES:
+            tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
+    if config.staged:
+        width, panels = panels_of(config, spec.product.out_dtype.itemsize)
+        tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
     return Footprint(tuple(tiles), bulk)

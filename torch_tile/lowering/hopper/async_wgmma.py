@@ -9,10 +9,14 @@ first products of the next iteration and the second products of this one then ru
 Arithmetic on operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608, section
 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). The first few iterations may take a branch
 that later iterations skip. They then run before such a loop, one by one.
+
+A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
+next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -27,7 +31,7 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Const, Expr, Var, binary, const
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import is_literal, simplify
@@ -35,7 +39,7 @@ from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Program
 from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.lowering.hopper.plan_tma_loads import Survey, is_zero
-from torch_tile.lowering.pipelining.copy_plan import uses
+from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp
 from torch_tile.tileop.fill import Fill
@@ -45,6 +49,8 @@ from torch_tile.tileop.gemm.wgmma import WgmmaResults
 ZERO = const(0, int32)
 MOST_LEADING = 4  # most iterations that run in front of a shifted loop
 LAST_BARRIER = 15  # highest number of a block's named barriers
+MOST_REGISTERS = 240  # of a thread
+OTHERS = 32  # of its registers, for anything but fragments, where it has a second accumulator
 MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 
@@ -89,7 +95,7 @@ class _Async(Rewriter):
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
         if not counts or not any(s in self.products for s in new.body.stmts):
             return new
-        made = self._deferred(new) or self._skewed(new) or self._queued(new)
+        made = self._deferred(new) or self._skewed(new) or self._alternated(new) or self._queued(new)
         return new if made is None else made
 
     def _remark(self, op: Stmt, text: str) -> None:
@@ -125,6 +131,75 @@ class _Async(Rewriter):
         end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
         self._remark(products[0], "an iteration of products stays in flight beside the next")
         return _if_any((main, *end), stop)
+
+    # Loops of one product, and arithmetic on its result.
+
+    def _alternated(self, loop: st.For) -> Stmt | None:
+        """Start the product of the next iteration in a second accumulator beside the arithmetic of this one.
+
+        Return None if the loop has no such form, or registers for no second accumulator.
+        """
+        parts = self._one_product(loop)
+        if parts is None:
+            return None
+        product, (k, stop) = parts.product, (loop.vars[0], loop.stops[0])
+        one, fill = product.C.buffer, product.C.buffer
+        two = Buffer(fill.name, fill.shape, fill.dtype, fill.scope, layout=fill.layout, span=fill.span)
+        pair = Var(k.name, int32, "loop")
+
+        def at(iteration: Expr, sums: Buffer) -> Instance:
+            made = Instance(IdMap([(k, simplify(iteration))]), IdMap(), fresh=True)
+            made.buffers[one] = sums
+            return made
+
+        def start(iteration: Expr, sums: Buffer) -> list[Stmt]:
+            return _all(at(iteration, sums), _started(parts.start))
+
+        def finish(iteration: Expr, sums: Buffer, pending: int) -> list[Stmt]:
+            here = at(iteration, sums)
+            wait = wgmma_wait(pending), WgmmaResults(product.C, span=product.span)
+            return _all(here, (*parts.before, *wait, *parts.after))
+
+        pairs = simplify(binary("//", stop - 1, const(2, int32)))
+        body = [
+            *start(pair * 2 + 1, two), *finish(pair * 2, one, 1),
+            *start(pair * 2 + 2, one), *finish(pair * 2 + 1, two, 1),
+        ]  # fmt: skip
+        main = replace(loop, vars=(pair,), stops=(pairs,), body=Block(tuple(body)))
+        last = simplify(stop - 1)
+        even = [*start(last, two), *finish(stop - 2, one, 1), *finish(last, two, 0)]
+        odd = simplify(binary("%", stop, const(2, int32)))
+        end = _either(binary("==", odd, ZERO), even, finish(last, one, 0))
+        self._remark(product, "beside the arithmetic of the iteration before, in a second accumulator")
+        return Block((Alloc(two, span=fill.span), _if_any((*start(ZERO, one), main, end), stop)))
+
+    def _one_product(self, loop: st.For) -> _OneProduct | None:
+        """Split a loop's body around its only product; return None if the body has another form."""
+        stmts = loop.body.stmts
+        products = [s for s in stmts if s in self.products]
+        if len(products) != 1 or sum(1 for _ in find(loop.body, Gemm)) != 1 or contains(loop.body, ArriveLast):
+            return None
+        (product,), place = products, stmts.index(products[0])
+        assert isinstance(product, Gemm)
+        waits = [s for s in stmts[:place] if calls(s, "mbarrier_wait")]
+        names = [s for s in stmts[:place] if isinstance(s, Let)]
+        before = [s for s in stmts[:place] if s not in waits]
+        after, sums = stmts[place + 1 :], product.C.buffer
+        busy = [s for s in after if not _is_release(s)]
+        if not product.clear_accum or not busy or not waits or not _several_stages(waits, 3):
+            return None
+        quiet = [s for s in (*before, *busy) if not _is_release(s)]
+        if any(contains(s, st.Do) for s in quiet) or any(contains(s, Load) for s in names):
+            return None
+        written = IdSet(b for s in (*before, *busy) for b in uses(s)[1])
+        if any(b.scope == "shared" for b in written) or any(sums in reads_of(s) for s in before) or sums in written:
+            return None
+        reads, writes = uses(loop.body)
+        held = IdSet([*writes, *(r.buffer for r in reads)])
+        registers = sum(_registers(b, self.role.count) for b in held) + _registers(sums, self.role.count)
+        if registers > _room(self.role) or _count(sums, self.role.body) != _count(sums, loop):
+            return None
+        return _OneProduct((*names, *waits, product), tuple(before), product, tuple(after))
 
     # Loops of consecutive products.
 
@@ -268,6 +343,36 @@ class _Async(Rewriter):
 
 
 @dataclass(frozen=True)
+class _OneProduct:
+    """The parts of a loop's body with one product: `start` waits for tiles and multiplies, `before` is arithmetic in
+    front of the product, `after` arithmetic behind it and releases of tiles.
+    """
+
+    start: tuple[Stmt, ...]
+    before: tuple[Stmt, ...]
+    product: Gemm
+    after: tuple[Stmt, ...]
+
+
+def _registers(buffer: Buffer, threads: int) -> int:
+    """Return how many registers of each of `threads` threads a fragment takes; 0 for other buffers."""
+    if buffer.scope != "fragment" or buffer.static_shape is None:
+        return 0
+    return math.prod(buffer.static_shape) * buffer.dtype.bits // 32 // threads
+
+
+def _room(role: Role) -> int:
+    """Return how many registers of a thread of a role fragments may take, where a loop has two accumulators."""
+    return min(role.registers or MOST_REGISTERS, MOST_REGISTERS) - OTHERS
+
+
+def _count(buffer: Buffer, stmt: Stmt) -> int:
+    """Count the reads and writes of a buffer."""
+    reads, writes = uses(stmt)
+    return sum(r.buffer is buffer for r in reads) + sum(b is buffer for b in writes)
+
+
+@dataclass(frozen=True)
 class _Parts:
     """The parts of a loop's body, in their order.
 
@@ -399,6 +504,14 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
             if isinstance(one, Let):
                 names.add(one.var)
     return free, bound
+
+
+def _either(condition: Expr, then: Sequence[Stmt], otherwise: Sequence[Stmt]) -> Stmt:
+    """Run one of two lists of statements; the condition may be known."""
+    known = simplify(condition)
+    if isinstance(known, Const):
+        return Block(tuple(then if known.value else otherwise))
+    return If(known, Block(tuple(then)), Block(tuple(otherwise)))
 
 
 def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
