@@ -22,6 +22,7 @@ using IsNegative = bool (*)(void* const*);  // at::native::is_neg(const at::Tens
 
 constexpr int kMostInline = 5;  // rank up to which a TensorImpl keeps its sizes in itself
 constexpr int kMostArguments = 64, kMostWords = 2048, kMostForms = 1024, kSlots = 2 * kMostForms;
+constexpr int kMostPlanWords = 8192;  // 64 KiB of the stack; a gradient's 19 launches with 40 tensor maps take 2115
 constexpr const char* kName = "torch_tile.kernel";
 
 // A form of arguments, `words` long, and behind it the Plan for it, `plan_words` long.
@@ -200,7 +201,7 @@ void forget(Kernel* kernel) {
 
 // Follow a plan. It is copied first: while the driver is at work, other Python threads may change the table.
 int follow(const Kernel* kernel, const Form* form, Arguments* arguments, void* stream) {
-  int64_t words[kMostWords];
+  int64_t words[kMostPlanWords];
   memcpy(words, form->data + form->words, 8 * form->plan_words);
   Plan* plan = (Plan*)words;
   PyThreadState* thread = PyEval_SaveThread();
@@ -263,7 +264,7 @@ PyObject* remember(PyObject*, PyObject* args) {
   Py_ssize_t count = PyTuple_Size(given);
   for (Py_ssize_t i = 0; i < count && i < kMostArguments; ++i) objects[i] = PyTuple_GetItem(given, i);
   Arguments arguments;
-  if (bytes > 8 * kMostWords || !read(kernel, objects, count, &arguments)) Py_RETURN_FALSE;
+  if (bytes > 8 * kMostPlanWords || !read(kernel, objects, count, &arguments)) Py_RETURN_FALSE;
   if (kernel->known == kMostForms) forget(kernel);
   uint64_t hash = hash_of(arguments);
   Form** into = place(kernel, arguments, hash);

@@ -145,6 +145,23 @@ def test_tensor_maps_move_with_their_tensors(fake_cuda):
         assert record.maps[0].address == x.data_ptr() + 32 and list(record.maps[0].sizes[:2]) == [8, 4]
 
 
+def test_plans_of_many_launches(fake_cuda):
+    """Gradients have some twenty, with tensor maps: more words than a form of arguments may have."""
+    add = launcher(has_map=True)
+    calls = []
+
+    def often(x, y, out):
+        calls.append(1)
+        for _ in range(60):
+            add.begin(x, y, 1.0, out)
+
+    site = replayed("ttt", often, at_once=True)
+    x, y, out = (torch.randn(4, 8) for _ in range(3))
+    plans = [asked(fake_cuda, site, x, y, out) for _ in range(3)]
+    assert [len(plan) for plan in plans] == [60] * 3
+    assert len(calls) == 1
+
+
 def test_numbers_and_low_bits_of_addresses_are_part_of_a_form(fake_cuda):
     add = launcher()
 

@@ -248,7 +248,7 @@ def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
     """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; above it nothing is read.
 
     Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
-    give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`.
+    give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`. `lower` is overwritten.
     """
     size, dtype = lower.shape[0], lower.dtype
     for i, j in T.Parallel(size, size):
@@ -282,8 +282,12 @@ def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
                 for n in tuple(range(tall * wide)):
                     left = inverse[begin + half + row + n // wide, begin + half + k]
                     total[n] -= left * scratch[i * tall - row + k, column + n % wide]
+            # Not to `inverse`, which the loop reads: threads would have to take turns. L is no longer needed.
             for n in tuple(range(tall * wide)):
-                inverse[begin + half + row + n // wide, begin + column + n % wide] = total[n]
+                lower[begin + half + row + n // wide, begin + column + n % wide] = total[n]
+        for i, j in T.Parallel(size // 2, half):
+            row, column = i // half * 2 * half + half + i % half, i // half * 2 * half + j
+            inverse[row, column] = lower[row, column]
         half = half * 2
 
 
