@@ -147,26 +147,30 @@ def language_pages() -> dict[str, str]:
     parts: dict[str, dict[str, Any]] = {}
     for name, value in names.items():
         if name not in dtypes:
-            parts.setdefault(_part_of(value), {})[name] = value
+            parts.setdefault(_part_of(name, value), {})[name] = value
     pages = {"dtypes.md": _dtype_page(dtypes)}
     where = dict.fromkeys(dtypes, "dtypes.md")
     for part, members in sorted(parts.items()):
         page = f"{part}.md"
-        about = (import_module(_MODULES.get(part, f"torch_tile.language.{part}")).__doc__ or "").strip()
+        about = _ABOUT.get(part) or (import_module(_MODULES.get(part, f"torch_tile.language.{part}")).__doc__ or "")
         title = _TITLES.get(part, part.replace("_", " ").capitalize())
         entries = [entry("T", n, value, seen.get(n, ()), _aliases(n, value, members)) for n, value in members.items()]
-        pages[page] = "\n\n".join([f"# {title}", about, *entries]) + "\n"
+        pages[page] = "\n\n".join([f"# {title}", about.strip(), *entries]) + "\n"
         where.update(dict.fromkeys(members, page))
     table = [f"| [`T.{name}`]({where[name]}#{anchor('T', name)}) | {summary(names[name])} |" for name in names]
     head = "# The language, name by name\n\n`import torch_tile.language as T`.\n"
     head += "Shapes, dtypes and errors stand at each name. "
     head += "[Writing kernels](../../writing-kernels.md) explains how they work together.\n\n"
+    head += (
+        "By part: " + " · ".join(f"[{pages[page].split(chr(10))[0][2:]}]({page})" for page in sorted(pages)) + "\n\n"
+    )
     head += "| name | what it does |\n|---|---|\n"
     pages["index.md"] = head + "\n".join(table) + "\n"
     return pages
 
 
-_MODULES = {"tile_ops": "torch_tile.tileop", "types": "torch_tile.language.values"}
+_MODULES = {"types": "torch_tile.language.values"}
+_ABOUT = {"tile_ops": "Operations on whole tiles: all threads of a block do them together."}
 _TITLES = {
     "tile_ops": "Operations on tiles",
     "types": "Types",
@@ -174,9 +178,9 @@ _TITLES = {
 }
 
 
-def _part_of(value: Any) -> str:
+def _part_of(name: str, value: Any) -> str:
     module = str(getattr(value, "__module__", ""))
-    if module in ("torch_tile.language.calls", "torch_tile.language", "torch_tile.tileop.gemm.op"):
+    if name == "gemm" or module in ("torch_tile.language.calls", "torch_tile.language", "torch_tile.tileop.gemm.op"):
         return "tile_ops"  # copy, gemm, reduce_max, ...: recorded from their classes
     if module in ("torch_tile.language.values", "torch_tile.ir.expr", "torch_tile.ir.dtype"):
         return "types"
@@ -211,7 +215,10 @@ def anchor(prefix: str, name: str) -> str:
 
 def entry(prefix: str, name: str, value: Any, seen: Iterable[Path] = (), also: Iterable[str] = ()) -> str:
     """The entry of one public name: signature, docstring, other names, examples."""
-    text = [f'<a id="{anchor(prefix, name)}"></a>\n\n## {prefix}.{name}', _fenced(f"{prefix}.{name}{signature(value)}")]
+    short = f"{prefix}.{name}" if prefix == "T" else name  # in the table of contents, which is narrow
+    title = f'## {prefix}.{name} {{ data-toc-label="{short}" }}'
+    call = wrapped(f"{prefix}.{name}{signature(value)}")
+    text = [f'<a id="{anchor(prefix, name)}"></a>\n\n{title}', _fenced(call)]
     text.append(markdown(inspect.getdoc(value) or ""))
     methods = _methods(value)
     if methods:
@@ -242,7 +249,25 @@ def signature(value: Any) -> str:
     except (ValueError, TypeError):
         return "(...)"
     text = str(found).replace("(self, ", "(").replace("(self)", "()")
-    return re.sub(r"'([^']*)'", r"\1", re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text))
+    return re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text))
+
+
+def wrapped(call: str, width: int = 80) -> str:
+    """A call as text, with a line for each parameter where it is wider than a page."""
+    name, bracket, rest = call.partition("(")
+    if len(call) <= width or not bracket:
+        return call
+    parts, depth = [""], 0
+    for place, each in enumerate(rest):
+        depth += (each in "([{") - (each in ")]}")
+        if depth < 0:  # the bracket that closes the call
+            listed = "".join(f"    {part.strip()},\n" for part in parts)
+            return f"{name}(\n{listed}{rest[place:]}"
+        if each == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += each
+    return call
 
 
 def summary(value: Any) -> str:
@@ -322,6 +347,7 @@ def write(out: Path) -> list[Path]:
     _put(pages / "examples/README.md", re.sub(r"\.py\)", ".md)", (EXAMPLES / "README.md").read_text()))
     for name, text in reference_pages().items():
         _put(pages / "docs/reference" / name, text)
+    _put(pages / "style.css", STYLE)
     (out / "mkdocs.yml").write_text(config(pages))
     return sorted(pages.rglob("*.md"))
 
@@ -358,6 +384,21 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
+def _language_nav(pages: Path, index: str) -> list[str]:
+    """The entry of the language, which opens to its parts."""
+    lines = ["      - Language:", f"          - {index}"]
+    for page in sorted((pages / index).parent.glob("*.md")):
+        if page.name != "index.md":
+            title = page.read_text().split("\n")[0].removeprefix("# ")
+            lines.append(f'          - "{title}": {page.relative_to(pages).as_posix()}')
+    return lines
+
+
+STYLE = """/* wide enough for lines of code of 100 characters, beside both columns of links */
+.md-grid { max-width: 78rem; }
+"""
+
+
 def config(pages: Path) -> str:
     """The configuration of mkdocs: nothing is fetched when a page is viewed, neither fonts nor scripts."""
     nav = []
@@ -370,7 +411,7 @@ def config(pages: Path) -> str:
                 shown = (
                     headline(ROOT / path.replace(".md", ".py"))[0] if path.startswith("examples/tutorials") else name
                 )
-                nav.append(f'      - "{shown}": {path}')
+                nav += [f'      - "{shown}": {path}'] if name != "Language" else _language_nav(pages, path)
     return (
         f"""site_name: torch_tile
 docs_dir: {pages}
@@ -385,7 +426,8 @@ theme:
       scheme: default
     - media: "(prefers-color-scheme: dark)"
       scheme: slate
-  features: [navigation.indexes, content.code.copy]
+  features: [navigation.indexes, navigation.tabs, navigation.top, toc.follow, content.code.copy]
+extra_css: [style.css]
 plugins: [search]
 markdown_extensions: [admonition, attr_list, md_in_html, tables, toc, pymdownx.highlight, pymdownx.superfences]
 validation:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_tile.jit import compile, jit, par_compile
     from torch_tile.kernel import JITKernel
     from torch_tile.profiler import TensorSupplyType, do_bench
+    from torch_tile.tools.kernel_page import show
     from torch_tile.user_op import custom_op
 
 # Name -> where it lives. A value ending in a colon is the module itself.
@@ -67,6 +68,7 @@ _LAZY = {
     "explain": "inductor.report.explain:explain",
     "inductor_configs": "inductor.backend:inductor_configs",
     "_capture_scans": "integrations.scans:capture_scans",  # for the backend, which no integration imports
+    "show": "tools.kernel_page:show",
     "replace_layers": "integrations.replace:replace_layers",
     "language": "language:",
     "profiler": "profiler:",
@@ -112,4 +114,5 @@ __all__ = [
     "ops",
     "par_compile",
     "replace_layers",
+    "show",
 ]

@@ -630,5 +630,10 @@ class _Decorator(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return jit(*args, **kwargs)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of the decorator."""
+        return inspect.signature(jit)
+
 
 sys.modules[__name__].__class__ = _Decorator

@@ -21,6 +21,7 @@ from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher
 from torch_tile.user_op import keep_operator, kept, refuse_gradients, register_for_dynamo
 
 if TYPE_CHECKING:
+    from torch_tile.compiler.line_times import LineTimes
     from torch_tile.runtime.nvrtc import Cubin, Resources
     from torch_tile.simulator.findings import Findings
 
@@ -200,6 +201,21 @@ class JITKernel(metaclass=Compiled):
         from torch_tile.simulator.interpret import interpret
 
         return interpret(self.lowered, self.program, args, self.out_idx, blocks)
+
+    def profile(self, sizes: Mapping[str, int] | None = None) -> LineTimes:
+        """Estimate the time of each line of the kernel; it prints as a table.
+
+        Where its device is there, the kernel is timed on made-up inputs, and the lines share that time as the cost
+        model weighs their work. Elsewhere all times are the model's. `sizes` has sizes known only at run time, by
+        name: {"m": 1024}. Raises LaunchError where one is missing and the kernel is timed.
+        """
+        from torch_tile.compiler.line_times import line_times
+
+        def measure() -> float:
+            return float(self.get_profiler().do_bench(dynamic_symbolic_constraints=sizes))
+
+        is_here = self.target.kind == "cpu" or (_torch is not None and _torch.cuda.is_available())
+        return line_times(self.program, self.target, sizes, measure if is_here else None)
 
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
         """Return a profiler, which times and compares on made-up inputs; all sizes must be known."""

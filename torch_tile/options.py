@@ -123,8 +123,11 @@ def pass_options(
             raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
     need_backend(op, others.get("execution_backend", BACKENDS[0]))
     configs = {str(key).lower(): value for key, value in (pass_configs or {}).items()}
-    for key in configs:
+    for key, value in configs.items():
         check_key(op, key)
+        if key in EFFECTIVE and not isinstance(value, bool | int):
+            why = f"has {value!r} for {key!r}"[:80]
+            raise error("bad_argument", None, op=op, name="pass_configs", why=why, fix="give True or False")
     flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ())
     for flag in flags:
         if flag not in FAST_MATH_FLAGS and nearest(str(flag), FAST_MATH_FLAGS, 0.85):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torch_tile.autotuner import AutoTuner, autotune
-from torch_tile.autotuner.cost_model import Estimate
 from torch_tile.autotuner.result import AutotuneResult, Candidate, Settings, Trial, from_json, reason, to_json, variant
+from torch_tile.compiler.cost_model import Estimate
 from torch_tile.diagnostics.errors import TileError, error
 
 TRIES = (

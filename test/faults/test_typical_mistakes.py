@@ -6,6 +6,7 @@ A program's head is `== name: word, word`. The words must stand in the message; 
 
 import re
 import traceback
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,19 +29,24 @@ def test_mistake(head: str, program: str, tmp_path: Path) -> None:
 
 
 def message_of(text: str, folder: Path) -> tuple[str, list[int]]:
-    """What a program's error says, and the lines that it names: in its text, else those that its traceback ends in."""
+    """What a program's error or warning says, and the lines that it names: in its text, else those of its traceback."""
     path = folder / "mistake.py"
     path.write_text(text)
     names = {"__name__": "mistake", "x": torch.randn(64), "m": torch.randn(32, 32)}
     try:
-        exec(compile(text, str(path), "exec"), names)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            exec(compile(text, str(path), "exec"), names)
     except InternalError:
         raise
     except Exception as problem:
         said = [int(line) for line in re.findall(rf"{re.escape(str(path))}:(\d+)", str(problem))]
         frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
         return f"{type(problem).__name__}: {problem}", said or frames
-    return "", []
+    texts = [text for each in told if str(path) in (text := str(each.message))]
+    return "\n".join(texts), [
+        int(line) for text in texts for line in re.findall(rf"{re.escape(str(path))}:(\d+)", text)
+    ]
 
 
 def test_there_are_enough() -> None:

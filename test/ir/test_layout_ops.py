@@ -26,7 +26,11 @@ def test_text():
 def test_svg_has_a_cell_per_element():
     tree = ET.fromstring(svg_picture(ACCUMULATOR))
     texts = [node.text for node in tree.iter() if node.tag.endswith("text")]
-    assert len(texts) == 16 * 8 and texts[3] == "T1 r1" and texts[-1] == "T31 r3"
+    indices, labels = texts[: 16 + 8], texts[16 + 8 :]
+    assert indices == [*map(str, range(8)), *map(str, range(16))]
+    assert len(labels) == 2 * 16 * 8 and labels[6:8] == ["T1", "r1"] and labels[-2:] == ["T31", "r3"]
+    boxes = [node for node in tree.iter() if node.tag.endswith("rect")]
+    assert len(boxes) == 16 * 8 + 1 and tree.get("viewBox") == "-34 -34 306 578"
 
 
 def pixels(png):

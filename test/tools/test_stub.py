@@ -41,7 +41,6 @@ def test_parameters_have_names(module) -> None:
     names = stub.public_names() if module is language else module.__all__
     for name in names:
         value = getattr(module, name)
-        value = getattr(value, name, value) if inspect.ismodule(value) else value  # torch_tile.jit is both
         if not callable(value) or (inspect.isclass(value) and not value.__module__.startswith("torch_tile")):
             continue
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from torch_tile.autotuner.cost_model import Estimate
+from torch_tile.compiler.cost_model import Estimate
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir.stmt import Program
@@ -150,13 +150,19 @@ class Settings:
     def changed(self, op: str, given: Mapping[str, Any]) -> Settings:
         """Return these settings with the fields in `given`. Raise TileError for an unknown field."""
         known = [field.name for field in fields(self)]
-        for name in given:
+        for name, value in given.items():
+            if name in NUMBERS and not isinstance(value, int | float):
+                fix = f"give a number, as {name}={getattr(self, name)}"
+                raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
             if name not in known:
                 near = nearest(name, known)
                 fix = f"did you mean {near}?" if near else f"give one of {', '.join(known)}"
                 raise error("bad_argument", None, op=op, name=name, why="is not a setting", fix=fix)
         return replace(self, **given)
 
+
+NUMBERS = ("warmup", "rep", "rtol", "atol", "max_mismatched_ratio", "early_stop_factor")
+"""Settings that are numbers and never None."""
 
 # TileLang's: all are compiled side by side anyway, and timed on the device that the tensors lie on.
 WITHOUT_EFFECT = {

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from torch_tile.autotuner.cost_model import estimate
 from torch_tile.autotuner.machine import can_measure, device_name, num_sms_of, on_device, surroundings
 from torch_tile.autotuner.result import (
     AutotuneResult,
@@ -31,6 +30,7 @@ from torch_tile.autotuner.result import (
 )
 from torch_tile.autotuner.trials import check_all, compile_all, made_by_seed, spare, time_all, written
 from torch_tile.compiler.binding import Binding
+from torch_tile.compiler.cost_model import estimate
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions

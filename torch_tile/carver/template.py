@@ -10,11 +10,11 @@ from itertools import product
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.autotuner.cost_model import estimate
 from torch_tile.autotuner.machine import num_sms_of
 from torch_tile.carver.arch import TileDevice, get_arch
 from torch_tile.carver.roller.hint import Hint
 from torch_tile.carver.roller.rasterization import NoRasterization, Rasterization2DRow
+from torch_tile.compiler.cost_model import estimate
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.language.program import PrimFunc

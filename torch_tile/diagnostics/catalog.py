@@ -78,7 +78,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "tensor_not_annotated": (
         "tensor argument `{name}` is never annotated",
-        "add `{name}: T.Tensor((M, N), T.float16)` at the top of the kernel",
+        "add `{name}: T.Tensor((M, N), T.float16)` at the top of the kernel; a size or a flag is a plain number",
     ),
     "bad_return": (
         "a kernel can return only tensors made by T.empty, got {got}",
@@ -118,7 +118,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
         "T.reduce_sum and the like fold them",
     ),
-    "bad_operand": ("`{op}` cannot take {got}", "use numbers, tile expressions or elements of buffers"),
+    "bad_operand": (
+        "`{op}` cannot take {got}",
+        "use numbers, tile expressions or elements of buffers, A[i, j] in T.Parallel",
+    ),
     "wrong_dtype_store": (
         "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
         "cast it first: T.cast(value, {want})",

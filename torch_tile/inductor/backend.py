@@ -16,6 +16,7 @@ import torch
 import torch_tile
 import torch_tile.ops
 from torch_tile.diagnostics.progress import waiting
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
@@ -72,6 +73,8 @@ def inductor_configs(*, mode: str | None = None, options: Mapping[str, Any] | No
 
 def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Settings]:
     """Split the options of `torch.compile` into Inductor's config entries and our settings."""
+    if options is not None and not isinstance(options, Mapping):
+        raise RuntimeError(f'options of backend "tile" must be a dict, as {{"select": "tile"}}, got {options!r}')
     patches, own = compat.mode_patches(mode), {}
     known = compat.inductor_config().get_config_copy()
     for key, value in (options or {}).items():
@@ -83,7 +86,7 @@ def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[
         else:
             raise RuntimeError(
                 f'unknown option {key!r} for backend "tile": ours are {", ".join(OPTIONS)}; '
-                "Inductor's are listed by torch._inductor.list_options()"
+                f"Inductor's are listed by torch._inductor.list_options(){did_you_mean(key, [*OPTIONS, *known])}"
             )
     return patches, parse_settings(own, bool(patches.get("max_autotune")))
 

@@ -134,22 +134,36 @@ def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
 
 
 def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
-    """Draw the whole grid as an SVG document; `bits` of an element tell the bank of a memory layout."""
+    """Draw the whole grid as an SVG document with the indices beside it; `bits` of an element tell the bank of a
+    memory layout.
+    """
     height, width = _size(layout)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * cell}" height="{height * cell}" '
-        'font-family="monospace" font-size="9" text-anchor="middle">',
+        f'viewBox="{-cell} {-cell} {(width + 1) * cell} {(height + 1) * cell}" '
+        'font-family="monospace" font-size="10" text-anchor="middle">',
         f"<title>{layout}</title>",
+        f'<rect x="{-cell}" y="{-cell}" width="{(width + 1) * cell}" height="{(height + 1) * cell}" fill="white"/>',
     ]
+    middle = cell // 2
+    parts += [f'<text x="{j * cell + middle}" y="-8" fill="#667085">{j}</text>' for j in range(width)]
+    parts += [f'<text x="{-middle}" y="{i * cell + middle + 3}" fill="#667085">{i}</text>' for i in range(height)]
     for i in range(height):
         for j in range(width):
             red, green, blue = _color(layout, i, j, bits)
             x, y = j * cell, i * cell
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="rgb({red},{green},{blue})" '
-                f'stroke="white"/><text x="{x + cell // 2}" y="{y + cell // 2 + 3}">{_label(layout, i, j)}</text>'
+                f'stroke="white"/>{_words(_label(layout, i, j), x + middle, y + middle)}'
             )
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _words(label: str, x: int, y: int) -> str:
+    """Write the words of a label below each other, around the middle of a cell."""
+    words = label.split()
+    first = y + 3 - 6 * (len(words) - 1)
+    return "".join(f'<text x="{x}" y="{first + 12 * n}">{word}</text>' for n, word in enumerate(words))
 
 
 def png_picture(layout: Layout, bits: int = 32, cell: int = 12) -> bytes:

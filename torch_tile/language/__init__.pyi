@@ -446,7 +446,7 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = Non
     group that T.ptx_commit_group ends. Raises TileError where the shapes differ."""
 
 def async_loop(loop: Any) -> None:
-    """Build the op from a T.Parallel loop."""
+    """Fill shared memory by `loop`, a T.Parallel nest, by cp.async; the compiler makes it of T.Parallel."""
 
 def atan(x: Any) -> Any:
     """`atan(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
@@ -865,7 +865,7 @@ def warp_reduce_sum(value: Any) -> Any:
     """The sum of a value over the 32 lanes of a warp, the same bits in each of them."""
 
 def wgmma_results(C: Any) -> None:
-    """Build the op from a whole fragment."""
+    """Say that results of products in flight, in `C`, are used from here on; T.wait_wgmma says so too."""
 
 __all__ = [
     "And",

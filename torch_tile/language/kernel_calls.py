@@ -36,6 +36,8 @@ def check_function(function: Any, decorator: str) -> None:
         what, fix = "an async function", _DEFINITION
     elif inspect.isgeneratorfunction(function):
         what, fix = "a generator: it has a `yield`", "write results into tensors of T.empty, and return these"
+    elif isinstance(function, str):
+        what, fix = "a text", f"name options: @{decorator}(target={function!r})"
     elif not isinstance(function, FunctionType):
         fix = MODELS if hasattr(function, "forward") else _DEFINITION
         what = f"an object of type {type(function).__name__}"

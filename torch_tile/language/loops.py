@@ -44,6 +44,11 @@ class Loop:
     independent: bool = False
     asynchronous: bool = False
 
+    def __reversed__(self) -> Iterator[Any]:
+        """Raise TileError: the device counts upwards."""
+        fix = "count back inside the loop: `for k in T.serial(n):`, then `i = n - 1 - k`"
+        raise error("python_value", None, problem="`reversed` takes a loop of the device", fix=fix)
+
     def iterate(self, names: Any = None) -> Iterator[Any]:
         """Record the body, which Python runs once with symbolic loop variables."""
         at = tracer(f"T.{self.kind.value}")
@@ -222,6 +227,10 @@ def Parallel(
             "bad_argument", None, op="T.Parallel", name="extents", why="is empty", fix="give at least one extent"
         )
     stops = tuple(index_bound(e, "T.Parallel") for e in extents)
+    for extent in extents:
+        if isinstance(extent, int) and extent < 0:
+            why, fix = f"hold {extent}, and no loop has so many iterations", "give sizes of 0 and more"
+            raise error("bad_argument", None, op="T.Parallel", name="extents", why=why, fix=fix)
     layout = requested(loop_layout, extents, tracer("T.Parallel").threads)
     return Loop(
         LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout,
@@ -240,7 +249,7 @@ def Pipelined(
     products while the others do their arithmetic. `sync`, `group` and `annotations` are hints of TileLang's without
     effect.
     """
-    if not isinstance(num_stages, int) or num_stages < 0:
+    if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
         fix = "give a non-negative integer"
         raise error("bad_argument", None, op="T.Pipelined", name="num_stages", why=f"is {num_stages!r}", fix=fix)
     given = {"order": tuple(order or ()), "stage": tuple(stage or ())}

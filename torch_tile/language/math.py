@@ -96,7 +96,12 @@ def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) 
     """Combine several values two by two."""
     if len(values) < 2:
         raise error(
-            "bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more"
+            "bad_argument",
+            None,
+            op=f"T.{name}",
+            name="values",
+            why="is a single value",
+            fix=f"give two or more; T.reduce_{name}(tile, out, dim) folds a tile",
         )
     if all(is_number(v) for v in values):
         return reduce(partial(_of_numbers, name), map(to_number, values))

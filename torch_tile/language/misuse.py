@@ -82,6 +82,9 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         return device_key_error(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
+    if type(problem) is IndexError and re.match(r"(list|tuple) index out of range|pop from empty list", text):
+        fix = "a loop of the device is traced once, so its lists get one entry: use T.alloc_local((n,), dtype)"
+        return error("python_value", span, problem=text, fix=fix)
     for part, (what, fix) in _STATEMENTS.items():
         if part in text:
             return error("python_value", span, problem=what, fix=fix)
@@ -166,6 +169,9 @@ INSTEAD = {
     "silu": "write x * T.sigmoid(x)",
     "gelu": "write 0.5 * x * (1 + T.erf(x * 0.70710678))",
     "mean": "T.reduce_sum(src, dst, dim), then divide by the size",
+    "reduce_any": "T.any_of(tile) asks about a whole tile; T.reduce_max(flags, out, dim) about each row",
+    "reduce_all": "T.all_of(tile) asks about a whole tile; T.reduce_min(flags, out, dim) about each row",
+    "reduce_prod": "loop over the dimension by T.serial, `acc[i] = acc[i] * x[i, j]`",
     "argmax": "T.reduce_max(src, row_max, dim), then T.reduce_min of the indices where it stands",
     "topk": "take the largest by T.reduce_max, blank it, and repeat: examples/kernels/top_k.py",
     "sort": "no tile is sorted at once: take the smallest by T.reduce_min, blank it, and repeat",

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir.buffer import Region
 from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, Var, Vector, binary, cast, is_number, select, truth, unary
 from torch_tile.ir.node import Node, contains, walk
@@ -137,13 +138,22 @@ class Recorder:
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     @staticmethod
-    def printing(function: Callable[..., Any]) -> Callable[..., Any]:
+    def assign_shared(name: str, value: Any) -> Any:
+        """Return what is assigned to a name of `global` or `nonlocal`. Raise TileError for what the device computes."""
+        if isinstance(value, Expr | Handle | Region):
+            what = f"`{name}` lives outside the kernel, where Python would keep an expression and no number"
+            fix = "write the result into a tensor, or keep it in the kernel: T.alloc_var(dtype)"
+            raise error("python_value", None, problem=what, fix=fix)
+        return value
+
+    @staticmethod
+    def printing(function: Callable[..., Any], *formatted: Any) -> Callable[..., Any]:
         """Replace Python's `print`, which shows expressions while the kernel is traced; of elements that is a
-        mistake.
+        mistake. `formatted` are the values in f-strings among its arguments.
         """
 
         def checked(*values: Any, **options: Any) -> Any:
-            if any(isinstance(value, Expr) and contains(value, Load) for value in values):
+            if any(isinstance(value, Expr) and contains(value, Load) for value in (*values, *formatted)):
                 problem = "`print` shows an expression once, while the kernel is traced, and no element"
                 raise error("python_value", None, problem=problem, fix="T.print(value) prints on the device")
             return function(*values, **options)
@@ -248,7 +258,7 @@ class Recorder:
         if isinstance(value, Expr):
             value = truth(value)
             return bool(value.value) if isinstance(value, Const) else value
-        return bool(value)
+        return python_truth(value)
 
     @staticmethod
     def is_device(value: Any) -> bool:
@@ -337,7 +347,7 @@ class Recorder:
     @staticmethod
     def negate(value: Any) -> Any:
         """Evaluate `not a`."""
-        return unary("not", value) if isinstance(value, Expr) else not value
+        return unary("not", value) if isinstance(value, Expr) else not python_truth(value)
 
     def choose(self, test: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
         """Evaluate `a if test else b`."""
@@ -490,6 +500,14 @@ class Recorder:
             fix = "test before, by `if`; bring a Python `try` before T.Kernel"
             raise error("python_value", None, problem="`try` catches nothing that a kernel does", fix=fix)
 
+    def refuse_raise(self) -> None:
+        """Raise TileError for a `raise` in a branch of the device: it would run while the kernel is traced."""
+        if any(split is not None for split in self.splits):
+            what = "`raise` in a branch that the device decides runs while the kernel is traced, whatever is decided"
+            raise error(
+                "python_value", None, problem=what, fix='write `assert condition, "text"`, which the device checks'
+            )
+
     def refuse_walrus(self, name: Any) -> None:
         """Raise TileError for `while (name := ...)`: the test is recorded once, where no name can be bound."""
         what = f"`{name} :=` in the test of a `while` would bind a name in each turn"
@@ -542,13 +560,21 @@ def _read_now(name: str, value: Any) -> Any:
     return value
 
 
+def python_truth(value: Any) -> bool:
+    """Return the truth of a value that is no expression. Raise TileError for a buffer: Python takes any for True."""
+    if isinstance(value, Handle | Region):
+        fix = "T.any_of(tile) and T.all_of(tile) ask about its elements; `A is not None` asks if a tensor was given"
+        raise error("python_value", None, problem=f"the truth of the buffer `{value}`", fix=fix)
+    return bool(value)
+
+
 def _lazy(parts: Any, word: str, join: Callable[[str, Any, Any], Expr] = binary) -> Any:
     """Evaluate `and` or `or`; join traced values into one expression."""
     value = parts[0]()
     for part in parts[1:]:
         if isinstance(value, Expr):
             value = join(word, value, tracer().maybe(part, f"`{word}`"))
-        elif bool(value) is (word == "or"):
+        elif python_truth(value) is (word == "or"):
             return value
         else:
             value = part()

@@ -173,6 +173,7 @@ class _Reroute(ast.NodeTransformer):
     def __init__(self, mutable: set[str], reads: Reads):
         self.mutable, self.reads = mutable, reads
         self.loops: list[list[str]] = []  # for each loop around: the names bound in it and read after it
+        self.shared: set[str] = set()  # names of `global` and `nonlocal`
         self.fresh = 0
 
     def rewrite_body(self, tree: ast.FunctionDef) -> list[ast.stmt]:
@@ -277,6 +278,8 @@ class _Reroute(ast.NodeTransformer):
     def _bind(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
         """Build the call that binds a name in the recorder."""
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
+        if name in self.shared:
+            value = _call("assign_shared", ast.Constant(name), value, at=at)
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
@@ -345,6 +348,16 @@ class _Reroute(ast.NodeTransformer):
         word.end_lineno, word.end_col_offset = node.lineno, node.col_offset + len("try")
         return [ast.copy_location(ast.Expr(_call("refuse_try", at=word)), word), node]
 
+    def visit_Raise(self, node: ast.Raise) -> Any:
+        self.generic_visit(node)
+        return [ast.copy_location(ast.Expr(_call("refuse_raise", at=node)), node), node]
+
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> Any:
+        self.shared.update(node.names)
+        return node
+
+    visit_Nonlocal = visit_Global
+
     def visit_While(self, node: ast.While) -> Any:
         if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
             return ast.copy_location(ast.Expr(_call("refuse_walrus", _names(walrus.target), at=walrus)), node)
@@ -356,7 +369,9 @@ class _Reroute(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "print":
-            node.func = _call("printing", node.func, at=node.func)
+            texts = [part for each in node.args if isinstance(each, ast.JoinedStr) for part in each.values]
+            formatted = [part.value for part in texts if isinstance(part, ast.FormattedValue)]
+            node.func = _call("printing", node.func, *formatted, at=node.func)
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):
             node.func = _call("checked_lookup", node.func, at=node.func)
         return node

@@ -168,7 +168,9 @@ def tracing() -> Iterator[Tracer]:
         region = _STATE.tracer.lost.get(name)
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
-        raise error("undefined_name", _span_of(problem), name=name) from problem
+        notes = [(None, f"the function assigns `{name}` further down, so it is a local name everywhere: rename one")]
+        is_later = isinstance(problem, UnboundLocalError)
+        raise error("undefined_name", _span_of(problem), notes if is_later else (), name=name) from problem
     except TileError:
         raise
     except (TypeError, AttributeError, LookupError) as problem:

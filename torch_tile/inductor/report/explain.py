@@ -46,6 +46,8 @@ def explain(
     from torch_tile.inductor.dry_run import dry_run
     from torch_tile.inductor.report.rows import collect
 
+    if isinstance(model, type):
+        raise TypeError(f"explain: model is the class {model.__name__}; expected an instance, {model.__name__}(...)")
     if not callable(model):
         raise TypeError(f"explain: model is {type(model).__name__}; expected an nn.Module or a function")
     chosen = {"select": "tile"} if options is None else dict(options)

@@ -245,7 +245,7 @@ class AsyncLoop(RegisteredOp):
 
     @classmethod
     def build(cls, loop: Any) -> AsyncLoop:
-        """Build the op from a T.Parallel loop."""
+        """Fill shared memory by `loop`, a T.Parallel nest, by cp.async; the compiler makes it of T.Parallel."""
         return cls(loop)
 
     def check(self) -> list[Diagnostic]:

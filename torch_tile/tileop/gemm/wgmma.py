@@ -268,7 +268,7 @@ class WgmmaResults(RegisteredOp):
 
     @classmethod
     def build(cls, C: Any) -> WgmmaResults:
-        """Build the op from a whole fragment."""
+        """Say that results of products in flight, in `C`, are used from here on; T.wait_wgmma says so too."""
         return cls(need_region(C, "wgmma_results", "C"))
 
     def check(self) -> list[Diagnostic]:

@@ -116,9 +116,9 @@ def _launch(
     kernel: Kernel, program: Program, target: Target, rates: Rates, num_sms: int, values: dict[Var, Scalar]
 ) -> Estimate:
     """Estimate one kernel."""
-    grid = [max(1, _number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
+    grid = [max(1, number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
     count, threads = math.prod(grid), math.prod(kernel.threads)
-    work = _typical_work(kernel, grid, values, target)
+    work = typical_work(kernel, grid, values, target)
     registers = OTHER_REGISTERS + work.fragments // (4 * threads)
     resident = 1
     refused = ""
@@ -137,7 +137,7 @@ def _launch(
     return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
 
 
-def _typical_work(kernel: Kernel, grid: Sequence[int], values: dict[Var, Scalar], target: Target) -> Work:
+def typical_work(kernel: Kernel, grid: Sequence[int], values: dict[Var, Scalar], target: Target) -> Work:
     """Count the work of the block in the middle of a grid. If that one touches no memory, count the first or last one.
 
     Set the indices of that block in `values`.
@@ -171,20 +171,20 @@ def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Sca
     total = 0.0
     for buffer in (*program.params, *program.workspaces, *program.outputs, *program.views):
         if isinstance(buffer, Buffer) and buffer in work.moved:
-            held = math.prod(_number(size, values, 1) for size in buffer.shape) * buffer.dtype.bits / 8
+            held = math.prod(number(size, values, 1) for size in buffer.shape) * buffer.dtype.bits / 8
             total += min(held, count * work.moved[buffer])
     return total
 
 
 def work_of(kernel: Kernel, values: dict[Var, Scalar], target: Target) -> Work:
     """Count the work of the block with these indices. `values` has the indices and the run-time sizes."""
-    counter = _Counter(kernel, values, target)
+    counter = WorkCounter(kernel, values, target)
     counter.visit(kernel.body, 1.0)
     counter.work.held = max(counter.held, max(counter.shared.values(), default=0))
     return counter.work
 
 
-class _Counter:
+class WorkCounter:
     """Walk a kernel's body and sum up the work, each part times its number of runs."""
 
     def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
@@ -223,8 +223,8 @@ class _Counter:
         """Count a loop, with its variables at the middle of their range."""
         trips = 1.0
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
-            first = _number(start, self.values, 0)
-            last = _number(stop, self.values, first + UNKNOWN_TRIPS * loop.step)
+            first = number(start, self.values, 0)
+            last = number(stop, self.values, first + UNKNOWN_TRIPS * loop.step)
             trips *= max(0, math.ceil((last - first) / loop.step))
             self.values[var] = (first + last) // 2
         if loop.kind is LoopKind.PIPELINED:
@@ -290,7 +290,7 @@ class _Counter:
 
     def size(self, extent: Expr) -> float:
         """Evaluate an extent, as a number of at least 1."""
-        return float(max(1, _number(extent, self.values, 1)))
+        return float(max(1, number(extent, self.values, 1)))
 
 
 def _bytes(tile: Buffer) -> int:
@@ -306,7 +306,7 @@ def _known(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
         return None
 
 
-def _number(expr: Expr, values: Mapping[Var, Scalar], otherwise: int) -> int:
+def number(expr: Expr, values: Mapping[Var, Scalar], otherwise: int) -> int:
     """Evaluate an integer expression, or return `otherwise`."""
     found = _known(expr, values)
     return otherwise if found is None else int(found)
