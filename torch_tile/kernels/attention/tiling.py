@@ -194,7 +194,7 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     """Compute the shared memory of queries, keys, values, operands, exchanged weights and a staged result."""
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
     tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
-    columns_of = (spec.tile_d, spec.tile_dv)
+    columns_of: tuple[int, ...] = (spec.tile_d, spec.tile_dv)
     if spec.scaled:  # float8 as it came, widened into a tile beside it
         tiles += [Tile(keys, columns, 8, config.stages, (Part.LOOP,)) for columns in columns_of]
         tiles += [Tile(1, keys, 32, config.stages, (Part.LOOP,)) for _ in columns_of]
