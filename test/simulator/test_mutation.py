@@ -276,7 +276,8 @@ def of_delta_rule_step():
 
 
 LIBRARY = {
-    "grouped_scaled_gemm": lambda: of_grouped_scaled_gemm(200, 136, 640),
+    # Six turns: more than stages, so that tiles are filled again; and even, as an odd number skips a product.
+    "grouped_scaled_gemm": lambda: of_grouped_scaled_gemm(200, 136, 768),
     "linear_cross_entropy": lambda: of_linear_cross_entropy(12, 24, 40),
     "route": lambda: of_route(9, 32),
     "group_tokens": lambda: of_group_tokens(600, 9),
