@@ -85,7 +85,7 @@ def compile_program(
     except TileError as problem:
         if any(each.code not in ("unwritten", "unwritten_element") for each in problem.diagnostics):
             raise
-        return _refusing(problem, partial(step, out_idx=out_idx, build=build), program)
+        return _compile_to_refuse(problem, partial(step, out_idx=out_idx, build=build), program)
 
 
 def _sized(program: Program, sizes: Sequence[Var], out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -99,8 +99,8 @@ def _sized(program: Program, sizes: Sequence[Var], out_idx: Sequence[int], build
     )  # fmt: skip
 
 
-def _refusing(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
-    """Compile a kernel that is wrong, and warn of it."""
+def _compile_to_refuse(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
+    """Compile a kernel whose calls raise `problem`, and warn of it."""
     from torch_tile.lowering.common.unwritten import cleared
 
     try:

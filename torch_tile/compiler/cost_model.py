@@ -100,7 +100,7 @@ def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var,
     sizes, if known.
     """
     rates = rates_of(target)
-    parts = [_launch(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
+    parts = [_estimate_kernel(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
     return Estimate(
         sum(p.seconds for p in parts),
         sum(p.waves for p in parts),
@@ -112,10 +112,10 @@ def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var,
     )
 
 
-def _launch(
+def _estimate_kernel(
     kernel: Kernel, program: Program, target: Target, rates: Rates, num_sms: int, values: dict[Var, Scalar]
 ) -> Estimate:
-    """Estimate one kernel."""
+    """Estimate the time of one launch of a kernel."""
     grid = [max(1, number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
     count, threads = math.prod(grid), math.prod(kernel.threads)
     work = typical_work(kernel, grid, values, target)

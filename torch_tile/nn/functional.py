@@ -160,7 +160,7 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
 
 
 def _warn_once(what: str) -> None:
-    """Warn once that a kernel is not used."""
+    """Warn once that plain torch computes attention with this feature."""
     if not torch.compiler.is_compiling() and what not in _told:
         _told.add(what)
         log.warning("attention with %s is computed by plain torch, not by a tile kernel", what)

@@ -256,7 +256,7 @@ def _signature(args: Any, result: Any) -> inspect.Signature:
     hints = hints_of(args)
     found = inspect.signature(args)
     parameters = [p.replace(annotation=_of_tensors(hints[p.name])) for p in found.parameters.values()]
-    return found.replace(parameters=parameters, return_annotation=result)
+    return found.replace(parameters=parameters, return_annotation=None if result is type(None) else result)
 
 
 def _of_tensors(hint: Any) -> Any:

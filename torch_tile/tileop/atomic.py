@@ -32,7 +32,7 @@ from torch_tile.tileop.base import (
     squeezed,
     tile_op,
 )
-from torch_tile.tileop.copy.op import _extend
+from torch_tile.tileop.copy.op import extend_head
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Atomic(RegisteredOp):
         if source is None:
             return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer.dtype), order)
         if isinstance(dst, Load):
-            target = _extend(target, source)
+            target = extend_head(target, source)
         return cls(target, source, order)
 
     def check(self) -> list[Diagnostic]:

@@ -127,11 +127,8 @@ def _roofline(kernel: JITKernel) -> str:
 
     Sizes known only at run time count as the model takes them.
     """
-    work, rates, sms = (
-        estimate(kernel.program, kernel.target, kernel.target.sms),
-        rates_of(kernel.target),
-        kernel.target.sms,
-    )
+    sms, rates = kernel.target.sms, rates_of(kernel.target)
+    work = estimate(kernel.program, kernel.target, sms)
     peak, memory = rates.product * sms, rates.memory
     if not work.bytes or not work.flops:
         return "<p>The kernel moves nothing, or computes nothing.</p>"
@@ -171,7 +168,7 @@ def _scaled(count: float) -> str:
 
 
 def _memory(flat: Program) -> str:
-    """Draw where each tile lies in the shared memory of a block; tiles below each other share bytes, one after one."""
+    """Draw where each tile lies in the shared memory of a block, and tiles that reuse bytes in rows of their own."""
     parts = []
     for kernel in flat.kernels:
         held = [n.buffer for n in find(kernel, Alloc) if n.buffer.scope in ("shared", "barrier")]

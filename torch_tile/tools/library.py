@@ -27,6 +27,7 @@ from torch_tile.kernels.attention import (
     paged,
     varlen,
 )
+from torch_tile.kernels.attention.args import AppendArgs
 from torch_tile.kernels.attention.scaled_keys import E4M3
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
@@ -561,7 +562,8 @@ def _append(dtype: torch.dtype, make: Make) -> None:
     """Call `append_to_pages`."""
     k, v = (make((8, 4, 8, 128), dtype) for _ in range(2))
     k_pages, v_pages = (make((64, 16, 8, 128), dtype) for _ in range(2))
-    paged.append_to_pages(k, v, k_pages, v_pages, make((8, 8), torch.int32), make((8,), torch.int32))
+    table, lengths = make((8, 8), torch.int32), make((8,), torch.int32)
+    paged.append_to_pages(AppendArgs(k, v, k_pages, v_pages, table, lengths))
 
 
 def _decodings() -> Iterator[Case]:

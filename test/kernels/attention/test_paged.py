@@ -9,7 +9,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import forward, paged
-from torch_tile.kernels.attention.args import PagedArgs
+from torch_tile.kernels.attention.args import AppendArgs, PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.paged import append_reference, append_to_pages, attention_paged, reference
 from torch_tile.kernels.common import Machine
@@ -112,8 +112,8 @@ def test_appended_rows(engine, problems):
     heads, width = args.k_pages.shape[2:]
     k, v = (problems.tensor(*args.q.shape[:-2], heads, n) for n in (width, width))
     pages = [x.clone() for x in args[1:3]]
-    want = append_reference(k, v, *args[1:3], *args[3:6])
-    append_to_pages(k, v, *pages, *args[3:7])
+    want = append_reference(AppendArgs(k, v, *args[1:6]))
+    append_to_pages(AppendArgs(k, v, *pages, *args[3:7]))
     for got, exact in zip(pages, want, strict=True):
         torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
 
@@ -172,12 +172,12 @@ def test_appended_rows_of_float8(engine, problems):
     pages = [torch.zeros(args.k_pages.shape).to(E4M3) for _ in range(2)]
     shared = torch.rand(1, 1, heads, generator=problems.generator) + 0.1
     each = torch.full(page_shape, math.nan)
-    want = append_reference(k, v, *pages, *args[3:6], shared, each)
-    append_to_pages(k, v, *pages, *args[3:7], shared, each)
+    want = append_reference(AppendArgs(k, v, *pages, *args[3:7], shared, each))
+    append_to_pages(AppendArgs(k, v, *pages, *args[3:7], shared, each))
     for got, exact in zip((*pages, each), (*want[:2], want[3]), strict=True):
         torch.testing.assert_close(got.float(), exact.float(), rtol=1e-6, atol=0, equal_nan=True)
     plain = [torch.zeros(args.k_pages.shape) for _ in range(2)]
-    append_to_pages(k, v, *plain, *args[3:7])
+    append_to_pages(AppendArgs(k, v, *plain, *args[3:7]))
     for stored, scale, given in zip(pages, (shared.expand(page_shape), each), plain, strict=True):
         found = stored.float() * scale.nan_to_num(1.0)[..., None]
         bound = given.abs() * 2**-4 + scale.nan_to_num(1.0)[..., None] * 2**-10

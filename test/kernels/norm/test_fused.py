@@ -47,7 +47,7 @@ def test_random_problems(dtype, centred, rounds, problems, check):
         options, keep = (epilogue, centred, problems.pick(1e-5, 0.1)), problems.pick(False, True)
         arguments = (kinds, prologue, *options, keep)
         config = problems.pick(WHOLE, PIECES, None)
-        got, total = fused_norm(x, aux, *arguments, out, config)
+        got, total = fused_norm(x, aux, *arguments, out, config=config)
         _, rounded = reference(x, aux, kinds, prologue, *options, True, out)
         wide = [v.double() for v in (rounded, *aux)]
         want, _ = reference(wide[0], wide[1:], kinds, "", *options, False, torch.float64)

@@ -90,7 +90,7 @@ def drop_behind(node: Node) -> None:
             continue
         attempt = Rewrite(clone)
         new = arrange(attempt, node, have, groups)
-        if new is not None and _share_memory(val(new), val(node)) and _lie_alike(val(new), val(clone)):
+        if new is not None and _share_memory(val(new), val(node)) and _have_same_strides(val(new), val(clone)):
             clone.replace_all_uses_with(new)
             clone.graph.erase_node(clone)
         else:
@@ -145,7 +145,7 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
-def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _have_same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one shape surely have equal strides in all dimensions of more than one element."""
     return all(known(n == 1) or known(s == t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
 

@@ -128,6 +128,21 @@ class PagedArgs(NamedTuple, Generic[V]):
     v_scale: V | None = None
 
 
+class AppendArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.append_to_pages`, which its documentation explains."""
+
+    k: V
+    v: V
+    k_pages: V
+    v_pages: V
+    block_tables: V
+    lengths: V
+    cu_seqlens: V | None = None
+    max_seqlen: int | torch.SymInt = 0
+    k_scale: V | None = None
+    v_scale: V | None = None
+
+
 class AttentionFp8Args(NamedTuple, Generic[V]):
     """Arguments of `tile.attention_fp8`, which its documentation explains."""
 

@@ -86,7 +86,7 @@ class Listed:
 
 
 def joined(lists: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one list of what several lists name, one after the other; each is numbers and indices, or None."""
+    """Concatenate lists of blocks. Each is a pair of counts and indices; pairs of None are left out."""
     given = [(counts, indices) for counts, indices in lists if counts is not None and indices is not None]
     (counts, indices), *others = given
     for more, more_indices in others:

@@ -15,7 +15,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.attention import forward, padded
-from torch_tile.kernels.attention.args import AttentionArgs, PagedArgs
+from torch_tile.kernels.attention.args import AppendArgs, AttentionArgs, PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, widened
 from torch_tile.kernels.attention.sequences import Layout, Sequences
@@ -168,17 +168,7 @@ def sequences_of(args: PagedArgs[torch.Tensor]) -> Sequences:
 # Writing new keys and values into the pages.
 
 
-def append_reference(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_tables: torch.Tensor,
-    lengths: torch.Tensor,
-    cu_seqlens: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ...]:
+def append_reference(args: AppendArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Return the pages with new keys and values written into them, as `append_to_pages` leaves them, then the scales
     that are given.
 
@@ -187,6 +177,7 @@ def append_reference(
     Positions below 0 or behind the table, and rows behind the last sequence, are left out. Into pages of float8 goes
     `k / k_scale`. Scales `[pages, page, Hkv]` are written: the largest magnitude of a row over 448, at least 2^-100.
     """
+    k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, _, k_scale, v_scale = args
     page, columns = k_pages.shape[1], block_tables.shape[1]
     sequence, position = _positions(k, lengths, cu_seqlens)
     inside = (sequence >= 0) & (position >= 0) & (position < columns * page)
@@ -314,21 +305,11 @@ def write_pages(
     return write_pages
 
 
-def append_to_pages(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_tables: torch.Tensor,
-    lengths: torch.Tensor,
-    cu_seqlens: torch.Tensor | None = None,
-    max_seqlen: Any = 0,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> None:
+def append_to_pages(args: AppendArgs[torch.Tensor]) -> None:
     """Write new keys and values into pages, as `append_reference` says. A sequence has `max_seqlen` new ones at most,
     which is not read without cu_seqlens.
     """
+    k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen, k_scale, v_scale = args
     able = has_kernels(k) and is_unit(k_pages) and is_unit(v_pages) and k.shape[-1] and v.shape[-1]
     ragged = cu_seqlens is not None
     most = max_seqlen if ragged else k.shape[1]
@@ -336,7 +317,7 @@ def append_to_pages(
         return
     scales = [x for x in (k_scale, v_scale) if x is not None]
     if not able:
-        found = append_reference(k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, k_scale, v_scale)
+        found = append_reference(args)
         for old, made in zip((k_pages, v_pages, *scales), found, strict=True):
             if made is not old:
                 old.copy_(made)

@@ -734,7 +734,7 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
         return Config(32, 64, 32, 128, 2)
     products = power_of_two(problem.products)  # among which rows and columns are shared out
     if problem.m <= FEW_ROWS // products:
-        return _few_rows(problem, machine)
+        return _few_rows_config(problem, machine)
     if products > MOST_PRODUCTS:
         return None
     if not machine.target.has_wgmma or not problem.aligned:
@@ -742,11 +742,11 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
     wide = 256 // products
     columns = _columns(MANY_COLUMNS // products, problem)  # weights in flight stay in registers
     tilings = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
-    best = min(tilings, key=lambda c: _waves(c, problem, machine))
+    best = min(tilings, key=lambda c: _relative_time(c, problem, machine))
     return replace(best, stages=4)
 
 
-def _few_rows(problem: Problem, machine: Machine) -> Config:
+def _few_rows_config(problem: Problem, machine: Machine) -> Config:
     """Choose a tiling for few rows: long rows of weights in each step. Few tiles are made smaller, and blocks share the
     sum.
     """
@@ -841,9 +841,10 @@ def footprint(
     return Footprint(tuple(tiles), bulk)
 
 
-def _waves(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles: waves of blocks times the rows of a in a tile. Smaller tiles reuse fewer unpacked
-    weights.
+def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
+    """Estimate the relative time of all tiles: waves of blocks times the rows of a in a tile.
+
+    Smaller tiles reuse fewer unpacked weights.
     """
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
     return -(-tiles // machine.num_sms) * (config.block_m + 32)

@@ -154,7 +154,8 @@ def _cpu_config(problem: Problem, threads: int) -> Config:
     """
     if problem.row:
         return Config(1, 8, 128)  # 4 KiB of sums, read and written for each step
-    block_k = _even(problem.k, 256 if problem.dtype.itemsize == 2 else 64 if problem.dtype == torch.float64 else 128)
+    most = 256 if problem.dtype.itemsize == 2 else 64 if problem.dtype == torch.float64 else 128
+    block_k = _even_step(problem.k, most)
     rows = CPU_ROWS if problem.m > 64 else (max(8, power_of_two(problem.m)),)
     tilings = [Config(m, n, block_k) for m in rows for n in (CPU_COLUMNS if problem.n > 64 else (64,))]
     fitting_tilings = [c for c in tilings if _cpu_bytes(c, problem) <= CPU_BYTES] or tilings[:1]
@@ -165,7 +166,7 @@ def _cpu_config(problem: Problem, threads: int) -> Config:
     return config
 
 
-def _even(size: int, most: int) -> int:
+def _even_step(size: int, most: int) -> int:
     """Return a step of at most `most`, so that all steps are about as long: a multiple of 32, and at least 64."""
     return max(64, -(-size // -(-size // most) // 32) * 32)
 

@@ -373,7 +373,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
 
 @jit
 def state_products(config: Config, spec: Spec) -> Any:
-    """Build the kernel for each chunk's sum of the state behind's gradient times what is left of the state before."""
+    """Build the kernel for each chunk's dot product of the next state's gradient and the decayed previous state."""
     s, compute, rows, columns = Sizes(config, spec), spec.compute, config.key_tile, config.key_tile
 
     @T.prim_func

@@ -14,6 +14,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import all_into, as_rows, compute_dtype, has_kernels, machine_of, power_of_two, strided
+from torch_tile.kernels.moe.args import RouteArgs
 
 TINY = 1e-20  # added to the sum of the weights, which may be 0 where scores are sigmoids
 LEAST = -3e38  # below all scores; -inf marks experts that are chosen already
@@ -57,18 +58,10 @@ def weights_of(scores: torch.Tensor, experts: torch.Tensor, normalise: bool, sca
     return (weights / (weights.sum(-1, keepdim=True) + TINY) if normalise else weights) * scale
 
 
-def reference(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    k: int,
-    score: str = "softmax",
-    groups: int = 1,
-    top_groups: int = 1,
-    group_sum: int = 2,
-    normalise: bool = True,
-    scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.route` in plain torch."""
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `tile.route` in plain torch, from the arguments of `RouteArgs`."""
+    args: RouteArgs[torch.Tensor] = RouteArgs(*given, **named)
+    logits, bias, k, score, groups, top_groups, group_sum, normalise, scale = args
     scores = scores_of(logits, score)
     choice = scores if bias is None else scores + bias.to(scores.dtype)
     if top_groups < groups:
@@ -192,24 +185,16 @@ def route_rows(config: Config, spec: Spec) -> Any:
 
 
 def route(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    k: int,
-    score: str = "softmax",
-    groups: int = 1,
-    top_groups: int = 1,
-    group_sum: int = 2,
-    normalise: bool = True,
-    scale: float = 1.0,
-    weights: torch.Tensor | None = None,
-    experts: torch.Tensor | None = None,
+    *given: Any, weights: torch.Tensor | None = None, experts: torch.Tensor | None = None, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference`. `weights` and `experts` may be given, contiguous."""
+    args: RouteArgs[torch.Tensor] = RouteArgs(*given, **named)
+    logits, bias, k, score, groups, top_groups, group_sum, normalise, scale = args
     shape = *logits.shape[:-1], k
     weights = logits.new_empty(shape, dtype=compute_dtype(logits.dtype)) if weights is None else weights
     experts = logits.new_empty(shape, dtype=torch.int64) if experts is None else experts
     if not has_kernels(logits) or not weights.numel():
-        all_into((weights, experts), reference(logits, bias, k, score, groups, top_groups, group_sum, normalise, scale))
+        all_into((weights, experts), reference(*args))
         return weights, experts
     x, machine = as_rows(logits), machine_of(logits)
     n = int(x.shape[1])
@@ -217,7 +202,7 @@ def route(
     config = Config(rows, power_of_two(n), power_of_two(groups), power_of_two(k))
     sums_of = group_sum if top_groups < groups else 0
     spec = Spec(logits.dtype, None if bias is None else bias.dtype, score, sums_of, normalise)
-    given = [] if bias is None else [bias.contiguous()]
+    biases = [] if bias is None else [bias.contiguous()]
     numbers = int(groups), int(top_groups), float(scale)
-    machine.kernel(route_rows)(config, spec)(x, *given, weights.view(-1, k), experts.view(-1, k), *numbers)
+    machine.kernel(route_rows)(config, spec)(x, *biases, weights.view(-1, k), experts.view(-1, k), *numbers)
     return weights, experts

@@ -32,6 +32,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import Epilogue, evaluate, parse
+from torch_tile.kernels.norm.args import FusedNormArgs
 from torch_tile.kernels.norm.norm import mean_of
 from torch_tile.kernels.norm.tiling import Config, config_for
 
@@ -67,26 +68,17 @@ def aux_rows(aux: Sequence[torch.Tensor], kinds: str, groups: int) -> list[torch
     return [view(x, kind) for x, kind in zip(aux, kinds, strict=True)]
 
 
-def reference(
-    x: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    prologue: str,
-    epilogue: str,
-    centred: bool,
-    eps: float,
-    keep: bool,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `y = epilogue(normalise(s))` of `s = prologue(x)` by rows. `centred` subtracts the mean first (layer
-    norm).
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `y = epilogue(normalise(s))` of `s = prologue(x)` by rows, from the arguments of `FusedNormArgs`.
 
-    x `[..., N]`; aux by kind: `t` as x, `g` with x's leading sizes up to some dimension, ones from there on, and N:
-    one row for each of the runs of rows between, `r` `[N]`, `c` `[..., 1]`, `s` one element. In both texts acc0 is
-    what goes in and x0, x1, ... are aux. All is computed in float32 (float64 for float64 x); `s` is rounded to x's
-    dtype before it is normalised, if there is a prologue. Returns y `[..., N]` in `dtype`, and `s` in x's dtype if
-    `keep`, else an empty tensor.
+    `centred` subtracts the mean first (layer norm). x `[..., N]`; aux by kind: `t` as x, `g` with x's leading sizes up
+    to some dimension, ones from there on, and N: one row for each of the runs of rows between, `r` `[N]`, `c`
+    `[..., 1]`, `s` one element. In both texts acc0 is what goes in and x0, x1, ... are aux. All is computed in float32
+    (float64 for float64 x); `s` is rounded to x's dtype before it is normalised, if there is a prologue. Returns y
+    `[..., N]` in `dtype`, and `s` in x's dtype if `keep`, else an empty tensor.
     """
+    args: FusedNormArgs[torch.Tensor] = FusedNormArgs(*given, **named)
+    x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype = args
     compute = compute_dtype(x.dtype)
     operands = [v.to(compute) for v in aux]
     operands = [v.reshape(()) if kind == "s" else v for v, kind in zip(operands, kinds, strict=True)]
@@ -237,25 +229,20 @@ def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
 
 
 def fused_norm(
-    x: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    prologue: str,
-    epilogue: str,
-    centred: bool,
-    eps: float,
-    keep: bool,
-    dtype: torch.dtype,
+    *given: Any,
     config: Config | None = None,
     out: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the fused norm as `reference` does. `config` overrides the choice of `config_for`.
 
     `out` for y and, with `keep`, `total` for the sum may be given, contiguous.
     """
+    args: FusedNormArgs[torch.Tensor] = FusedNormArgs(*given, **named)
+    x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype = args
     if not has_kernels(x) or not x.numel():
-        y, s = reference(x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype)
+        y, s = reference(*args)
         return into(out, y), into(total, s) if keep else s
     groups, n = groups_of(aux, kinds), x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out

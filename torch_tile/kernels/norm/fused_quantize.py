@@ -7,7 +7,6 @@ block holds at once are left to these two kernels. Assumes that `ops` checked sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
 from torch_tile.kernels.norm import fused, quantize
+from torch_tile.kernels.norm.args import FusedNormQuantizeArgs
 from torch_tile.kernels.norm.fused import FusedSpec, Operand, aux_rows, grouped, groups_of, inputs
 from torch_tile.kernels.norm.quantize import LARGEST, LEAST, rounded, runs_of
 from torch_tile.kernels.norm.tiling import Config, config_for
@@ -27,17 +27,15 @@ from torch_tile.kernels.norm.tiling import Config, config_for
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def reference(
-    x: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str, prologue: str, epilogue: str, centred: bool, eps: float,
-    keep: bool, dtype: torch.dtype, group: int, out_dtype: torch.dtype,
-) -> Results:  # fmt: skip
+def reference(*given: Any, **named: Any) -> Results:
     """Compute values and scales of `quantize.reference` for y of `fused.reference`, and the sum that it keeps.
 
-    x `[..., N]`; dtype is that of y. Returns `[..., N]` in `out_dtype`, float32 `[..., N / group]`, rounded up, and the
-    sum in x's dtype if `keep`, else an empty tensor.
+    The arguments are those of `FusedNormQuantizeArgs`; dtype is that of y. Returns `[..., N]` in `out_dtype`, float32
+    `[..., N / group]`, rounded up, and the sum in x's dtype if `keep`, else an empty tensor.
     """
-    y, total = fused.reference(x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype)
-    return *quantize.reference(y, group, out_dtype), total
+    args: FusedNormQuantizeArgs[torch.Tensor] = FusedNormQuantizeArgs(*given, **named)
+    y, total = fused.reference(*args.norm)
+    return *quantize.reference(y, args.group, args.out_dtype), total
 
 
 @jit
@@ -103,16 +101,20 @@ def fused_norm_quantize_rows(config: Config, spec: FusedSpec, runs: int, group: 
 
 
 def fused_norm_quantize(
-    x: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str, prologue: str, epilogue: str, centred: bool, eps: float,
-    keep: bool, dtype: torch.dtype, group: int, out_dtype: torch.dtype,
-    config: Config | None = None, out: torch.Tensor | None = None, scales: torch.Tensor | None = None,
+    *given: Any,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
-) -> Results:  # fmt: skip
+    **named: Any,
+) -> Results:
     """Compute values, scales and the sum as `reference` does. `config` overrides the choice of `config_for`.
 
     `out`, `scales` and, with `keep`, `total` may be given, contiguous.
     """
-    n, norm = x.shape[-1], (prologue, epilogue, centred, eps, keep, dtype)
+    args: FusedNormQuantizeArgs[torch.Tensor] = FusedNormQuantizeArgs(*given, **named)
+    x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype, group, out_dtype = args
+    n = x.shape[-1]
     runs = runs_of(n, group)
     if out is None:
         out = x.new_empty(x.shape, dtype=out_dtype)
@@ -121,7 +123,7 @@ def fused_norm_quantize(
     if total is None:
         total = x.new_empty(x.shape if keep else 0)
     if not has_kernels(x) or not x.numel():
-        for result, value in zip((out, scales, total), reference(x, aux, kinds, *norm, group, out_dtype), strict=True):
+        for result, value in zip((out, scales, total), reference(*args), strict=True):
             result.copy_(value)
         return out, scales, total
     width, groups = runs * (group or n), groups_of(aux, kinds)
@@ -132,7 +134,7 @@ def fused_norm_quantize(
     vector = vector_of((rows, *full, *results[:-1]), (n,)) if machine.is_gpu else 1
     config = config or replace(config_for(width, vector, machine, x.dtype == torch.float64), exact=False)
     if not config.whole or width > config.width:
-        y, _ = fused.fused_norm(x, aux, kinds, *norm, total=total if keep else None)
+        y, _ = fused.fused_norm(*args.norm, total=total if keep else None)
         quantize.quantize_fp8(y, group, out_dtype, out, scales)
         return out, scales, total
     described = tuple(Operand(k, v.dtype, vector > 1) for k, v in zip(kinds, operands, strict=True))

@@ -193,14 +193,14 @@ class _Stages:
         if not self.depth:
             return Block(())
         if self.depth == 1:
-            return Block(tuple(self._early(start, const(0, int32))))
+            return Block(tuple(self._prologue_step(start, const(0, int32))))
         iteration = Var(self.source.vars[0].name, int32, "loop")
-        body = Block(tuple(self._early(start, iteration)))
+        body = Block(tuple(self._prologue_step(start, iteration)))
         bounds = ((const(0, int32),), (const(self.depth, int32),))
         return For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
 
-    def _early(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
-        """Yield step number `iteration` before the loop: every part that has begun; other groups commit only."""
+    def _prologue_step(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
+        """Yield one step of the prologue: the parts whose stage has begun, and an empty commit for each later group."""
         arrivals = _Arrivals()
         for item in self.items:
             if item.ahead:

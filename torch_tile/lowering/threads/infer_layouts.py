@@ -33,7 +33,7 @@ Element = Load | Store
 
 def infer_layouts(program: Program, build: Build) -> Program:
     """Set `Buffer.layout` of all on-chip tiles and `For.layout` of T.Parallel loops. Raises on layout_conflict."""
-    kernels = tuple(_laid_out(kernel, build) for kernel in program.kernels)
+    kernels = tuple(_infer_kernel_layouts(kernel, build) for kernel in program.kernels)
     return replace(program, kernels=kernels)
 
 
@@ -71,7 +71,7 @@ class _Member:
         return demands(nest, layout, known, self.ctx)
 
 
-def _laid_out(kernel: Kernel, build: Build) -> Kernel:
+def _infer_kernel_layouts(kernel: Kernel, build: Build) -> Kernel:
     """Infer the layouts of one kernel and apply them."""
     kernel = private_vars(kernel)
     survey = _Survey(build, kernel)

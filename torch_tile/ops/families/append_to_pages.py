@@ -7,70 +7,60 @@ graphs.
 
 from __future__ import annotations
 
+import re
+from types import NoneType
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.attention.args import AppendArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_paged import check_page_dtypes, check_pages
 from torch_tile.ops.families.attention_varlen import check_ints, check_most, check_starts
 from torch_tile.ops.registration import LIBRARY
-from torch_tile.ops.registry import documented
+from torch_tile.ops.registry import arguments_of, documented, form
 
 OP = "append_to_pages"
-SCHEMA = (
-    "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor block_tables, Tensor lengths,"
-    " Tensor? cu_seqlens=None, SymInt max_seqlen=0, Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None) -> ()"
-)
+WRITTEN = ("k_pages", "v_pages", "k_scale", "v_scale")
+"""The arguments that are changed in place, or may be."""
 
-
-@documented
-def append_to_pages(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_tables: Tensor,
-    lengths: Tensor,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int = 0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+append_to_pages: Final = form(
+    OP,
+    AppendArgs[Tensor],
+    NoneType,
     """Write new keys and values into pages, in place, where `attention_paged` reads them.
 
-    Args:
-        k: `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens: the new keys, which are the last of each sequence.
-        v: the new values, likewise, with Dv for D.
-        k_pages: `[pages, page, Hkv, D]`, of k's dtype. No page that is written belongs to two sequences.
-        v_pages: `[pages, page, Hkv, Dv]`.
-        block_tables: int32 `[B, n]`: position `s` of sequence `b` lies in page `block_tables[b, s // page]`, row
-            `s % page`.
-        lengths: int32 `[B]`: the positions of each sequence, the new ones included.
-        cu_seqlens: int32 `[B + 1]`: sequence b has the new rows from `cu_seqlens[b]` to `cu_seqlens[b + 1]`.
-        max_seqlen: the most new rows that a sequence has, with cu_seqlens only. Rows beyond are not written.
-        k_scale: for pages of float8_e4m3fn, float32: `k / k_scale` is written, at most 448 in magnitude. A tensor that
-            broadcasts to `[pages, page, Hkv]` is read: `[1, 1, 1]` is one scale for all, `[1, 1, Hkv]` one for each
-            head. One of exactly that shape is written, in place: the largest magnitude of each new row over 448, at
-            least 2^-100.
-        v_scale: the same of values.
+Args:
+    k: `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens: the new keys, which are the last of each sequence.
+    v: the new values, likewise, with Dv for D.
+    k_pages: `[pages, page, Hkv, D]`, of k's dtype. No page that is written belongs to two sequences.
+    v_pages: `[pages, page, Hkv, Dv]`.
+    block_tables: int32 `[B, n]`: position `s` of sequence `b` lies in page `block_tables[b, s // page]`, row
+        `s % page`.
+    lengths: int32 `[B]`: the positions of each sequence, the new ones included.
+    cu_seqlens: int32 `[B + 1]`: sequence b has the new rows from `cu_seqlens[b]` to `cu_seqlens[b + 1]`.
+    max_seqlen: the most new rows that a sequence has, with cu_seqlens only. Rows beyond are not written.
+    k_scale: for pages of float8_e4m3fn, float32: `k / k_scale` is written, at most 448 in magnitude. A tensor that
+        broadcasts to `[pages, page, Hkv]` is read: `[1, 1, 1]` is one scale for all, `[1, 1, Hkv]` one for each
+        head. One of exactly that shape is written, in place: the largest magnitude of each new row over 448, at
+        least 2^-100.
+    v_scale: the same of values.
 
-    Rounding to float8_e4m3fn changes a number by at most 2^-4 of itself, or 2^-10 scales. New rows that would stand
-    before the start of their sequence, and rows of no sequence, are left out. Values of
-    block_tables, lengths and cu_seqlens are checked on the CPU only; elsewhere pages that do not exist are not written.
-    Raises RuntimeError for shapes, devices and tensors that want gradients, TypeError for dtypes.
-    """
-    given = (k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen, k_scale, v_scale)
-    torch.ops.tile.append_to_pages.default(*given)
+Rounding to float8_e4m3fn changes a number by at most 2^-4 of itself, or 2^-10 scales. New rows that would stand
+before the start of their sequence, and rows of no sequence, are left out. Values of
+block_tables, lengths and cu_seqlens are checked on the CPU only; elsewhere pages that do not exist are not written.
+Raises RuntimeError for shapes, devices and tensors that want gradients, TypeError for dtypes.
+""",
+)
+documented(append_to_pages)
 
 
-def _check(
-    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
-    cu_seqlens: Tensor | None = None, max_seqlen: int | torch.SymInt = 0, k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:  # fmt: skip
+def _check(args: AppendArgs[Tensor]) -> None:
     """Check the arguments of `tile.append_to_pages`."""
+    k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen, k_scale, v_scale = args
     checks.check_floating(OP, k=k, v=v)
     checks.check_same_dtype(OP, k=k, v=v)
     check_page_dtypes(OP, "k", k, k_pages, v_pages, k_scale, v_scale)
@@ -101,18 +91,13 @@ def _check(
         )
 
 
-def _run(
-    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, lengths: Tensor,
-    cu_seqlens: Tensor | None = None, max_seqlen: int = 0, k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:  # fmt: skip
+def _run(args: AppendArgs[Tensor]) -> None:
     """Launch `tile.append_to_pages`."""
-    given = (k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, max_seqlen, k_scale, v_scale)
-    _check(*given)
-    check_pages(OP, block_tables, lengths, *k_pages.shape[:2])
-    if cu_seqlens is not None:
-        check_starts(OP, "cu_seqlens", cu_seqlens, max_seqlen, k.shape[0], "k")
-    kernels("attention_paged").append_to_pages(*given)
+    _check(args)
+    check_pages(OP, args.block_tables, args.lengths, *args.k_pages.shape[:2])
+    if args.cu_seqlens is not None:
+        check_starts(OP, "cu_seqlens", args.cu_seqlens, args.max_seqlen, args.k.shape[0], "k")
+    kernels("attention_paged").append_to_pages(args)
 
 
 def _without_gradient(keys: torch._C.DispatchKeySet, *args: object) -> None:
@@ -126,7 +111,15 @@ def _without_gradient(keys: torch._C.DispatchKeySet, *args: object) -> None:
         torch.ops.tile.append_to_pages.default.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
 
-LIBRARY.define(OP + SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl(OP, _run, "CompositeExplicitAutograd")
+def _schema() -> str:
+    """Return the schema of the arguments, which marks those that are written."""
+    schema = arguments_of(AppendArgs)
+    for mark, name in zip("abcd", WRITTEN, strict=True):
+        schema = re.sub(rf"Tensor(\?? {name}\b)", rf"Tensor({mark}!)\1", schema)
+    return f"{schema} -> ()"
+
+
+LIBRARY.define(OP + _schema(), tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl(OP, lambda *args: _run(AppendArgs(*args)), "CompositeExplicitAutograd")
 LIBRARY.impl(OP, _without_gradient, "Autograd", with_keyset=True)
-torch.library.register_fake(f"tile::{OP}", _check, lib=LIBRARY)
+torch.library.register_fake(f"tile::{OP}", lambda *args: _check(AppendArgs(*args)), lib=LIBRARY)

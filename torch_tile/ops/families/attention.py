@@ -49,7 +49,7 @@ def _check(args: AttentionArgs[Tensor]) -> None:
 
 
 def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]) -> None:
-    """Check a mask, or an operand of a score function: bool, which means `truth`, or floating."""
+    """Check the dtype, device and shape of a mask or score operand. `truth` says in an error what True means."""
     require_type(
         x.dtype == torch.bool or x.dtype in checks.FLOATING,
         lambda: f"tile.attention: {name} has dtype {x.dtype}; expected bool {truth} or a floating dtype",

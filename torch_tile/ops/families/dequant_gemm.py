@@ -200,8 +200,8 @@ def _by_group(weights: Tensor, factors: Tensor | None) -> Tensor:
 
 
 def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
-    # Words and groups of columns need not end where a shard of the columns would.
     """Name the dimensions of `tile.dequant_gemm` for sharding."""
+    # Words and groups of columns need not end where a shard of the columns would.
     factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
     inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))

@@ -7,42 +7,21 @@ It has no gradient, as that of a rounding is 0: the caller chooses another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.norm.args import FusedNormQuantizeArgs
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
-from torch_tile.ops.families.norm import FusedNormArgs, check_fused, fused_sharding
+from torch_tile.ops.families.norm import check_fused, fused_sharding
 from torch_tile.ops.families.quantize_fp8 import FLOAT8
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, no_flops
+from torch_tile.ops.registry import entry, no_flops
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "fused_norm_quantize"
-
-
-class FusedNormQuantizeArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.fused_norm_quantize`: those of `tile.fused_norm`, the columns of a scale, and a dtype."""
-
-    x: V
-    aux: Sequence[V]
-    kinds: str
-    prologue: str
-    epilogue: str
-    centred: bool
-    eps: float
-    keep: bool
-    dtype: torch.dtype
-    group: int
-    out_dtype: torch.dtype
-
-    @property
-    def norm(self) -> FusedNormArgs[V]:
-        """Return the arguments of the norm alone."""
-        return FusedNormArgs(*(getattr(self, name) for name in FusedNormArgs._fields))
 
 
 def _fake(args: FusedNormQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -253,8 +253,8 @@ def _fake_linear(args: LinearArgs[Tensor]) -> Tensor:
 
 
 def _save_linear(ctx: Any, args: LinearArgs[Tensor], output: Tensor) -> None:
-    # The residual's values are never read by the backward; its dtype and presence are.
     """Save for the gradient of `tile.linear` what it needs."""
+    # The residual's values are never read by the backward; its dtype and presence are.
     ctx.activation, ctx.residual_dtype = args.activation, None if args.residual is None else args.residual.dtype
     ctx.save_for_backward(args.x, args.weight, args.bias)
 

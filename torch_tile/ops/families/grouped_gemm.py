@@ -114,8 +114,8 @@ def gradients(
 
 
 def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
-    # Ends of groups count rows of the whole tensor, so a shard's are no part of a sum.
     """Name the dimensions of `tile.grouped_gemm` for sharding."""
+    # Ends of groups count rows of the whole tensor, so a shard's are no part of a sum.
     matrices = [("group", "k", "n")] * len(args.bs)
     inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))

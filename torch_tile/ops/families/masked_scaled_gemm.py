@@ -59,8 +59,8 @@ def _check_values(args: MaskedScaledGemmArgs[Tensor]) -> None:
 
 
 def _sharding(args: MaskedScaledGemmArgs[Spec]) -> Rule:
-    # Columns are sharded where no scale spans several; groups where no operand counts the rows of all of them.
     """Name the dimensions of `tile.masked_scaled_gemm` for sharding."""
+    # Columns are sharded where no scale spans several; groups where no operand counts the rows of all of them.
     columns, n = args.scale_b.shape[2], args.b.shape[2]
     of_a = ("group", "m" if args.scale_a.shape[1] == args.a.shape[1] else "block", "run")
     of_b = ("group", "step", "n" if columns == n else "strip")

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.norm.args import FusedNormArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import declare, register
@@ -320,20 +321,6 @@ Returns:
 # makes it of norms and their neighbours. The forward runs the kernel, the backward is plain torch.
 
 AUX_KINDS = {"t": "as x", "g": "[*leading of x, 1, ..., N]", "r": "[N]", "c": "[..., 1]", "s": "one element"}
-
-
-class FusedNormArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.fused_norm`."""
-
-    x: V
-    aux: Sequence[V]
-    kinds: str
-    prologue: str
-    epilogue: str
-    centred: bool
-    eps: float
-    keep: bool
-    dtype: torch.dtype
 
 
 def check_fused(op: str, args: FusedNormArgs[Tensor]) -> None:

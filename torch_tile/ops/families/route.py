@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels.moe.args import RouteArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
@@ -19,20 +20,6 @@ from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 SCORES = ("softmax", "sigmoid")
 MOST_EXPERTS = 1024
 INDICES = (torch.int32, torch.int64)
-
-
-class RouteArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.route`."""
-
-    logits: V
-    bias: V | None
-    k: int
-    score: str = "softmax"
-    groups: int = 1
-    top_groups: int = 1
-    group_sum: int = 2
-    normalise: bool = True
-    scale: float = 1.0
 
 
 class GroupTokensArgs(NamedTuple, Generic[V]):

@@ -32,7 +32,7 @@ def is_linked(kernel: st.Kernel) -> bool:
     return any(isinstance(n, Call) and (n.name in CLUSTER or reaches_others(n)) for n in walk(kernel.body))
 
 
-def crowds(
+def concurrent_blocks(
     kernel: st.Kernel, sizes: list[int], blocks: Iterable[tuple[int, ...]] | None
 ) -> Iterable[list[tuple[int, ...]]]:
     """Yield the groups of blocks that run at the same time: single blocks, or the blocks of a cluster by rank.

@@ -30,7 +30,7 @@ from torch_tile.simulator.memory import tensor_at
 from torch_tile.simulator.simt.barriers import BARRIERS, MEETINGS, Barriers
 from torch_tile.simulator.simt.bulk import BULK
 from torch_tile.simulator.simt.calls import CALLS, Calls
-from torch_tile.simulator.simt.cluster import CLUSTER, Cluster, crowds, is_linked
+from torch_tile.simulator.simt.cluster import CLUSTER, Cluster, concurrent_blocks, is_linked
 from torch_tile.simulator.simt.expressions import Expressions, Fixed
 from torch_tile.simulator.simt.foreign import run_foreign
 from torch_tile.simulator.simt.matmuls import Accumulators
@@ -66,7 +66,7 @@ def run_threads(
     with np.errstate(all="ignore"):
         for kernel in program.kernels:
             machine = _Machine(program, kernel, tensors, values, findings)
-            for together in crowds(kernel, [int(evaluate(n, values)) for n in kernel.grid], blocks):
+            for together in concurrent_blocks(kernel, [int(evaluate(n, values)) for n in kernel.grid], blocks):
                 machine.run(together)
     return findings
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch_tile.simulator.tile.interpreter import Tiles
 
 
-class Crowd:
-    """The blocks of one cluster, by rank. No block waits for a block that has ended."""
+class ClusterRun:
+    """Runs the blocks of one cluster, by rank, at the same time. No block waits for a block that has ended."""
 
     running: int
     waiting: int
@@ -73,12 +73,12 @@ class _Left(Exception):
     """Raised in a block when another block of the cluster has failed."""
 
 
-def at_rank(call: Call, crowd: Crowd, reader: Tiles) -> Value:
+def at_rank(call: Call, cluster_run: ClusterRun, reader: Tiles) -> Value:
     """Return the element of another block's tile."""
     address, rank = call.args[0], reader.expr(call.args[1])
     assert isinstance(address, Address)
     load = Load(address.buffer, address.indices, span=call.span)
-    tiles = [block.memory[address.buffer] for block in crowd.blocks]
+    tiles = [block.memory[address.buffer] for block in cluster_run.blocks]
     if not isinstance(rank, torch.Tensor):
         if not 0 <= rank < len(tiles):
             shape = f"a cluster of {len(tiles)} blocks"

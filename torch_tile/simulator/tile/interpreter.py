@@ -27,8 +27,8 @@ from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Node, walk
 from torch_tile.simulator.interpret import bind
 from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned, tensor_at
-from torch_tile.simulator.simt.cluster import crowds
-from torch_tile.simulator.tile.cluster import Crowd, at_rank
+from torch_tile.simulator.simt.cluster import concurrent_blocks
+from torch_tile.simulator.tile.cluster import ClusterRun, at_rank
 from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load, foreign_value
 from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
 from torch_tile.simulator.values import Value, both, some, wrap
@@ -91,7 +91,7 @@ class Tiles(Expressions):
         self.loop_mask: torch.Tensor | None = None
         self.plans: dict[st.For, Plan] = {}
         self.undo: list[tuple[Storage, Index, torch.Tensor, torch.Tensor | None]] = []
-        self.crowd: Crowd | None = None  # the cluster's blocks, where they run together
+        self.cluster_run: ClusterRun | None = None  # the cluster's blocks, where they run together
 
     def run(self, program: st.Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Check the tile ops, bind the arguments, run every kernel, return the outputs."""
@@ -111,15 +111,15 @@ class Tiles(Expressions):
             written = None if written is None else written.view(shape)
             self.memory[view] = Storage(view, tensors[view.base].view(shape), written=written)
         for kernel in program.kernels:
-            for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
+            for points in concurrent_blocks(kernel, [self.size(n) for n in kernel.grid], None):
                 blocks = [self._at(kernel, point) for point in points]
                 if len(blocks) == 1:
                     blocks[0].block(kernel.body)
                 else:
-                    crowd = Crowd(blocks)
+                    cluster_run = ClusterRun(blocks)
                     for block in blocks:
-                        block.crowd = crowd
-                    crowd.run(kernel.body)
+                        block.cluster_run = cluster_run
+                    cluster_run.run(kernel.body)
         return tuple(tensors[buffer] for buffer in program.outputs)
 
     def _at(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
@@ -262,13 +262,13 @@ class Tiles(Expressions):
         found = intrinsic_of(node)
         if found is None or not (found.idle or found.sync is Sync.FENCE):
             self.expr(node.call)
-        elif found.name == "cluster_wait" and self.crowd is not None:
-            self.crowd.wait()
+        elif found.name == "cluster_wait" and self.cluster_run is not None:
+            self.cluster_run.wait()
 
     def visit_Call(self, node: Call) -> Value:
         """Compute a call."""
-        if node.name == "at_rank" and self.crowd is not None:
-            return at_rank(node, self.crowd, self)
+        if node.name == "at_rank" and self.cluster_run is not None:
+            return at_rank(node, self.cluster_run, self)
         if node.name == "atomic":
             if self.lanes:
                 raise _InOrder

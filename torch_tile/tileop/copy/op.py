@@ -87,9 +87,9 @@ class Copy(RegisteredOp):
         assert a is not None and b is not None
         a_head, b_head = isinstance(src, Load), isinstance(dst, Load)
         if a_head and not b_head:
-            a = _extend(a, b)
+            a = extend_head(a, b)
         elif b_head and not a_head:
-            b = _extend(b, a)
+            b = extend_head(b, a)
         return a, b
 
     def check(self) -> list[Diagnostic]:
@@ -164,7 +164,7 @@ def policy_of(op: str, eviction_policy: str | None) -> str | None:
     return None if eviction_policy == "evict_normal" else eviction_policy
 
 
-def _extend(head: Region, other: Region) -> Region:
+def extend_head(head: Region, other: Region) -> Region:
     """Give a head address the extents of `other`, right-aligned."""
     extents = [e for r in other.ranges if r.keep for e in (r.extent,)]
     while len(extents) > len(head.ranges) and is_one(extents[0]):

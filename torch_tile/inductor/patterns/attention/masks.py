@@ -192,7 +192,9 @@ def combine(
             continue
         hides = found is not None and (found.causal or found.window > 0) and seen is not None and seen[1] == -math.inf
         rest = found.rest if found is not None and hides else None
-        after = _in_text(rewrite, mask, said.score, rest, places, dims) if in_text and said.tensor is None else None
+        after = None
+        if in_text and said.tensor is None:
+            after = _masked_score(rewrite, mask, said.score, rest, places, dims)
         if after is not None:
             said.score = after
         else:
@@ -202,8 +204,8 @@ def combine(
     return said
 
 
-def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places, dims: Sequence[Group]) -> Any:
-    """Apply a mask that has both queries and keys to the expression of the score; if `rest` is given, apply only it.
+def _masked_score(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places, dims: Sequence[Group]) -> Any:
+    """Apply a mask with both queries and keys to the expression of the score, or only its part `rest` if that is given.
 
     Returns None if the mask reads a tensor with both queries and keys. Such a mask stays a tensor.
     """

@@ -143,7 +143,7 @@ def _seq_lens(rewrite: Rewrite, found: tuple[str, int], batch: Any) -> Node:
 def _order(pattern: Pattern) -> tuple[Term, Term]:
     """Return both terms; the first is the term whose key is also the value."""
     for latent, rope in (pattern.terms, pattern.terms[::-1]):
-        if _is_value(latent, pattern.value, pattern.value_inner):
+        if _values_are_keys(latent, pattern.value, pattern.value_inner):
             return latent, rope
     raise NoMatch(
         "the values are not the keys of either product that makes the scores",
@@ -153,7 +153,7 @@ def _order(pattern: Pattern) -> tuple[Term, Term]:
     )
 
 
-def _is_value(term: Term, value: Operand, inner: Group) -> bool:
+def _values_are_keys(term: Term, value: Operand, inner: Group) -> bool:
     """Return whether the values equal the term's keys in each dimension, so that both share the latent axis."""
     if not equivalent(term.key.root, value.root) or len(term.key.groups) != len(value.groups):
         return False

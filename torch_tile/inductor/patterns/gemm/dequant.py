@@ -332,7 +332,7 @@ def match(context: Context) -> None:
             if weight is not None:
                 taken.update(_replace(context, node, weight))
             else:
-                tell_packed(epilogue.right(node))
+                reject_unknown_packing(epilogue.right(node))
         except Miss as why:
             context.miss("dequant", node, why)
 
@@ -386,7 +386,7 @@ _STEPS = (
 )
 
 
-def tell_packed(weight: Any, most: int = 64) -> None:
+def reject_unknown_packing(weight: Any, most: int = 64) -> None:
     """Raise `Miss` if the right operand of a product is made from bits of integers that `read` did not recognise."""
     seen: dict[Node, None] = {weight: None}
     pending = [weight]
