@@ -231,10 +231,20 @@ class Text(Visitor):
         return self.value(expr)
 
     def unchanged(self, expr: Expr) -> str | None:
-        """C++ text of a small float as it is stored, if it lies in memory or is made from bits."""
+        """C++ text of a small float as it is stored, if it lies in memory, is made from bits, or is one of such two."""
         if isinstance(expr, Load) and expr.buffer.scope != "var":
-            return f"tile::copied({self.element(expr.buffer, expr.indices)})"
+            return self.stored(expr)
+        if isinstance(expr, Const) and expr.value == 0 and math.copysign(1, expr.value) > 0:
+            return f"{storage(expr.dtype)}{{}}"
+        if isinstance(expr, Select):
+            a, b = self.unchanged(expr.a), self.unchanged(expr.b)
+            if a is not None and b is not None:
+                return f"{self.value(expr.condition, above=1)} ? {a} : {b}"
         return self.reinterpreted(expr) if isinstance(expr, Call) and expr.name == "reinterpret" else None
+
+    def stored(self, load: Load) -> str:
+        """C++ text of an element of memory as it is stored."""
+        return f"tile::copied({self.element(load.buffer, load.indices)})"
 
     def reinterpreted(self, call: Call) -> str:
         """C++ text of a value's bits as stored in another type. An element of memory is not decoded."""

@@ -172,17 +172,9 @@ class CudaText(Text):
             return self.assigned(expr, to)
         return super().converted(expr, to)
 
-    def unchanged(self, expr: Expr) -> str | None:
-        """C++ text of a small float as it lies in memory, if it comes from there bit by bit."""
-        if isinstance(expr, Load) and expr.buffer.scope != "var":
-            return self.element(expr.buffer, expr.indices)
-        if isinstance(expr, Const) and expr.value == 0 and math.copysign(1, expr.value) > 0:
-            return f"{storage(expr.dtype)}{{}}"
-        if isinstance(expr, Select):
-            a, b = self.unchanged(expr.a), self.unchanged(expr.b)
-            if a is not None and b is not None:
-                return f"{self.value(expr.condition, above=1)} ? {a} : {b}"
-        return super().unchanged(expr)
+    def stored(self, load: Load) -> str:
+        """C++ text of an element of memory as it is stored."""
+        return self.element(load.buffer, load.indices)
 
     def assigned(self, expr: Expr, to: DType) -> str:
         """C++ text of a value for a variable of type `to`."""

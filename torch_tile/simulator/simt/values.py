@@ -23,6 +23,7 @@ from torch_tile.simulator.values import floor_divide, remainder, truncated
 Value = Any  # int, bool, np.floating, or an array with one element per thread
 Function = Callable[..., Value]
 
+_NAN_MARK = np.uint32(1)  # in the bits of a float32 NaN that stands for one of e5m2 in memory
 _FP8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
@@ -44,8 +45,14 @@ def stored(dtype: DType) -> np.dtype[Any]:
 
 @cache
 def _table(name: str) -> Any:
-    """Return all values of an 8-bit float type."""
-    return torch.arange(256, dtype=torch.uint8).view(_FP8[name]).float().numpy()
+    """Return all values of an 8-bit float type. A NaN of e5m2 carries its bits and `_NAN_MARK`, as copies keep them."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    values = codes.view(_FP8[name]).float().numpy()
+    if name == "float8_e5m2":
+        bits = codes.numpy().astype(np.uint32)
+        marked = (bits & 0x80) << 24 | np.uint32(0x7F800000) | (bits & 3) << 21 | _NAN_MARK
+        values = np.where(np.isnan(values), marked, values.view(np.uint32)).view(np.float32)
+    return values
 
 
 def decode(raw: Any, dtype: DType) -> Any:
@@ -65,8 +72,13 @@ def encode(value: Value, dtype: DType) -> Any:
     if dtype.name == "bfloat16":
         return _bfloat16(np.asarray(x, np.float32))
     if dtype.name in _FP8:
-        wide = torch.from_numpy(np.ascontiguousarray(x, np.float32))
-        return wide.to(_FP8[dtype.name]).view(torch.uint8).numpy().reshape(x.shape)
+        wide = np.ascontiguousarray(x, np.float32)
+        found = torch.from_numpy(wide).to(_FP8[dtype.name]).view(torch.uint8).numpy()
+        if dtype.name == "float8_e5m2":
+            bits = wide.view(np.uint32)
+            kept = np.isnan(wide) & (bits & np.uint32(0x1FFFFF) == _NAN_MARK)
+            found = np.where(kept, bits >> 24 & 0x80 | np.uint32(0x7C) | bits >> 21 & 3, found).astype(np.uint8)
+        return found.reshape(x.shape)
     with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite
         return x.astype(stored(dtype))
 
