@@ -265,7 +265,7 @@ table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c0
 pair_at(table, words[0], t % 4, t % 32))
 pair_times<f16>(pair_at(table, words[0], t % 4, t % 32), factor[0]))
 widen(table[table_place(words[0], t % 4, t % 32, 1 - i % 2)]), widen(table[table_place(words[0], t % 4, t % 32
-(nibble(words[0], t % 4, i % 2) - 8.0f - widen(factor[1])) * widen(factor[0]), (nibble(words[0], t % 4, (i + 1
+(nibble(words[0], t % 4, i % 2) - 8.0f - widen(factor, 1)) * widen(factor, 0), (nibble(words[0], t % 4, (i + 1
 nibble(words[0], t % 4, 0) - 8.0f, nibble(words[0], t % 4, 0) - 8.0f)
 nibble(words[0], t % 4, i % 2) - 65.0f, nibble(words[0], t % 4, (i + 1) % 2) - 65.0f)
 """,
