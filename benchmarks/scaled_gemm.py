@@ -44,7 +44,7 @@ def problems(device: str) -> Iterator[Problem]:
             yield Problem(
                 f"scaled {form} {name}", f"scaled {form}", OUT, 2.0 * m * n * k, 1.0 * m * k + n * k + 2.0 * m * n,
                 partial(case, device, form, m, n, k), asked={"one": 1.0} if form == "blocks" else {"torch": 1.0},
-                quick=not gpu or name in tuple(SHAPES)[:4],
+                quick=name in ("tiny", *tuple(SHAPES)[:4]),
             )  # fmt: skip
     for form in FORMS[:2]:
         for name, (groups, m, n, k) in (GROUPS if gpu else SMALL_GROUPS).items():

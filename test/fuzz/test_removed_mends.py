@@ -132,7 +132,7 @@ KINDS = {
     "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (17,)),
     "numbers outside a type": Mend(expr, "_outside", lambda *_: None, "tiles", (12,)),
     "integers of two signs": Mend(expr, "_signed_beside_uint64", lambda *_: None, "tiles", (65,)),
-    "floats outside an integer type": Mend(tile_values, "whole", plain_truncation, "tiles", (96,)),
+    "floats outside an integer type": Mend(tile_values, "truncated", plain_truncation, "tiles", (96,)),
     "extrema of folded floats": Mend(
         language_math, "extremum", plain_extremum, "tiles", (866,),
         ((expr, "extremum", plain_extremum), (arith_util, "extremum", plain_extremum)),

@@ -16,15 +16,24 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torch_tile.inductor.compat import graph_module, size_hint
-from torch_tile.inductor.graph.nodes import CAST, COPIES, LAYOUT, NUMBERS, PARTS, VIEWS, aten, is_call, ordered, val
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    COPIES,
+    EXAMPLE,
+    FROZEN,
+    LAYOUT,
+    NUMBERS,
+    PARTS,
+    VIEWS,
+    aten,
+    is_call,
+    ordered,
+    val,
+)
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
 
 MOST_AROUND = 24  # most surrounding operations added on either side
-EXAMPLE = "tile_example"
-"""Key of a node's meta: a function that makes an example tensor, where random numbers would distort the timing."""
-FROZEN = "tile_frozen"
-"""Key of a node's meta: the tensor that the node stands for, where the graph holds it, as after freezing."""
 KEPT = ("val", EXAMPLE, FROZEN)
 REDUCTIONS = (
     aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,

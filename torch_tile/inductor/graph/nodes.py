@@ -44,6 +44,10 @@ LAYOUT = (*VIEWS, *UNITS, *TURNS, *REPEATS)
 
 CAST = prims.convert_element_type.default
 CASTS = (CAST, aten._to_copy.default)
+EXAMPLE = "tile_example"
+"""Key of a node's meta: a function that makes an example tensor, where random numbers would distort the timing."""
+FROZEN = "tile_frozen"
+"""Key of a node's meta: the tensor that the node stands for, where the graph holds it, as after freezing."""
 NUMBERS = "tile_numbers"
 """Key of a node's meta: the mean and deviation of the tensor that it stood for when the graph was compiled."""
 TIMES = "tile_times"

@@ -19,9 +19,11 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
-from torch_tile.inductor.graph.extract import EXAMPLE, EXTERN, FROZEN, is_extern
+from torch_tile.inductor.graph.extract import EXTERN, is_extern
 from torch_tile.inductor.graph.nodes import (
     CAST,
+    EXAMPLE,
+    FROZEN,
     LAYOUT,
     PARTS,
     aten,

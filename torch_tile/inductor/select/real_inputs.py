@@ -17,8 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.extract import FROZEN
-from torch_tile.inductor.graph.nodes import NUMBERS, val
+from torch_tile.inductor.graph.nodes import FROZEN, NUMBERS, val
 
 SAMPLED = 1 << 14  # most elements of a tensor to look at
 

@@ -21,10 +21,11 @@ from torch_tile.inductor import compat
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import axes_of, extent
-from torch_tile.inductor.graph.extract import EXAMPLE, body_of
+from torch_tile.inductor.graph.extract import body_of
 from torch_tile.inductor.graph.nodes import (
     CASTS,
     COPIES,
+    EXAMPLE,
     Miss,
     Rewrite,
     aten,

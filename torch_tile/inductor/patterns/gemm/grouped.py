@@ -16,8 +16,7 @@ from torch.fx import Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.extract import EXAMPLE
-from torch_tile.inductor.graph.nodes import CAST, Miss, Rewrite, dtype, shape, val
+from torch_tile.inductor.graph.nodes import CAST, EXAMPLE, Miss, Rewrite, dtype, shape, val
 from torch_tile.inductor.patterns.gemm import gemm, grouped_ops
 
 
