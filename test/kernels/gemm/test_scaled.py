@@ -166,6 +166,19 @@ def test_empty_and_tiny(shape, engine, problems):
     assert torch.equal(scaled_gemm(*args, [], "", "", F32), torch.full((m, n), 2.0 * k))
 
 
+def test_tilings_follow_sizes():
+    """Blocks stay for tile after tile where there are many; few small tiles have a multiprocessor's room each."""
+    machine = Machine(Target("cuda", 90), 132)
+
+    def chosen(m, **facts):
+        config = config_for(Problem(E4M3, m, 7168, 2048, True, **facts), machine)
+        return config.blocks, config.stages
+
+    assert chosen(4096, staged=True) == (132, 4)
+    assert chosen(64, staged=True) == chosen(64) == (0, 8)
+    assert chosen(4096) == chosen(4096, staged=True, bits=4) == (0, 4)
+
+
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
 def test_tilings_fit(capability):
     machine = Machine(Target("cuda", capability), 132)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -477,14 +477,23 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     panel = 8 if problem.m > 8 * best[0] else 0
     if not machine.target.has_wgmma:
         return Config(*best[:2], GROUP, best[2], 2, panel=panel)
-    return Config(*best[:2], GROUP, best[2], 4, panel=panel, staged=problem.staged)
+    config = Config(*best[:2], GROUP, best[2], 4, panel=panel, staged=problem.staged)
+    if problem.bits < 8 or not problem.aligned:
+        return config
+    if _tiles(best, problem) <= machine.num_sms:  # no second block needs the room
+        return replace(config, stages=8) if best[:2] == (64, 64) else config
+    return replace(config, blocks=machine.num_sms) if problem.staged and best[:2] == (128, 128) else config
 
 
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
     """Estimate the time of all tiles: waves of blocks times the products and operand reads of a tile."""
     bm, bn, _ = tile
-    tiles = -(-problem.m // bm) * -(-problem.n // bn)
-    return -(-tiles // machine.num_sms) * (bm * bn + 32 * (bm + bn))
+    return -(-_tiles(tile, problem) // machine.num_sms) * (bm * bn + 32 * (bm + bn))
+
+
+def _tiles(tile: tuple[int, int, int], problem: Problem) -> int:
+    bm, bn, _ = tile
+    return -(-problem.m // bm) * -(-problem.n // bn)
 
 
 def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
