@@ -230,6 +230,8 @@ LIGHT = (
     "kernels.linear_attention.args",
     "kernels.loss.args",
     "kernels.mla.args",
+    "kernels.moe.args",
+    "kernels.norm.args",
     "kernels.ssm.args",
     "runtime.cache",
     "runtime.launch_plan",

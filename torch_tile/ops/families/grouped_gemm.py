@@ -79,6 +79,7 @@ def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
 
 
 def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
+    """Check the values of `offsets`."""
     check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
@@ -187,6 +188,7 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
 
 
 def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
+    """Check the values of `offsets`."""
     check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
 
 
