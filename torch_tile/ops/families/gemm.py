@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.gemm.args import GemmArgs
+from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
@@ -175,8 +175,8 @@ def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
     return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
 
 
-def _gemm_flops(args: GemmArgs[Shape]) -> int:
-    """Count the operations of `gemm`."""
+def product_flops(args: GemmArgs[Shape] | GroupedGemmArgs[Shape]) -> int:
+    """Count the operations of a product, dense or grouped."""
     return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
@@ -217,7 +217,7 @@ register(
     fake=_fake_gemm,
     backward=_gemm_backward,
     sharding=_gemm_sharding,
-    flops=_gemm_flops,
+    flops=product_flops,
     lower_precision=("a", "bs"),
 )
 

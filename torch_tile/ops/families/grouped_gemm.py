@@ -123,11 +123,6 @@ def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
 
 
-def _flops(args: GroupedGemmArgs[Shape]) -> int:
-    """Count the operations of `tile.grouped_gemm`."""
-    return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
-
-
 def grouped_gemm(
     a: Tensor,
     bs: Sequence[Tensor],
@@ -168,7 +163,7 @@ register(
     check_values=_check_values,
     backward=_backward,
     sharding=_sharding,
-    flops=_flops,
+    flops=gemm.product_flops,
     lower_precision=("a", "bs"),
 )
 
