@@ -24,7 +24,7 @@ from benchmarks import tilelang_kernels
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.attention.forward import attention, reference
+from torch_tile.kernels.attention.forward import reference
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ def case(s: Shape, device: str) -> Case:
     def sample(out: torch.Tensor) -> torch.Tensor:
         return out[b, h][:, rows]
 
-    return Case(partial(attention, q, k, v, mask, s.causal), rivals_of(s, q, k, v, mask), sample, expected)
+    return Case(
+        partial(torch.ops.tile.attention, q, k, v, mask, s.causal), rivals_of(s, q, k, v, mask), sample, expected
+    )
 
 
 def mask_of(s: Shape, device: str) -> torch.Tensor | None:

@@ -26,7 +26,7 @@ from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call
 from torch_tile.kernels.attention.args import AttentionArgs
-from torch_tile.kernels.attention.backward import attention_backward, gradients
+from torch_tile.kernels.attention.backward import gradients
 from torch_tile.kernels.attention.forward import attention
 
 ON_GPU = (
@@ -101,7 +101,7 @@ def case(s: Shape, device: str) -> Case:
         return together(found)
 
     return Case(
-        partial(attention_backward, grad, q, k, v, out, lse, mask, s.causal),
+        partial(torch.ops.tile.attention_backward, grad, q, k, v, out, lse, mask, s.causal),
         rivals_of(s, device, q, k, v, mask, grad),
         sample,
         lambda: together(truth()),

@@ -27,10 +27,8 @@ from benchmarks.attention import through
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.attention import paged, varlen
-from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.attention.scaled_keys import E4M3, widened
-from torch_tile.kernels.mla.decode import mla_decode, reference as mla_reference
+from torch_tile.kernels.mla.decode import reference as mla_reference
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -91,12 +89,12 @@ class Decode:
             return plain(*own).transpose(1, 2)
 
         def contiguous() -> torch.Tensor:
-            return attention(queries, keys, values, needs_lse=False)[0].transpose(1, 2)
+            return torch.ops.tile.attention(queries, keys, values).transpose(1, 2)
 
-        ours = partial(paged.attention_paged, q, *pages, needs_lse=False, **scales) if self.page else contiguous
+        ours = partial(torch.ops.tile.attention_paged, q, *pages, **scales) if self.page else contiguous
         rivals: dict[str, Prepare] = {}
         if self.narrow:
-            rivals["bf16"] = lambda: partial(paged.attention_paged, q, *wide, needs_lse=False)
+            rivals["bf16"] = lambda: partial(torch.ops.tile.attention_paged, q, *wide)
         elif self.page:
             rivals["contiguous"] = lambda: contiguous
         if device == "cuda" and not self.narrow:
@@ -179,7 +177,7 @@ class Mla:
         q, q_pe = (draw(self.batch, 1, self.heads, n) for n in (self.latent, self.rotary))
         kv, k_pe = (draw(self.batch, self.length, n) for n in (self.latent, self.rotary))
         some = sample_of(self.batch, 4, device)
-        contiguous = partial(mla_decode, q, q_pe, kv, k_pe)
+        contiguous = partial(torch.ops.tile.mla_decode, q, q_pe, kv, k_pe)
         rivals: dict[str, Prepare] = {}
         ours: Call = contiguous
         if self.page:
@@ -252,14 +250,14 @@ class Varlen:
         q, k, v = (draw(total, heads, self.d) for heads in (self.heads, self.kv_heads, self.kv_heads))
         ends = torch.tensor([0, *self.lengths], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
         ours = partial(
-            varlen.attention_varlen, q, k, v, ends, ends, max_seqlen_q=most, max_seqlen_k=most, causal=self.causal,
-            needs_lse=False,
+            torch.ops.tile.attention_varlen, q, k, v, ends, ends, max_seqlen_q=most, max_seqlen_k=most,
+            causal=self.causal,
         )  # fmt: skip
         padded = [torch.nn.utils.rnn.pad_sequence(list(x.split(self.lengths)), batch_first=True) for x in (q, k, v)]
         dense = [x.transpose(1, 2).contiguous() for x in padded]
 
         def of_padded() -> torch.Tensor:
-            return attention(*dense, None, self.causal, needs_lse=False)[0].transpose(1, 2).flatten(0, 1)
+            return torch.ops.tile.attention(*dense, None, self.causal).transpose(1, 2).flatten(0, 1)
 
         first = slice(0, min(self.lengths[0], 256))
 

@@ -86,6 +86,14 @@ TILE_DEVICE float widen(const f16* p, int i) {
   return y;
 }
 
+#if __CUDA_ARCH__ >= 890
+TILE_DEVICE float widen(const e4m3* p, int i) {  // one conversion for both elements of a pair
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(reinterpret_cast<const uint16_t*>(p)[i / 2]));
+  return widen(f16{uint16_t(i % 2 ? pair >> 16 : pair)});
+}
+#endif
+
 // ---- narrowing, to nearest even --------------------------------------------------------------------------------------------
 
 // Chips without fp8 instructions: E exponent and M mantissa bits; `overflow` is the code of values that do not fit.

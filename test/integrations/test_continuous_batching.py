@@ -19,8 +19,10 @@ PROMPTS = [5, 1, 20, 9]
 
 def tokens(model, prompts, new: int) -> list[list[int]]:
     """Greedy tokens; few pages and few tokens a step, so that prompts come in chunks and requests wait."""
-    how = transformers.ContinuousBatchingConfig(
-        page_size=8,
+    kind = transformers.ContinuousBatchingConfig
+    pages = "page_size" if "page_size" in kind.__dataclass_fields__ else "block_size"  # older versions
+    how = kind(
+        **{pages: 8},
         max_batch_tokens=16,
         max_requests_per_batch=4,
         max_memory_percent=0.001,

@@ -2,6 +2,7 @@
 """Experts of transformers in float8 and MXFP4 become ours with the same numbers."""
 
 import copy
+import inspect
 import re
 from types import SimpleNamespace
 
@@ -104,9 +105,11 @@ def of_transformers(block, dtype="fp8", **options):
     if not hasattr(found, "FP8Experts"):
         pytest.skip("a version without FP8Experts")
     config = SimpleNamespace(
-        hidden_size=K, num_local_experts=G, moe_intermediate_size=I, hidden_act="silu", **options
+        hidden_size=K, num_local_experts=G, moe_intermediate_size=I, hidden_act="silu", expert_dtype=dtype, **options
     )  # fmt: skip
-    layer = found.FP8Experts(config, block_size=block, expert_dtype=dtype)
+    # Older versions read the dtype from the configuration.
+    named = {"expert_dtype": dtype} if "expert_dtype" in inspect.signature(found.FP8Experts).parameters else {}
+    layer = found.FP8Experts(config, block_size=block, **named)
     wide = []
     for name in ("gate_up_proj", "down_proj"):
         weight, scale = getattr(layer, name).data, getattr(layer, f"{name}_scale_inv").data

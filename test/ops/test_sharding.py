@@ -312,7 +312,10 @@ before = set(sys.modules)
 assert [{loaded}] * 2 == [name in before for name in LATE]
 import torch_tile, gc, importlib.util
 assert gc.isenabled()
-assert {loaded} or all(name.split(".")[0] == "torch_tile" for name in set(sys.modules) - before)
+# torch 2.11 imports its module of cached artifacts, which we extend, later than its successors.
+artifacts = "torch.compiler._cache", "torch.utils._appending_byte_serializer"
+new = set(sys.modules) - before - set(artifacts)
+assert {loaded} or all(name.split(".")[0] == "torch_tile" for name in new), new
 importlib.util.find_spec("torch.distributed.tensor")
 assert [{loaded}] * 2 == [name in sys.modules for name in LATE]
 import torch.distributed.tensor, torch.utils.flop_counter

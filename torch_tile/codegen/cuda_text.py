@@ -236,7 +236,7 @@ class CudaText(Text):
         """Write an element."""
         buffer = load.buffer
         paired = buffer.scope == "local" and (buffer.static_shape or (1,))[0] % 2 == 0
-        if paired and load.dtype in (dt.bfloat16, dt.float16):
+        if paired and load.dtype in (dt.bfloat16, dt.float16, dt.float8_e4m3fn):
             return f"tile::widen({self.names.of(buffer)}, {self.index(load.indices[0])})", 99
         return super().visit_Load(load, False)
 

@@ -29,6 +29,11 @@ def register_experts() -> bool:
     return True
 
 
+def is_experts(module: Any) -> bool:
+    """Return whether a module is a mixture of experts that looks its forward up by `experts_implementation`."""
+    return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+
+
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts as transformers' models call them.
 
@@ -45,7 +50,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     order, place, offsets = torch.ops.tile.group_tokens(top_k_index, self.num_experts)
     rows = _up(self, hidden_states[order // k], offsets)
     rows = _product(rows, [_matrices(self, "down_proj")], offsets, _bias(self, "down_proj"))
-    if self.has_post_expert_norm:
+    if getattr(self, "has_post_expert_norm", False):  # older versions have no such layers
         rows = self.post_expert_norm(rows)
     # Rows behind the last group are zeros of the product, and have weights of zero.
     mixed = (rows[place] * top_k_weights[..., None]).sum(1)

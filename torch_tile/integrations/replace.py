@@ -160,7 +160,7 @@ def switch_experts(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -
         return
     from transformers import PreTrainedModel
 
-    from torch_tile.integrations.experts import register_experts
+    from torch_tile.integrations.experts import is_experts, register_experts
 
     if not register_experts():
         return
@@ -168,7 +168,7 @@ def switch_experts(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -
         before = getattr(getattr(module, "config", None), "_experts_implementation", None)
         if not isinstance(module, PreTrainedModel) or before in (None, "tile") or not wanted(module, name):
             continue
-        if not any(hasattr(m, "_is_expert_parallel") for m in module.modules()):
+        if not any(map(is_experts, module.modules())):
             continue
         module.set_experts_implementation("tile")
         yield Replacement(name, f"experts_implementation={before!r}", "experts_implementation='tile'")

@@ -26,7 +26,7 @@ from torch_tile.nn.functional import attend, attend_varlen, visible
 Tensor = torch.Tensor
 log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
-AND = and_masks(causal_mask_function).__qualname__  # of functions that `and_masks` makes
+AND = and_masks(causal_mask_function).__name__  # of functions that `and_masks` makes
 
 
 def register_with_transformers() -> None:
@@ -222,8 +222,8 @@ def is_packed(
     """
     if kwargs.get("use_vmap", True) or may_skip or not 1 < kwargs["q_length"] == kwargs["kv_length"]:
         return False
-    # Not by getattr with a default, which the tracer of torch 2.13 answers with the default.
-    if not isinstance(mask_function, FunctionType) or mask_function.__qualname__ != AND:
+    # The tracer of torch 2.11 knows no qualified name; and getattr with a default gives the default under 2.13.
+    if not isinstance(mask_function, FunctionType) or mask_function.__name__ != AND:
         return False
     return local_size is None or local_size == getattr(config, "sliding_window", None)
 

@@ -127,7 +127,7 @@ def wgmma_wait(pending: int, behind: bool = False) -> Do:
 def wait_of(one: Node) -> Wait | None:
     """Return the options of a `wgmma_wait`, a call or the statement of one; None of other nodes."""
     call = one.call if isinstance(one, Do) else one
-    if not isinstance(call, Call) or call.name != "wgmma_wait":
+    if not isinstance(call, Call) or call.name != "wgmma_wait" or not call.options:
         return None
     pending, *behind = call.options
     assert isinstance(pending, int)

@@ -9,6 +9,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm.grouped_scaled import grouped_scaled_gemm, reference
+from torch_tile.kernels.gemm.scaled import Scale
 from torch_tile.kernels.gemm.tiling import Config
 
 E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
@@ -80,6 +81,19 @@ def test_aligned_rows(form, engine, problems, check):
     full = problems.tensor(m, n, dtype=BF16)
     got = grouped_scaled_gemm(*args, [full], "t", "v=add(acc0,x0);ret v", F32)
     check(got, exact(*args, [full], "t", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32, own=True)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+def test_scales_by_bulk_copies_of_rows_that_begin_anywhere(engine, problems, check):
+    """Bulk copies begin at multiples of 16 bytes, and groups at any row: they bring rows before the first one."""
+    m, n, k = 4 * problems.size(40), problems.size(140), 128 * problems.pick(2, 5)
+    a, b, _, scale_b, _ = arguments(problems, FORMS["blocks"], 3, m, n, k)
+    scale_a = (problems.tensor(k // 128, m).abs() + 0.1).contiguous().mT
+    first = problems.random.randint(0, m)
+    args = (a, b, scale_a, scale_b, torch.tensor([first, min(first + 1, m), m], dtype=torch.int32))
+    assert Scale.of(scale_a, m, k, bulk=True)[0].bulk
+    got = grouped_scaled_gemm(*args, [], "", "", F32)
+    check(got, exact(*args, [], "", ""), f"{args[-1].tolist()} {m}x{n}x{k}", F32, own=True)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)

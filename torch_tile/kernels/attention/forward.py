@@ -228,11 +228,14 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
                 k_stored, v_stored, k_scale, v_scale = k_tile, v_tile, None, None
                 if spec.scaled:
+                    if spec.tile_d == spec.tile_dv:  # keys are read before values are widened
+                        v_tile = k_tile
                     k_stored, v_stored = (T.alloc_shared((keys, n), E4M3) for n in (spec.tile_d, spec.tile_dv))
                     k_scale, v_scale = (
                         others[len(others) - len(lse_types) - 2],
                         others[len(others) - len(lse_types) - 1],
                     )
+                    k_scales, v_scales = (T.alloc_shared((keys,), T.float32) for _ in range(2))
                 scores = T.alloc_fragment((rows, keys), accum)
                 probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), spec.dtype)
                 acc = T.alloc_fragment((rows, spec.tile_dv), accum)
@@ -274,7 +277,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     load(held, here, step * keys)
                     load_keys(given, k, k_stored, span, head, step)
                     if spec.scaled:
-                        widen(given, k_stored, k_scale, k_tile, span, head, step)
+                        load_keys(given, k_scale, k_scales, span, head, step)
+                        widen(k_stored, k_scales, k_tile)
                     T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     if spec.score:
                         score_text.modify(spec.program, scores, scale, aux, here, step * keys)
@@ -294,7 +298,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     T.copy(scores, probs)
                     load_keys(given, v, v_stored, span, head, step)
                     if spec.scaled:
-                        widen(given, v_stored, v_scale, v_tile, span, head, step)
+                        load_keys(given, v_scale, v_scales, span, head, step)
+                        widen(v_stored, v_scales, v_tile)
                     if not layout.fixed:
                         clear_past(v_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
                     T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.attention.sequences import Given, Span, place_of_key
 from torch_tile.kernels.common import strided
 
 E4M3 = torch.float8_e4m3fn
@@ -24,15 +23,15 @@ def scale_types(slabs: Any, heads: Any, rows: Any) -> list[Any]:
 
 
 @T.macro
-def widen(given: Given, raw: Any, scale: Any, tile: Any, span: Span, head: Any, step: Any) -> None:
-    """Write a tile of float8 keys or values, times their scales, into a tile of the queries' dtype.
+def widen(stored: Any, scales: Any, tile: Any) -> None:
+    """Write a tile of float8 keys or values, times the scale of each row, into a tile of the queries' dtype.
 
     Positions behind the end of the sequence get numbers of no meaning.
     """
-    keys = tile.shape[0]
+    raw = T.alloc_fragment(tile.shape, E4M3)  # all of a thread's loads come before its stores
+    T.copy(stored, raw)
     for j, c in T.Parallel(*tile.shape):
-        slab, row = place_of_key(given, scale, span, step * keys + j)
-        tile[j, c] = T.cast(T.cast(raw[j, c], T.float32) * scale[slab, head, row], tile.dtype)
+        tile[j, c] = T.cast(T.cast(raw[j, c], T.float32) * scales[j], tile.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,21 +140,26 @@ def dense_span(first: Any, sequence: Any, length: Any, queries: Any, keys: Any, 
 
 @T.macro
 def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any) -> None:
-    """Load keys or values of one step into a tile, from contiguous memory or by the page table."""
+    """Load keys, values or their scales of one step into a tile, from contiguous memory or by the page table.
+
+    Scales are a number for each key: neither `x` nor the tile has columns.
+    """
     keys, page = tile.shape[0], given.layout.page
+    columns = (0,) * (len(tile.shape) - 1)
     if not page:
-        T.copy(x[span.slab, head, after(span.first_key, step * keys), 0], tile)
+        T.copy(x[(span.slab, head, after(span.first_key, step * keys), *columns)], tile)
     elif page % keys == 0:
         each = page // keys
-        T.copy(x[_page(given, x, span, step // each), head, step % each * keys, 0], tile)
+        T.copy(x[(_page(given, x, span, step // each), head, step % each * keys, *columns)], tile)
     elif keys % page == 0:
         each = keys // page
         for n in tuple(range(each)):  # each page a copy of its own, no loop
-            T.copy(x[_page(given, x, span, step * each + n), head, 0, 0], tile[n * page : (n + 1) * page, :])
+            rows = (slice(n * page, (n + 1) * page), *(slice(None) for _ in columns))
+            T.copy(x[(_page(given, x, span, step * each + n), head, 0, *columns)], tile[rows])
     else:
-        for j, c in T.Parallel(*tile.shape):
+        for j, *c in T.Parallel(*tile.shape):
             position = step * keys + j
-            tile[j, c] = x[_page(given, x, span, position // page), head, position % page, c]
+            tile[(j, *c)] = x[(_page(given, x, span, position // page), head, position % page, *c)]
 
 
 def place_of_key(given: Given, x: Any, span: Span, position: Any) -> tuple[Any, Any]:

@@ -50,10 +50,14 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """Choose the number of splits of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
+    """Choose the number of splits of the keys: a block for each SM, but none below four tiles or LEAST_SPLIT keys.
+
+    Blocks of few rows mostly wait for memory: as many as `config.blocks` run on an SM at once.
+    """
     problem = typical(problem)
     most = problem.keys // max(LEAST_SPLIT, 4 * config.block_kv)
-    return max(1, min(machine.num_sms // _blocks(config, problem), most))
+    room = machine.num_sms * (config.blocks if config.shared_probs else 1)
+    return max(1, min(room // _blocks(config, problem), most))
 
 
 def _blocks(config: Config, problem: Problem) -> int:
@@ -78,6 +82,8 @@ SHORT = (
     Config(16, 64, 128, shared_probs=True),
     *LONG[-3:],
 )
+# Over keys of float8: while a block widens its keys, others on its SM load and multiply.
+SCALED = (Config(16, 64, 128, shared_probs=True, blocks=4), *SHORT)
 WIDE = (
     Config(64, 32, 128, shared_probs=True),
     Config(64, 32, 256, shared_probs=True),
@@ -188,9 +194,11 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     """Compute the shared memory of queries, keys, values, operands, exchanged weights and a staged result."""
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
     tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
-    columns_of = (spec.tile_d, spec.tile_dv)
+    columns_of: tuple[int, ...] = (spec.tile_d, spec.tile_dv)
     if spec.scaled:  # float8 as it came, widened into a tile beside it
         tiles += [Tile(keys, columns, 8, config.stages, (Part.LOOP,)) for columns in columns_of]
+        tiles += [Tile(1, keys, 32, config.stages, (Part.LOOP,)) for _ in columns_of]
+        columns_of = columns_of[: 1 if spec.tile_d == spec.tile_dv else 2]  # keys and values take turns in one tile
     stages = 1 if spec.scaled else config.stages
     tiles += [Tile(keys, columns, bits, stages, (Part.LOOP,)) for columns in columns_of]
     tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
@@ -202,7 +210,8 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
 @lru_cache(KEPT_CHOICES)
 def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     """Choose the first tiling that fits a GPU, and its launch order."""
-    tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
+    short = SCALED if spec.scaled else SHORT
+    tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else short
     tilings = [c for c in tilings if divides(spec, c) and (c.block_q == 16 or problem.rows > 16)]
     tilings = [c for c in tilings if spec.layout.fits(c.block_kv)] or tilings  # else keys are gathered one by one
     hopper = _hopper_config(spec, problem, machine)

@@ -41,6 +41,8 @@ from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
+# Bulk copies of float32 begin at multiples of 4 numbers in memory, and of 32 in shared memory.
+BULK_START, BULK_TILE = 4, 32
 GROUP = 128  # columns of a that share a scale, rows of a block of scales, and the step of the kernels
 
 
@@ -165,21 +167,27 @@ class GroupScales:
     fetched a step before they are taken, so the first level cache should have them.
     """
 
-    def __init__(self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool):
+    def __init__(
+        self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool, anywhere: bool
+    ):  # fmt: skip
         """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several. `across`: they are
-        columns of the result, of which each thread has many.
+        columns of the result, of which each thread has many. `anywhere`: `row` is no multiple of a tile's rows, so bulk
+        copies begin some rows before it.
         """
         self.kind, self.scales, self.row, self.matrix = kind, scales, row, matrix
         self.each = kind.each(rows)
         self.count = rows // self.each
         many = across and self.count > FEW_SCALES
-        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((self.count,), "float32")
+        self.skipped = row % BULK_START if kind.bulk and anywhere else 0
+        loaded = self.count + (BULK_TILE if kind.bulk and anywhere else 0)
+        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((loaded,), "float32")
         self.now = (T.alloc_shared if many and not kind.bulk else T.alloc_fragment)((self.count,), "float32")
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
         if self.kind.bulk:
-            T.copy(self.scales[(*self.matrix, *self.kind.place(self.row, step))], self.ahead)
+            first = self.row if self.ahead.shape[0] == self.count else self.row // BULK_START * BULK_START
+            T.copy(self.scales[(*self.matrix, *self.kind.place(first, step))], self.ahead)
 
     def fetch(self, step: Any) -> None:
         """Begin to load the scales of a step, if they do not come with its tiles."""
@@ -190,7 +198,7 @@ class GroupScales:
     def take(self, next_step: Any) -> None:
         """Take the fetched scales, and fetch those of the next step."""
         for i in T.Parallel(self.count):
-            self.now[i] = self.ahead[i]
+            self.now[i] = self.ahead[i + self.skipped]
         self.fetch(next_step)
 
     def of(self, row: Any) -> Any:
@@ -241,7 +249,7 @@ def multiply(
 ) -> Any:  # fmt: skip
     """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
 
-    `matrix` is the index of b if there are several.
+    `matrix` is the index of b if there are several: rows of each then begin anywhere.
     """
     bm, bn = config.block_m, config.block_n
     b, *scales = operands[:3]
@@ -250,7 +258,7 @@ def multiply(
     words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
     product, part = (T.alloc_fragment((bm, bn), dtype) for dtype in ("float32", spec.sums))
     T.clear(product)
-    places = (row, bm, (), False), (col, bn, matrix, True)
+    places = (row, bm, (), False, bool(matrix)), (col, bn, matrix, True, False)
     of_a, of_b = (
         GroupScales(kind, scale, *place) if kind.grouped else None
         for kind, scale, place in zip(spec.scales, scales, places, strict=True)

@@ -21,7 +21,7 @@ from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, co
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.layout_ops import offset_of, owner_of
-from torch_tile.ir.node import Node, Rewriter, children, contains, find
+from torch_tile.ir.node import Node, Rewriter, children, contains, find, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.stmt import (
     Alloc,
@@ -236,10 +236,15 @@ class _Binder:
         return steps
 
     def _width(self, dim: int, place: int) -> int:
-        """Return the elements of a 16-byte vector along `dim`; 1 if the nest cannot be a vector loop along it."""
+        """Return the elements of a 16-byte vector along `dim`; 1 if the nest cannot be a vector loop along it.
+
+        What stays the same along `dim` is read once, however wide it is.
+        """
         if place != 1 or dim in self.nest.carried or not self.nest.memory or not _is_straight(self.nest.loop.body):
             return 1
-        return 16 // min(16, max(use.buffer.dtype.itemsize for use in self.nest.memory))
+        var = self.nest.loop.vars[dim]
+        moving = [use for use in self.nest.memory if any(var in symbols(i) for i in use.indices)]
+        return 16 // min(16, max(use.buffer.dtype.itemsize for use in moving or self.nest.memory))
 
     def _values(self) -> dict[Var, Expr]:
         """Express each variable of the nest by the thread and the steps."""

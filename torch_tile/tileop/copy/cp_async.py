@@ -100,11 +100,11 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
     extents = squeezed(op.dst)
     if not extents or not all(isinstance(e, Const) for e in extents):
         return "the extents are known only at run time"
-    if is_one(op.src.extents[-1]) or is_one(op.dst.extents[-1]):
-        return "the last dimension is not copied along"
     run, uneven = divmod(width, src.dtype.itemsize)
     if uneven or not run:
         return f"{width} bytes are not whole elements of {src.dtype}"
+    if run > 1 and (is_one(op.src.extents[-1]) or is_one(op.dst.extents[-1])):
+        return "the last dimension is not copied along"
     if not src.may_start_at(width):
         return f"`{src.name}` may not start at a multiple of {width} bytes"
     if not divides(run, extents[-1]):
@@ -112,7 +112,7 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
     if aligned_run(dst) % run or not divides(run, op.dst.starts[-1], ranges):
         return f"`{dst.name}` does not keep runs of {run} together"
     strides = strides_of(src)
-    if not is_one(strides[-1]):
+    if run > 1 and not is_one(strides[-1]):
         return f"`{src.name}` is not dense along its last dimension"
     if not divides(run, op.src.starts[-1], ranges):
         return f"the columns of `{src.name}` may not start at a multiple of {run}"

@@ -57,6 +57,8 @@ def gradients(y, upstream, given):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients(name, dtype, light, generator):
+    if name == "torch's own" and not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no F.linear_cross_entropy")
     f = CALLS[name]
     given = leaves(generator, dtype)
     got, report = light(f, *given)
