@@ -12,7 +12,7 @@ from torch_tile.codegen.c_stmt import Statements
 from torch_tile.codegen.c_text import PREFIX, Names, is_small, reads_memory, storage, string
 from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is_entry
 from torch_tile.codegen.cuda_wgmma import Product, joined
-from torch_tile.codegen.lines import place, pragma
+from torch_tile.codegen.lines import pragma
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
 from torch_tile.ir import dtype as dt
@@ -190,7 +190,7 @@ class CudaStatements(Statements):
 
     def visit_Assert(self, node: Assert) -> None:
         """Write an assertion."""
-        where = f"{place(node.span)}: " if node.span else ""
+        where = f"{node.span.place}: " if node.span else ""
         self.open(f"if (!{self.text.value(node.condition, above=PREFIX)})", node.span)
         self.line(f'printf("%s\\n", {string(f"{where}{node.message}")});')
         self.line("__trap();")

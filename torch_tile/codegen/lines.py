@@ -23,7 +23,7 @@ class Lines:
 
     def line(self, text: str, span: Span | None = None) -> None:
         """Add a line of text, with the author's line."""
-        where = f"  // {comment(place(span))}" if span else ""
+        where = f"  // {comment(span.place)}" if span else ""
         self.lines.append("  " * self.depth + text + where)
 
     def open(self, text: str = "", span: Span | None = None) -> None:
@@ -40,11 +40,6 @@ class Lines:
         """End a branch and start the other one, under the condition `text` if there is one."""
         self.close(f"}} else {text} {{" if text else "} else {")
         self.depth += 1
-
-
-def place(span: Span) -> str:
-    """Return the author's file and line."""
-    return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
 
 
 # Limits of unrolling CUDA loops: fully if they pick registers, else until the unrolled text is large. NVRTC's time

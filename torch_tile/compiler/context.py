@@ -100,9 +100,7 @@ class Schedule:
     def __repr__(self) -> str:
         """Format the report as a table."""
         lines, remarks = [self.title], [remark for remark, _ in self.rows]
-        places = [
-            f"{remark.span.file.rsplit('/', 1)[-1]}:{remark.span.line}" if remark.span else "-" for remark in remarks
-        ]
+        places = [remark.span.place if remark.span else "-" for remark in remarks]
         place_width = max(map(len, places), default=0)
         op_width = max((len(remark.op) for remark in remarks), default=0)
         for place, (remark, count) in zip(places, self.rows, strict=True):

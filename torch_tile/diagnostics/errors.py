@@ -30,6 +30,11 @@ class Span:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column + 1}"
 
+    @property
+    def place(self) -> str:
+        """The name of the file without its folder, and the line."""
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
     def source(self) -> str:
         """The author's text of the first line of the span."""
         return linecache.getline(self.file, self.line).rstrip("\n")

@@ -191,6 +191,11 @@ def call(name: str, *args: Any) -> Expr:
     return lookup(name).build(args)
 
 
+def effect(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
+    """Build the statement that calls an intrinsic for its effect."""
+    return Do(Call(name, args, dt.int32, options))
+
+
 def names() -> list[str]:
     """Return all declared names."""
     return sorted(_REGISTRY)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tile.hardware import AMPERE, HOPPER
-from torch_tile.intrinsics.base import Access, Intrinsic, declare, intrinsic_of, same
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, effect, intrinsic_of, same
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import TensorMap
@@ -23,11 +23,6 @@ from torch_tile.ir.stmt import Do
 # Evict hints of L2, as options of `tma_load`.
 POLICIES = ("", "evict_first", "evict_last")
 MULTICAST = "multicast"  # an option of `tma_load`, whose last operand is then a mask of blocks
-
-
-def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
-    """Build the statement that calls an intrinsic for its effect."""
-    return Do(Call(name, args, dt.int32, options))
 
 
 def _int(value: Any) -> Expr:
@@ -43,17 +38,17 @@ def mbarrier_init(barrier: Address, arrivals: int) -> Do:
 
     One thread calls this; `fence_barrier_init` follows.
     """
-    return _do("mbarrier_init", barrier, options=(arrivals,))
+    return effect("mbarrier_init", barrier, options=(arrivals,))
 
 
 def fence_barrier_init() -> Do:
     """Make this thread's new barriers visible to the copy engine, and to other threads after a block barrier."""
-    return _do("fence_barrier_init")
+    return effect("fence_barrier_init")
 
 
 def mbarrier_wait(barrier: Address, parity: Any) -> Do:
     """Wait until the phase of this parity has completed. This thread then sees the results of its copies."""
-    return _do("mbarrier_wait", barrier, _int(parity))
+    return effect("mbarrier_wait", barrier, _int(parity))
 
 
 def own_phase(barrier: Address) -> Do:
@@ -61,12 +56,12 @@ def own_phase(barrier: Address) -> Do:
 
     So the wait orders what they did before these arrivals. Only `insert_barriers` reads this.
     """
-    return _do("own_phase", barrier)
+    return effect("own_phase", barrier)
 
 
 def mbarrier_arrive(barrier: Address, block: Expr | None = None) -> Do:
     """Arrive at a barrier; with `block`, at the same barrier of the block of the cluster that has this rank."""
-    return _do("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)))
+    return effect("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)))
 
 
 def warp_arrive(barrier: Address, blocks: Expr | None = None) -> Do:
@@ -75,12 +70,12 @@ def warp_arrive(barrier: Address, blocks: Expr | None = None) -> Do:
     Bulk copies see the warp's earlier accesses to shared memory in order, as after `fence_proxy_async`. With `blocks`,
     arrive once at each block of the cluster whose bit is set.
     """
-    return _do("warp_arrive", barrier, *(() if blocks is None else (_int(blocks),)))
+    return effect("warp_arrive", barrier, *(() if blocks is None else (_int(blocks),)))
 
 
 def mbarrier_expect(barrier: Address, size: Any) -> Do:
     """Make the current phase wait for `size` bytes more, without an arrival."""
-    return _do("mbarrier_expect", barrier, _int(size))
+    return effect("mbarrier_expect", barrier, _int(size))
 
 
 # Bulk copies, each by the one thread that calls it.
@@ -98,8 +93,8 @@ def tma_load(
     """
     operands = dst, source, barrier, *map(_int, place)
     if blocks is None:
-        return _do("tma_load", *operands, options=(policy,))
-    return _do("tma_load", *operands, _int(blocks), options=(policy, MULTICAST))
+        return effect("tma_load", *operands, options=(policy,))
+    return effect("tma_load", *operands, _int(blocks), options=(policy, MULTICAST))
 
 
 def tma_store(target: TensorMap, src: Address, place: Sequence[Expr], combine: str = "") -> Do:
@@ -108,12 +103,12 @@ def tma_store(target: TensorMap, src: Address, place: Sequence[Expr], combine: s
     With `combine` ("add", "min", "max") each element is combined with the stored one. The copy belongs to the group
     that the next `bulk_commit` of the same thread closes.
     """
-    return _do("tma_store", target, src, *map(_int, place), options=(combine,))
+    return effect("tma_store", target, src, *map(_int, place), options=(combine,))
 
 
 def bulk_commit() -> Do:
     """Close this thread's group of bulk stores."""
-    return _do("bulk_commit")
+    return effect("bulk_commit")
 
 
 def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) -> Do:
@@ -122,12 +117,12 @@ def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) ->
     With `read`, a group is done when it has read its source, else when its results are there. `tiles` are addresses in
     the buffers that the completed groups read, if other threads may wait for it.
     """
-    return _do("bulk_wait", *tiles, options=(pending, read))
+    return effect("bulk_wait", *tiles, options=(pending, read))
 
 
 def prefetch_map(source: TensorMap) -> Do:
     """Prefetch a tensor map before its first use."""
-    return _do("prefetch_map", source)
+    return effect("prefetch_map", source)
 
 
 def fence_proxy_async() -> Do:
@@ -135,7 +130,7 @@ def fence_proxy_async() -> Do:
 
     These then see its ordinary stores, and may overwrite elements that it has read.
     """
-    return _do("fence_proxy_async")
+    return effect("fence_proxy_async")
 
 
 # Roles.
@@ -143,12 +138,12 @@ def fence_proxy_async() -> Do:
 
 def named_barrier(number: int, threads: int) -> Do:
     """Make `threads` threads of the block (whole warps) wait for each other at barrier `number` (1 to 15)."""
-    return _do("named_barrier", options=(number, threads))
+    return effect("named_barrier", options=(number, threads))
 
 
 def named_barrier_arrive(number: int, threads: int) -> Do:
     """Arrive at a named barrier without waiting. The threads that wait there see this thread's earlier writes."""
-    return _do("named_barrier_arrive", options=(number, threads))
+    return effect("named_barrier_arrive", options=(number, threads))
 
 
 def ping_pong_call(what: str, barrier: int, warpgroup: int, count: int) -> Do:
@@ -158,22 +153,22 @@ def ping_pong_call(what: str, barrier: int, warpgroup: int, count: int) -> Do:
     what: "open", before all iterations; "take", to wait for this warpgroup's turn; "pass", to let the next one go on;
     "close", after all iterations. All warpgroups run the same number of iterations.
     """
-    return _do(f"turn_{what}", options=(barrier, warpgroup, count))
+    return effect(f"turn_{what}", options=(barrier, warpgroup, count))
 
 
 def set_registers(count: int, more: bool) -> Do:
     """Give each thread of this warpgroup `count` registers from here on, `more` than before or fewer."""
-    return _do("set_registers", options=(count, more))
+    return effect("set_registers", options=(count, more))
 
 
 def grid_wait() -> Do:
     """Wait until the preceding kernels of the stream are done, if this one was started early."""
-    return _do("grid_wait")
+    return effect("grid_wait")
 
 
 def grid_launch() -> Do:
     """Let the next kernel of the stream start early, as far as this block is concerned."""
-    return _do("grid_launch")
+    return effect("grid_launch")
 
 
 # Clusters.
@@ -181,17 +176,17 @@ def grid_launch() -> Do:
 
 def cluster_arrive() -> Do:
     """Arrive for the `cluster_wait` of the cluster's threads, which then see this thread's earlier writes."""
-    return _do("cluster_arrive")
+    return effect("cluster_arrive")
 
 
 def cluster_arrive_relaxed() -> Do:
     """Arrive as `cluster_arrive`; waiting threads see only mbarriers made before a `fence_barrier_init`."""
-    return _do("cluster_arrive_relaxed")
+    return effect("cluster_arrive_relaxed")
 
 
 def cluster_wait() -> Do:
     """Wait until all threads of the cluster have arrived."""
-    return _do("cluster_wait")
+    return effect("cluster_wait")
 
 
 # Effects.

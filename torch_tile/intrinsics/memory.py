@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_tile.hardware import AMPERE, HOPPER
-from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, effect, same
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
@@ -40,22 +40,17 @@ def option(call: Call, n: int = 0) -> int:
     return value
 
 
-def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
-    """Build the statement that calls an intrinsic for its effect."""
-    return Do(Call(name, args, dt.int32, options))
-
-
 # Barriers.
 
 
 def barrier() -> Do:
     """Make all threads of the block wait for each other; each sees what the others wrote."""
-    return _do("barrier")
+    return effect("barrier")
 
 
 def warp_barrier() -> Do:
     """Make the 32 threads of a warp wait for each other; each sees what the others wrote."""
-    return _do("warp_barrier")
+    return effect("warp_barrier")
 
 
 # Copies.
@@ -63,7 +58,7 @@ def warp_barrier() -> Do:
 
 def vector_copy(dst: Address, src: Address, size: int) -> Do:
     """Copy `size` bytes (1, 2, 4, 8, 16; both ends aligned to it) at once; exactly one of the two is a local array."""
-    return _do("vector_copy", dst, src, options=(size,))
+    return effect("vector_copy", dst, src, options=(size,))
 
 
 def cp_async(dst: Address, src: Address, valid: Any, size: int) -> Do:
@@ -71,17 +66,17 @@ def cp_async(dst: Address, src: Address, valid: Any, size: int) -> Do:
 
     With `valid` 0 nothing is read. The copy belongs to the group that the next `cp_async_commit` closes.
     """
-    return _do("cp_async", dst, src, cast(to_expr(valid), dt.int32), options=(size,))
+    return effect("cp_async", dst, src, cast(to_expr(valid), dt.int32), options=(size,))
 
 
 def cp_async_commit() -> Do:
     """Close this thread's group of asynchronous copies."""
-    return _do("cp_async_commit")
+    return effect("cp_async_commit")
 
 
 def cp_async_wait(pending: int) -> Do:
     """Wait until at most `pending` of this thread's newest groups are in flight."""
-    return _do("cp_async_wait", options=(pending,))
+    return effect("cp_async_wait", options=(pending,))
 
 
 # Exchange between the threads of a warp.
@@ -137,7 +132,7 @@ def atomic_load(address: Address, memory_order: str) -> Expr:
 
 def memory_fence() -> Do:
     """Order this thread's memory accesses before the fence ahead of those after it, for all threads of all blocks."""
-    return _do("memory_fence")
+    return effect("memory_fence")
 
 
 def arrive_last(counter: Address, count: Any) -> Expr:

@@ -285,6 +285,16 @@ def natural(value: Scalar) -> Const:
     return const(value, dt.float32)
 
 
+def is_constant(e: Expr, value: float) -> bool:
+    """Return whether an expression is the constant `value`."""
+    return isinstance(e, Const) and e.value == value
+
+
+def is_zero(e: Expr) -> bool:
+    """Return whether an expression is the constant 0."""
+    return is_constant(e, 0)
+
+
 def is_number(value: object) -> bool:
     """Return whether `value` is a Python or NumPy number."""
     return isinstance(value, bool | int | float) or (

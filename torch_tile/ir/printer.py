@@ -33,6 +33,7 @@ from torch_tile.ir.expr import (
     Unary,
     Var,
     is_narrow,
+    is_zero,
     natural,
     to_expr,
 )
@@ -237,11 +238,6 @@ def quoted(text: str) -> str:
 def tuple_text(items: Sequence[str]) -> str:
     """A Python tuple of texts."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-
-def is_zero(e: Expr) -> bool:
-    """Return whether `e` is the literal 0."""
-    return isinstance(e, Const) and e.value == 0
 
 
 def _same_size(a: Expr, b: Expr) -> bool:

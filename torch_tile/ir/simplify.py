@@ -29,6 +29,7 @@ from torch_tile.ir.expr import (
     cast,
     const,
     fold,
+    is_constant,
     unary,
 )
 from torch_tile.ir.node import Node, Rewriter, equal, map_children, rebuilt
@@ -145,9 +146,9 @@ def _binary(e: Binary, ranges: Ranges) -> Expr | None:
 def _float(e: Binary) -> Expr | None:
     """Simplify x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x) of floats. Not x + 0.0, which turns -0.0 into 0.0."""
     a, b = e.a, e.b
-    if e.op in ("*", "/") and _is(b, 1.0):
+    if e.op in ("*", "/") and is_constant(b, 1.0):
         return a
-    if e.op == "*" and _is(a, 1.0):
+    if e.op == "*" and is_constant(a, 1.0):
         return b
     if isinstance(b, Const) and b.value == 0 and e.op in ("+", "-"):
         return a if (math.copysign(1, b.value) < 0) == (e.op == "+") else None
@@ -167,7 +168,7 @@ def _linear(e: Expr) -> Expr | None:
 def _division(e: Binary, ranges: Ranges) -> Expr | None:
     """Simplify a floor division or modulo."""
     a, b, quotient = e.a, e.b, e.op == "//"
-    if _is(b, 1):
+    if is_constant(b, 1):
         return a if quotient else const(0, e.dtype)
     if not ranges.is_exact(e):
         return None
@@ -263,11 +264,6 @@ _RULES: dict[type[Expr], Callable[[Any, Ranges], Expr | None]] = {
     Var: _var, Unary: _unary, Binary: _binary, Cast: _cast, Select: _select,
 }  # fmt: skip
 TRUE, FALSE = const(True, dt.bool_), const(False, dt.bool_)
-
-
-def _is(e: Expr, value: float) -> bool:
-    """Return whether an expression is the constant `value`."""
-    return isinstance(e, Const) and e.value == value
 
 
 def is_literal(e: Expr, value: bool) -> bool:

@@ -41,6 +41,8 @@ from torch_tile.ir.expr import (
     binary,
     cast,
     const,
+    is_constant,
+    is_zero,
     maximum,
     minimum,
     select,
@@ -225,7 +227,7 @@ class _Wide(Rewriter):
         count = per_byte(old.dtype)
         shape, strides = old.shape, old.strides
         if count > 1:
-            if not shape or (strides is not None and not _is(strides[-1], 1)):
+            if not shape or (strides is not None and not is_constant(strides[-1], 1)):
                 why = f"is of {old.dtype}, of which {count} share a byte"
                 fix = "give it a last dimension whose stride is 1"
                 raise error("bad_argument", old.span, op="T.Tensor", name=f"`{old.name}`", why=why, fix=fix)
@@ -386,7 +388,8 @@ class _Wide(Rewriter):
         count = max(counts)
         inline = Replaced(IdMap((s.var, s.value) for s in node.body.stmts if isinstance(s, Let)))
         read = [load for load in find(node.body, Load) if any(load.buffer is s.buffer for s in packed)]
-        whole = not read and len(counts) == 1 and _is(node.starts[-1], 0) and divides(count, stop) and node.step == 1
+        at_zero = is_zero(node.starts[-1]) and node.step == 1
+        whole = not read and len(counts) == 1 and at_zero and divides(count, stop)
         for store in packed:
             first = simplify(Replaced(self.named)(inline(store.indices[-1])) - last)
             whole = whole and divides(count, first) and not any(v is last for v in find(first, Var))
@@ -474,8 +477,3 @@ class _Wide(Rewriter):
 def _is_packed(buffer: Buffer) -> bool:
     """Return whether a global buffer holds several elements in a byte."""
     return is_narrow(buffer.dtype) and buffer.scope == "global" and per_byte(buffer.dtype) > 1
-
-
-def _is(e: Expr, value: int) -> bool:
-    """Return whether an expression is the constant `value`."""
-    return isinstance(e, Const) and e.value == value

@@ -105,6 +105,7 @@ def check_reduction(name: str, reduction: str) -> None:
 
 
 def _check(name: str, target: torch.Tensor, reduction: str) -> None:
+    """Check the reduction, and that target holds class indices."""
     check_reduction(name, reduction)
     if target.is_floating_point():
         raise TypeError(f"{name}: target holds probabilities; give class indices, or call F.{name}")

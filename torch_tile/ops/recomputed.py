@@ -47,10 +47,6 @@ def by_operator(op: str, names: Sequence[str], like: str) -> dict[str, Callable[
     its results. like: an argument with the shape and dtype of the first result, whose gradient may not be None.
     """
 
-    def setup_context(ctx: Any, args: Any, output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        save_args(ctx, args)
-
     def backward(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
         args, _ = restored_args(ctx)
         if grad is None and all(x is None for x in others):
@@ -61,7 +57,13 @@ def by_operator(op: str, names: Sequence[str], like: str) -> dict[str, Callable[
         found = {name: t for name, t in zip(names, made, strict=True) if getattr(args, name) is not None}
         return op_gradients(type(args), **found)
 
-    return {"setup_context": setup_context, "backward": backward}
+    return {"setup_context": save_without_zeros, "backward": backward}
+
+
+def save_without_zeros(ctx: Any, args: Any, output: Any) -> None:
+    """Save the arguments of a call for its gradient, where gradients of unused results are None and not zeros."""
+    ctx.set_materialize_grads(False)
+    save_args(ctx, args)
 
 
 def by_autograd(family: str, function: str, *constants: int) -> dict[str, Callable[..., Any]]:

@@ -99,30 +99,37 @@ def measure(case: Case, device: str, dtype: torch.dtype, compiled: bool) -> tupl
 
 
 def _synchronised(run: Callable[[], Any]) -> None:
+    """Run a rival and wait until the GPU has finished."""
     run()
     torch.cuda.synchronize()
 
 
 def _linear(activation: str, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Call our linear layer with an activation."""
     out: Tensor = torch.ops.tile.linear(x, weight, bias, None, activation)
     return out
 
 
 def _gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Compute torch's linear layer with GELU."""
     return F.gelu(F.linear(x, weight, bias))
 
 
 def _swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """Compute torch's SwiGLU."""
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
 def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute torch's RMS norm."""
     return F.rms_norm(x, weight.shape, weight, 1e-6)
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Compute torch's layer norm."""
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute torch's causal attention."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)

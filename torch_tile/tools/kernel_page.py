@@ -115,7 +115,7 @@ def _schedule(kernel: JITKernel) -> str:
     """Write the schedule report as a table."""
     rows = []
     for note, count in kernel.schedule.rows:
-        place = f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else ""
+        place = note.span.place if note.span else ""
         cells = place, note.op, times(count) + note.became, note.why_not
         rows.append(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>")
     head = "<tr><th>line</th><th>operation</th><th>became</th><th>why not faster</th></tr>"

@@ -249,6 +249,8 @@ def _experts() -> Iterator[Case]:
 def _few_bit_experts(
     rows: int, group: int, scale: torch.dtype, format: str, epilogue: str = "", products: int = 1
 ) -> Callable[[Make], object]:
+    """Return a call of `grouped_dequant_gemm` with 4-bit weights in a number format."""
+
     def call(make: Make) -> object:
         groups, n, k, dtype = 32, 2048, 2048, torch.bfloat16
         words = make((groups, products * n, k // 2), torch.uint8)
@@ -514,6 +516,8 @@ def _varlen(
 
 
 def _block_sparse(dtype: torch.dtype, size: int, block: int) -> Callable[[Make], object]:
+    """Return a call of `attention_block_sparse` and its backward, with lists of blocks of `block` rows."""
+
     def call(make: Make) -> object:
         q, k, v = (make((2, heads, 1024, size), dtype) for heads in (16, 8, 8))
         lists = make((1, 16, 1024 // block), torch.int32), make((1, 16, 1024 // block, 1024 // block), torch.int32)
@@ -698,15 +702,18 @@ def _routing() -> Iterator[Case]:
 
 
 def _route(dtype: torch.dtype, n: int, k: int, limited: bool, make: Make) -> object:
+    """Call `route` on 512 tokens."""
     bias, more = (make((n,), torch.float32), ("sigmoid", 8, 4)) if limited else (None, ())
     return route.route(make((512, n), dtype), bias, k, *more)
 
 
 def _group_tokens(n: int, k: int, make: Make) -> object:
+    """Call `group_tokens` on 512 tokens."""
     return group_tokens.group_tokens(make((512, k), torch.int64), n)
 
 
 def _linear_cross_entropy(dtype: torch.dtype, n: int, softcap: float | None, make: Make) -> object:
+    """Call `linear_cross_entropy` and its gradients on 512 rows."""
     hidden, weight, target = make((512, 256), dtype), make((n, 256), dtype), make((512,), torch.int64)
     grad = make((512,), torch.float64 if dtype == torch.float64 else torch.float32)
     given = hidden, weight, target, None, make((n,), torch.float32) if softcap else None, -100, 0.1 if softcap else 0.0
@@ -805,6 +812,8 @@ def _delta_rule(
     packed: bool = False,
     channels: bool = False,
 ) -> Callable[[Make], object]:
+    """Return calls of `gated_delta_rule`, its step and its backward."""
+
     def call(make: Make) -> object:
         q, v = make((batch, length, groups, keys), dtype), make((batch, length, heads, values), dtype)
         g, state = make((batch, length, heads), torch.float32), make((batch, heads, keys, values), torch.float32)

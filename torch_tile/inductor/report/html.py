@@ -254,7 +254,7 @@ def _schedule(kernel: JITKernel) -> str:
 
 def _note(note: Remark, count: int) -> str:
     """Write one line of a schedule report."""
-    place = f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else ""
+    place = note.span.place if note.span else ""
     cells = place, note.op, times(count) + note.became, note.why_not
     return f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>"
 

@@ -31,14 +31,14 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Program, Role, Stmt, calls
 from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance
-from torch_tile.lowering.hopper.plan_tma_loads import Survey, is_zero
+from torch_tile.lowering.hopper.plan_tma_loads import Survey
 from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp

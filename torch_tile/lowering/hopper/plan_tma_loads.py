@@ -16,7 +16,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Const, Expr, Load, Var
+from torch_tile.ir.expr import Call, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet, mentions
 from torch_tile.ir.node import Node, contains, find, walk
 from torch_tile.ir.scope_facts import Known
@@ -350,8 +350,3 @@ def _is_barrier(node: Node) -> bool:
 def is_load(node: Node) -> bool:
     """Return whether a node is a T.copy from global to shared memory."""
     return type(node) is Copy and (node.src.buffer.scope, node.dst.buffer.scope) == ("global", "shared")
-
-
-def is_zero(e: Expr) -> bool:
-    """Return whether an expression is the literal 0."""
-    return isinstance(e, Const) and e.value == 0

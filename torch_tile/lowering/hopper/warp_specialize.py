@@ -30,7 +30,7 @@ from torch_tile.intrinsics.bulk import (
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, find, symbols
 from torch_tile.ir.simplify import simplify
@@ -56,7 +56,6 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     Survey,
     is_leaf,
     is_load,
-    is_zero,
     meetings,
     plan_tma_loads,
 )

@@ -87,6 +87,7 @@ def check_values(op: str, args: Any) -> None:
 
 
 def _state_shape(args: Any) -> tuple[Any, ...]:
+    """Return the shape of the recurrent state: sequences, heads, size of a key, size of a value."""
     return sequences_of(args), args.v.shape[2], args.q.shape[3], args.v.shape[3]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.gemm.args import DequantGemmArgs
+from torch_tile.kernels.gemm.args import DequantGemmArgs, GemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
@@ -32,17 +32,15 @@ ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 def _check(args: DequantGemmArgs[Tensor]) -> None:
     """Check the arguments of `tile.dequant_gemm`."""
-    a, bs, scales, zeros, bits, _, offset, aux, kinds, epilogue, dtype, format = args
-    check_weights(OP, a, bs, scales, zeros, bits, offset, format)
+    a, bs, _, _, _, _, _, aux, kinds, epilogue, dtype, _ = args
+    check_weights(OP, args)
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (a.shape[0],), bs[0].shape[0], len(bs), aux, kinds, epilogue)
 
 
-def check_weights(
-    op: str, a: Tensor, bs: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor], bits: int,
-    offset: int, format: str, grouped: bool = False,
-) -> None:  # fmt: skip
+def check_weights(op: str, args: DequantGemmArgs[Tensor], grouped: bool = False) -> None:
     """Check a and the right operands with their scales and zeros: matrices, or one of each for every group."""
+    a, bs, scales, zeros, bits, _, offset, *_, format = args
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one matrix")
     checks.check_floating(op, a=a)
     checks.check_dims(op, "a", a, 2, "[S, K]" if grouped else "[M, K]")
@@ -131,27 +129,25 @@ def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
 
 
-def backward_of_weights(kind: Any, multiply: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """Make the `backward` of a product with widened weights.
+def backward_of_weights(wide: Any, gradients: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Make the `backward` of a product with packed weights from the product with widened ones.
 
-    Scales and zeros get their gradients from the weights' by groups. kind: the class of the arguments.
-    multiply: computes the gradients of the wide product from a, the matrices, the ends of groups where there are any,
-    and what `gemm.gradients` takes besides.
+    Scales and zeros get their gradients from the weights' by groups. wide: the class of the arguments of the product
+    with widened weights. gradients: computes its gradients, as `gemm.gradients` does.
     """
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         args, _ = restored_args(ctx)
         a, bs, scales, zeros = args[:4]
-        ends = [args.offsets] if "offsets" in kind._fields else []
         fields = args.bits, args.high_first, args.offset
         shifted, matrices = widen(bs, scales, zeros, fields, args.format, a.dtype)
         needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
         needs = [any(needs_scales) or any(needs_zeros)] * len(bs)
-        given = a, matrices, *ends, args.aux, args.kinds, args.epilogue, grad, needs_a, needs
-        grad_a, grads, grad_aux = multiply(*given)
+        product = wide(**{**{name: getattr(args, name) for name in wide._fields}, "bs": matrices})
+        grad_a, grads, grad_aux = gradients(product, grad, needs_a, needs)
         grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
         found = {"a": grad_a, "bs": [None] * len(bs), "aux": grad_aux}
-        return op_gradients(kind, **found, scales=grad_scales, zeros=grad_zeros)
+        return op_gradients(type(args), **found, scales=grad_scales, zeros=grad_zeros)
 
     return backward
 
@@ -266,7 +262,7 @@ register(
     family=OP,
     form=dequant_gemm,
     fake=_fake,
-    backward=backward_of_weights(DequantGemmArgs, gemm.gradients),
+    backward=backward_of_weights(GemmArgs, gemm.gradients),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("a",),

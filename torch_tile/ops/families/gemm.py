@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.gemm.args import GemmArgs
+from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
@@ -111,15 +111,7 @@ MATMUL = Multiply(torch.matmul, lambda grad, b: torch.matmul(grad, b.mT), lambda
 
 
 def gradients(
-    a: Tensor,
-    bs: Sequence[Tensor],
-    aux: Sequence[Tensor],
-    kinds: str,
-    epilogue: str,
-    grad: Tensor,
-    needs_a: bool,
-    needs_bs: Sequence[bool],
-    multiply: Multiply = MATMUL,
+    args: GemmArgs[Tensor], grad: Tensor, needs_a: bool, needs_bs: Sequence[bool], multiply: Multiply = MATMUL
 ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
     """Compute gradients of a and bs, None where not needed, and of aux.
 
@@ -128,6 +120,7 @@ def gradients(
     from torch_tile.kernels.epilogue.autodiff import vjp
     from torch_tile.kernels.gemm.gemm import aux_views
 
+    a, bs, aux, kinds, epilogue, _ = args
     compute = compute_dtype(a.dtype)
     inputs: dict[str, Any] = {f"acc{i}": lambda b=b: multiply.product(a, b).to(compute) for i, b in enumerate(bs)}
     inputs |= {f"x{i}": lambda x=x: x.to(compute) for i, x in enumerate(aux_views(aux, kinds))}
@@ -157,7 +150,7 @@ def _gemm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.gemm`."""
     args, _ = restored_args(ctx)
     needs_a, needs_bs = ctx.needs_input_grad[:2]
-    of_a, of_bs, of_aux = gradients(args.a, args.bs, args.aux, args.kinds, args.epilogue, grad, needs_a, needs_bs)
+    of_a, of_bs, of_aux = gradients(args, grad, needs_a, needs_bs)
     return op_gradients(GemmArgs, a=of_a, bs=of_bs, aux=of_aux)
 
 
@@ -182,8 +175,8 @@ def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
     return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
 
 
-def _gemm_flops(args: GemmArgs[Shape]) -> int:
-    """Count the operations of `gemm`."""
+def product_flops(args: GemmArgs[Shape] | GroupedGemmArgs[Shape]) -> int:
+    """Count the operations of a product, dense or grouped."""
     return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
@@ -224,7 +217,7 @@ register(
     fake=_fake_gemm,
     backward=_gemm_backward,
     sharding=_gemm_sharding,
-    flops=_gemm_flops,
+    flops=product_flops,
     lower_precision=("a", "bs"),
 )
 
@@ -263,9 +256,9 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.linear`."""
     x, weight, bias = ctx.saved_tensors
     grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
-    arguments = linear_as_gemm(x, weight, bias, None, ctx.activation)
+    args = GemmArgs(*linear_as_gemm(x, weight, bias, None, ctx.activation), x.dtype)
     needs_x, needs_w = ctx.needs_input_grad[:2]
-    grad_x, (grad_w,), grad_aux = gradients(*arguments, flattened(grad), needs_x, [needs_w])
+    grad_x, (grad_w,), grad_aux = gradients(args, flattened(grad), needs_x, [needs_w])
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
     of_weight, of_bias = None if grad_w is None else grad_w.mT, grad_aux[0] if grad_aux else None
     return op_gradients(LinearArgs, x=grad_x, weight=of_weight, bias=of_bias, residual=grad_residual)
@@ -381,9 +374,9 @@ def _swiglu_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `swiglu` by those of its epilogue."""
     args, _ = restored_args(ctx)
     x, weights = args.x, [args.gate_weight.mT, args.up_weight.mT]
-    text = swiglu_text(args.activation)
+    product = GemmArgs(flattened(x), weights, [], "", swiglu_text(args.activation), x.dtype)
     needs_x, *needs_weights = ctx.needs_input_grad[:3]
-    grad_x, grads, _ = gradients(flattened(x), weights, [], "", text, flattened(grad), needs_x, needs_weights)
+    grad_x, grads, _ = gradients(product, flattened(grad), needs_x, needs_weights)
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
     of_gate, of_up = (None if g is None else g.mT for g in grads)
     return op_gradients(SwigluArgs, x=grad_x, gate_weight=of_gate, up_weight=of_up)

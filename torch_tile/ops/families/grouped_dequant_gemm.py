@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
+from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
@@ -26,8 +26,9 @@ OP = "grouped_dequant_gemm"
 
 
 def _check(args: GroupedDequantGemmArgs[Tensor]) -> None:
-    a, bs, scales, zeros, offsets, bits, _, offset, aux, kinds, epilogue, dtype, format = args
-    check_weights(OP, a, bs, scales, zeros, bits, offset, format, grouped=True)
+    """Check the arguments of `tile.grouped_dequant_gemm`."""
+    a, bs, _, _, offsets, _, _, _, aux, kinds, epilogue, dtype, _ = args
+    check_weights(OP, args.dense, grouped=True)
     groups, n = bs[0].shape[:2]
     check_offsets(OP, offsets, a, "[G], the end of each group")
     checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as bs[0]")
@@ -36,15 +37,18 @@ def _check(args: GroupedDequantGemmArgs[Tensor]) -> None:
 
 
 def _fake(args: GroupedDequantGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_dequant_gemm` and make its empty result."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.bs[0].shape[1]), dtype=args.dtype)
 
 
 def _check_values(args: GroupedDequantGemmArgs[Tensor]) -> None:
+    """Check the values of `offsets`."""
     check_order(OP, args.offsets, args.a.shape[0])
 
 
 def _sharding(args: GroupedDequantGemmArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.grouped_dequant_gemm` for sharding."""
     # Ends of groups count rows of the whole tensor; words and runs of columns need not end where a shard would.
     words, factors = [("group", "n", "word")] * len(args.bs), len(args.scales) + len(args.zeros)
     inputs = [("m", "k"), *words, *[("group", "n", "run")] * factors, ("group",)]
@@ -52,6 +56,7 @@ def _sharding(args: GroupedDequantGemmArgs[Spec]) -> Rule:
 
 
 def _flops(args: GroupedDequantGemmArgs[Shape]) -> int:
+    """Count the operations of `tile.grouped_dequant_gemm`."""
     return 2 * math.prod(args.a) * args.bs[0][1] * len(args.bs)
 
 
@@ -108,7 +113,7 @@ register(
     form=grouped_dequant_gemm,
     fake=_fake,
     check_values=_check_values,
-    backward=backward_of_weights(GroupedDequantGemmArgs, gradients),
+    backward=backward_of_weights(GroupedGemmArgs, gradients),
     sharding=_sharding,
     flops=_flops,
     lower_precision=("a",),

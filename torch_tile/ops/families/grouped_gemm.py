@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
-from torch_tile.kernels.gemm.args import GroupedGemmArgs
+from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import gemm
@@ -79,6 +79,7 @@ def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
 
 
 def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
+    """Check the values of `offsets`."""
     check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
@@ -86,16 +87,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Compute the gradients of `tile.grouped_gemm`."""
     args, _ = restored_args(ctx)
     needs_a, needs_bs = ctx.needs_input_grad[:2]
-    given = args.a, args.bs, args.offsets, args.aux, args.kinds, args.epilogue
-    grad_a, grad_bs, grad_aux = gradients(*given, grad, needs_a, needs_bs)
+    grad_a, grad_bs, grad_aux = gradients(args, grad, needs_a, needs_bs)
     return op_gradients(GroupedGemmArgs, a=grad_a, bs=grad_bs, aux=grad_aux)
 
 
 def gradients(
-    a: Tensor, bs: Sequence[Tensor], offsets: Tensor, aux: Sequence[Tensor], kinds: str, epilogue: str, grad: Tensor,
-    needs_a: bool, needs_bs: Sequence[bool],
-) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:  # fmt: skip
+    args: GroupedGemmArgs[Tensor], grad: Tensor, needs_a: bool, needs_bs: Sequence[bool]
+) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
     """Compute gradients as `gemm.gradients` does, of auxiliary operands of groups, too."""
+    a, bs, offsets, aux, kinds, epilogue, dtype = args
 
     def product(left: Tensor, matrices: Tensor) -> Tensor:
         found: Tensor = torch.ops.tile.grouped_gemm(left, [matrices], offsets, [], "", "", left.dtype)
@@ -109,7 +109,9 @@ def gradients(
     family = kernels("grouped_gemm")
     group = family.groups_of(offsets, a)
     rows, plain = family.of_rows(aux, kinds, group)
-    grad_a, grad_bs, of_rows = gemm.gradients(a, bs, rows, plain, epilogue, grad, needs_a, needs_bs, multiply)
+    grad_a, grad_bs, of_rows = gemm.gradients(
+        GemmArgs(a, bs, rows, plain, epilogue, dtype), grad, needs_a, needs_bs, multiply
+    )
     return grad_a, grad_bs, family.of_groups(of_rows, kinds, group, offsets.shape[0])
 
 
@@ -119,11 +121,6 @@ def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
     matrices = [("group", "k", "n")] * len(args.bs)
     inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
-
-
-def _flops(args: GroupedGemmArgs[Shape]) -> int:
-    """Count the operations of `tile.grouped_gemm`."""
-    return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
 
 
 def grouped_gemm(
@@ -166,7 +163,7 @@ register(
     check_values=_check_values,
     backward=_backward,
     sharding=_sharding,
-    flops=_flops,
+    flops=gemm.product_flops,
     lower_precision=("a", "bs"),
 )
 
@@ -186,6 +183,7 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
 
 
 def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
+    """Check the values of `offsets`."""
     check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
 
 

@@ -24,6 +24,7 @@ from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 
 def _check(op: str, args: LinearCrossEntropyArgs[Tensor]) -> None:
+    """Check the arguments of both operators."""
     hidden, weight = args.hidden, args.weight
     checks.check_floating(op, hidden=hidden, weight=weight, bias=args.bias, class_weight=args.class_weight)
     checks.check_same_dtype(op, hidden=hidden, weight=weight)
@@ -41,12 +42,14 @@ def _check(op: str, args: LinearCrossEntropyArgs[Tensor]) -> None:
 
 
 def _fake(args: LinearCrossEntropyArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.linear_cross_entropy` and make its empty results."""
     _check("linear_cross_entropy", args)
     loss = args.hidden.new_empty(args.target.shape, dtype=compute_dtype(args.hidden.dtype))
     return loss, torch.empty_like(loss)
 
 
 def _fake_gradients(args: LinearCrossEntropyGradientsArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Check the arguments of `tile.linear_cross_entropy_gradients` and make its empty results."""
     op, hidden, weight, bias = "linear_cross_entropy_gradients", args.hidden, args.weight, args.bias
     sums = compute_dtype(hidden.dtype)
     _check(op, args.forward)
@@ -62,11 +65,13 @@ def _fake_gradients(args: LinearCrossEntropyGradientsArgs[Tensor]) -> tuple[Tens
 
 
 def _refuse_class_weight(args: Any) -> None:
+    """Raise NotImplementedError if a gradient of class_weight is wanted."""
     if args.class_weight is not None and args.class_weight.requires_grad:
         raise NotImplementedError("tile.linear_cross_entropy: class_weight has no gradient; pass class_weight.detach()")
 
 
 def _save(ctx: Any, args: LinearCrossEntropyArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.linear_cross_entropy` what it needs."""
     _refuse_class_weight(args)
     ctx.mark_non_differentiable(output[1])
     save_args(ctx, args)
@@ -90,6 +95,7 @@ def _given(args: Any, needed: Any, dhidden: Any, dweight: Any, dbias: Any) -> tu
 
 
 def _save_gradients(ctx: Any, args: LinearCrossEntropyGradientsArgs[Tensor], output: tuple[Tensor, ...]) -> None:
+    """Save for the second gradient what it needs."""
     _refuse_class_weight(args)
     ctx.set_materialize_grads(False)
     save_args(ctx, args, *output[1:])
@@ -111,12 +117,14 @@ def _backward_of_gradients(ctx: Any, upstream: Tensor | None, *seconds: Tensor |
 
 
 def _sharding(args: LinearCrossEntropyArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.linear_cross_entropy` for sharding."""
     rows = row_names(args.hidden)
     inputs = [(*rows, "k"), ("n", "k"), rows, if_given(args.bias, ("n",)), if_given(args.class_weight, ("n",))]
     return Rule(outputs=[rows, rows], inputs=inputs, free=rows)
 
 
 def _sharding_of_gradients(args: LinearCrossEntropyGradientsArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.linear_cross_entropy_gradients` for sharding."""
     # The sums over rows are of no one linear operand: parts of rows would be parts of a sum.
     rows = row_names(args.hidden)
     inputs = [
@@ -131,10 +139,12 @@ def _sharding_of_gradients(args: LinearCrossEntropyGradientsArgs[Spec]) -> Rule:
 
 
 def _flops(args: LinearCrossEntropyArgs[Shape]) -> int:
+    """Count the operations of `tile.linear_cross_entropy`."""
     return 2 * math.prod(args.hidden) * args.weight[0]
 
 
 def _flops_of_gradients(args: LinearCrossEntropyGradientsArgs[Shape]) -> int:
+    """Count the operations of `tile.linear_cross_entropy_gradients`."""
     return _flops(args.forward) * (1 + args.of_hidden + args.of_weight)
 
 

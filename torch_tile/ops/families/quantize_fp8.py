@@ -106,10 +106,12 @@ register(
 
 
 def _fake_int8(args: QuantizeInt8Args[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.quantize_int8` and make its empty results."""
     return results("quantize_int8", *args, torch.int8)
 
 
 def _int8_in_torch(args: QuantizeInt8Args[Tensor]) -> Any:
+    """Compute `tile.quantize_int8` in plain torch."""
     return kernels(OP).reference(*args, torch.int8)
 
 

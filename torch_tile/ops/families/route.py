@@ -30,6 +30,7 @@ class GroupTokensArgs(NamedTuple, Generic[V]):
 
 
 def _fake(args: RouteArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check the arguments of `tile.route` and make its empty results."""
     op, logits, k, groups = "route", args.logits, args.k, args.groups
     checks.check_floating(op, logits=logits, bias=args.bias)
     require(logits.dim() >= 1, lambda: f"tile.{op}: logits has 0 dimensions; expected at least 1: [..., experts]")
@@ -52,6 +53,7 @@ def _fake(args: RouteArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _save(ctx: Any, args: RouteArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Save for the gradient of `tile.route` what it needs."""
     ctx.mark_non_differentiable(output[1])
     ctx.score, ctx.normalise, ctx.scale = args.score, args.normalise, args.scale
     ctx.save_for_backward(args.logits, output[1])
@@ -70,6 +72,7 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
 
 
 def _sharding(args: RouteArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.route` for sharding."""
     rows = row_names(args.logits)
     result = (*rows, "k")
     dims = (*rows, "n")
@@ -96,6 +99,7 @@ def _fake_groups(args: GroupTokensArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _sharding_of_groups(args: GroupTokensArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.group_tokens` for sharding."""
     # Places count the pairs of all tokens, so no shard knows its own.
     dims = tuple(f"row{i}" for i in range(len(args.experts.shape)))
     return Rule(outputs=[("pair",), dims, ("expert",)], inputs=[dims], free=())

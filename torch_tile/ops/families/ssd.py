@@ -19,10 +19,10 @@ from torch_tile.kernels.ssm.args import (
 )
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.recomputed import by_autograd, save_without_zeros
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, in_torch, op_gradients
-from torch_tile.ops.saved_args import restored_args, save_args
+from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
@@ -116,12 +116,6 @@ def _fake_update(args: SelectiveStateUpdateArgs[Tensor]) -> tuple[Tensor, Tensor
         _check_shape(op, name, tensor, shape, sizes)
     _check_groups(op, sizes)
     return args.x.new_empty(args.x.shape), args.state.new_empty(args.state.shape)
-
-
-def _save(ctx: Any, args: SsdChunkScanArgs[Tensor], output: Any) -> None:
-    """Save for the gradient of `tile.ssd_chunk_scan` what it needs."""
-    ctx.set_materialize_grads(False)
-    save_args(ctx, args)
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_states: Tensor | None) -> tuple[Any, ...]:
@@ -228,7 +222,7 @@ Returns:
     family="ssd_chunk_scan",
     returns=("out", "final_states"),
     fake=_fake,
-    setup_context=_save,
+    setup_context=save_without_zeros,
     backward=_backward,
     sharding=_sharding,
     flops=_flops,
