@@ -33,7 +33,8 @@ def compare(got, norm, group, out_dtype, what):
     assert (off <= small + slack * y.abs().amax()).all(), f"{what}: {(off - small).max()}"
     runs = torch.nn.functional.pad(y, (0, scales.shape[-1] * (group or n) - n))
     most = runs.unflatten(-1, (scales.shape[-1], -1)).abs().amax(-1) / LARGEST[out_dtype]
-    torch.testing.assert_close(scales.double(), most, rtol=2 * slack, atol=1e-30, msg=lambda m: f"{what}: {m}")
+    lost = 1e-30 + float(slack / 8 * y.abs().amax() / LARGEST[out_dtype])  # a sum may cancel a group
+    torch.testing.assert_close(scales.double(), most, rtol=2 * slack, atol=lost, msg=lambda m: f"{what}: {m}")
     assert kept.shape == (x.shape if rest[-2] else (0,))
     if rest[-2]:
         torch.testing.assert_close(kept.double(), total, rtol=slack, atol=slack)
