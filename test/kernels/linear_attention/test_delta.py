@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torch_tile.hardware import Target
+from torch_tile.kernels.common import Machine
 from torch_tile.kernels.linear_attention import step
 from torch_tile.kernels.linear_attention.args import GRADIENTS
 from torch_tile.kernels.linear_attention.delta import gated_delta_rule, reference
 from torch_tile.kernels.linear_attention.delta_backward import gated_delta_rule_backward, gradient_reference
 from torch_tile.kernels.linear_attention.delta_torch import normalized
-from torch_tile.kernels.linear_attention.tiles import Config
+from torch_tile.kernels.linear_attention.tiles import Config, config_for, scan_config_for
 
 TINY = Config(16, 16, 16, 16, base=8, threads=32, key_threads=32, stages=1)
 
@@ -158,3 +160,10 @@ def test_empty(shape):
     assert out.shape == shape and (length or torch.equal(last, state))
     dq, _, dv, _, _, dstate = gated_delta_rule_backward(out, last, *given)
     assert dq.shape == q.shape and dv.shape == shape and dstate.shape == state.shape
+
+
+@pytest.mark.parametrize(("capability", "states", "values"), [(90, 16, 16), (90, 17, 32), (80, 1, 32)])
+def test_blocks_of_the_scan_have_few_values_where_all_run_at_once(capability, states, values):
+    machine = Machine(Target("cuda", capability), 132)
+    config = config_for(torch.bfloat16, 128, machine)
+    assert scan_config_for(config, machine, states, 128) == replace(config, value_tile=values)

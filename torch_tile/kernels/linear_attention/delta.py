@@ -42,6 +42,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     load_times,
     most_keys,
     place_of,
+    scan_config_for,
     store_inverse,
     store_rows,
     sum_decays,
@@ -313,6 +314,8 @@ class Chunks:
         self.config = config or config_for(args.v.dtype, self.keys, self.machine, channels, bulk=vector > 1)
         self.compute = compute_dtype(args.v.dtype)
         self.sequences, size = sequences_of(args), self.config.chunk
+        states = self.sequences * self.heads
+        self.scan_config = config or scan_config_for(self.config, self.machine, states, self.values)
         packed = args.cu_seqlens is not None
         self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
         starts = args.cu_seqlens.dtype if packed else None
@@ -356,9 +359,9 @@ class Chunks:
         """Allocate states, one for each chunk and one more."""
         return self.empty(self.batch, self.slots + 1, self.heads, self.keys, self.values, dtype=self.v.dtype)
 
-    def run(self, kernel: Any, *operands: Any, spec: Spec | None = None) -> None:
+    def run(self, kernel: Any, *operands: Any, spec: Spec | None = None, config: Config | None = None) -> None:
         """Launch a kernel."""
-        self.machine.kernel(kernel)(self.config, spec or self.spec)(*operands)
+        self.machine.kernel(kernel)(config or self.config, spec or self.spec)(*operands)
 
     def normalized(self, x: torch.Tensor) -> torch.Tensor:
         """Divide rows by their length."""
@@ -383,7 +386,8 @@ class Chunks:
         if self.args.initial_state is not None:
             initial, spec = [self.args.initial_state], replace(spec, initial=self.args.initial_state.dtype)
         others = *self.starts, *self.table, *self.later_keys, *inverses, *errors, *initial
-        self.run(scan_states, self.grown_k, self.v, self.decays, self.betas, *others, states, last, spec=spec)
+        operands = self.grown_k, self.v, self.decays, self.betas, *others, states, last
+        self.run(scan_states, *operands, spec=spec, config=self.scan_config)
         return errors[0] if errors else self.v, states
 
 
