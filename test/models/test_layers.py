@@ -100,6 +100,17 @@ BLOCKS = {
 }
 
 
+def is_traced(block, x):
+    """Whether torch itself makes one graph of a module with unknown sizes."""
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            torch.compile(block, backend="eager", dynamic=True, fullgraph=True)(x)
+    except torch._dynamo.exc.TorchDynamoException:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(("dtype", "dynamic"), [(torch.float32, None), (torch.float32, True), (torch.bfloat16, None)])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_block(name, dtype, dynamic):
@@ -112,6 +123,8 @@ def test_block(name, dtype, dynamic):
         with collect() as report:
             got = fast(x)
         eager, truth = block(x), copy.deepcopy(block).double()(x.double())
+    if name == "encoder" and dynamic and not report.rows and not is_traced(block, x):
+        pytest.skip("this torch runs its encoder layer in eager mode if sizes are unknown")
     found = tuple(len(report.replaced(family)) for family in ("attention", "gemm", "norm"))
     assert found == counts, report
     assert all(missed and missed in r.reason for r in report.missed()), report

@@ -164,6 +164,8 @@ def test_written_out_over_a_static_cache(name):
 )
 def test_training_step(name, backend):
     model = build(name)
+    if name == "deepseek_v3" and not hasattr(torch.ops.transformers, "grouped_mm_fallback_backward"):
+        pytest.skip("this transformers reads sizes of groups in its backward, which no graph can hold")
     ids = torch.randint(0, SIZE["vocab_size"], (2, 9))
     with collect() as report:
         loss = compiled(model, backend)(input_ids=ids, labels=ids, use_cache=False).loss

@@ -74,6 +74,7 @@ def test_a_toolkit_and_a_named_file(monkeypatch, tmp_path):
 def test_what_is_missing_is_said(monkeypatch, tmp_path):
     packages(monkeypatch, torch=make(tmp_path / "torch/lib", "libnvrtc.so.11.8").parent)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: [])
+    monkeypatch.setattr(module, "_load_by_name", lambda name: None)
     with pytest.raises(NoNvrtcError, match=r"torch/lib.*pip install nvidia-cuda-nvrtc"):
         find_nvrtc()
     monkeypatch.setenv("TORCH_TILE_NVRTC", str(tmp_path / "gone.so"))

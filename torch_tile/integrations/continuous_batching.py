@@ -71,6 +71,8 @@ def attend_cached(
     Returns:
         `[1, T, H, D]`. Rows of no sequence are 0.
     """
+    if not hasattr(cache, "layer_to_allocator"):  # an older version
+        return _attend_gathered(layer, query, key, value, cache, window, kwargs, scale, softcap, sinks)
     allocator = cache.layer_to_allocator[layer]
     starts, most = kwargs["cu_seq_lens_q"].int(), kwargs["max_length_q"]
     q = query[0].transpose(0, 1)
@@ -96,6 +98,24 @@ def attend_cached(
         return alone[None]
     out, lse = torch.ops.tile.attention_paged_lse(*paged)
     return with_sinks(out, lse.mT, sinks)[None]
+
+
+def _attend_gathered(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int, kwargs: dict[str, Any],
+    scale: float | None, softcap: float | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Attend as `attend_cached`, over keys that a cache of transformers before its `page_size` gathers itself."""
+    places = kwargs["read_index"], kwargs["write_index"]
+    k, v = cache.update(key, value, layer, *places)
+    starts, most = kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
+    if isinstance(starts, dict):  # by kinds of layers, where a model has several
+        kind = "sliding_attention" if window else "full_attention"
+        starts, most = starts[kind], most[kind]
+    found = attend_varlen(
+        query[0].transpose(0, 1), k, v, kwargs["cu_seq_lens_q"].int(), starts.int(), kwargs["max_seqlen_q"], most,
+        causal=True, scale=scale, window=window, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+    return found[None]
 
 
 _made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tables of one step, which its layers share

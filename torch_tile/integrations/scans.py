@@ -158,18 +158,18 @@ def try_scan_step(function: Call) -> list[Any]:
     return [function(state, x, dt, A.expand(-1, 3, 5), *keys, **options), state]
 
 
-def try_chunk_rule(function: Call, channels: bool = False) -> list[Any]:
-    """Try a delta rule, whose keys may decay channel by channel; return its results."""
-    q, k, v, g, beta, state = channel_arguments(70) if channels else rule_arguments(70)
+def try_chunk_rule(function: Call, arguments: Call) -> list[Any]:
+    """Try a delta rule on what `arguments` makes; return its results."""
+    q, k, v, g, beta, state = arguments(70)
     whole = function(
         q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
     )
     return [*whole, function(q, k / 4, v, g=g, beta=beta)[0]]
 
 
-def try_rule_steps(function: Call, channels: bool = False) -> list[Any]:
-    """Try some steps of a delta rule, whose keys may decay channel by channel; return their results."""
-    q, k, v, g, beta, state = channel_arguments(3) if channels else rule_arguments(3)
+def try_rule_steps(function: Call, arguments: Call) -> list[Any]:
+    """Try some steps of a delta rule on what `arguments` makes; return their results."""
+    q, k, v, g, beta, state = arguments(3)
     return list(function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True))
 
 
@@ -206,10 +206,15 @@ def try_lightning(function: Call) -> list[Any]:
     ]
 
 
+def repeated_arguments(length: int) -> list[Any]:
+    """Make arguments as `rule_arguments` does, with a head of keys for each head of values."""
+    q, k, *others = rule_arguments(length)
+    return [*(t.repeat_interleave(2, 2) for t in (q, k)), *others]
+
+
 def channel_arguments(length: int) -> list[Any]:
-    """Make arguments as `rule_arguments` does, with decays of channels and a head of keys for each head of values."""
-    q, k, v, _, beta, state = rule_arguments(length)
-    q, k = (t.repeat_interleave(2, 2) for t in (q, k))
+    """Make arguments as `repeated_arguments` does, with decays of channels."""
+    q, k, v, _, beta, state = repeated_arguments(length)
     return [q, k, v, -torch.rand(2, length, 4, 5), beta, state]
 
 
@@ -220,18 +225,26 @@ def rule_arguments(length: int) -> list[Any]:
     return [*keys, torch.randn(2, length, 4, 3), -g, beta, torch.randn(2, 4, 5, 3)]
 
 
-ROLES: dict[str, tuple[Call, Call]] = {
+def trials(trial: Call, *arguments: Call) -> list[Call]:
+    """Return a trial on several kinds of arguments."""
+    return [functools.partial(trial, arguments=each) for each in arguments]
+
+
+ROLES: dict[str, tuple[Call, ...]] = {
     "causal_conv1d_fn": (convolution, try_convolution),
     "causal_conv1d_update": (convolution_step, try_convolution_step),
     "mamba2_chunk_scan": (scan, try_scan),
     "mamba2_selective_state_update": (scan_step, try_scan_step),
-    "torch_chunk_gated_delta_rule": (chunk_rule, try_chunk_rule),
-    "torch_recurrent_gated_delta_rule": (rule_steps, try_rule_steps),
-    "chunk_kimi_delta_attention": (chunk_rule, functools.partial(try_chunk_rule, channels=True)),
-    "recurrent_kimi_delta_attention": (rule_steps, functools.partial(try_rule_steps, channels=True)),
+    "torch_chunk_gated_delta_rule": (chunk_rule, *trials(try_chunk_rule, rule_arguments, repeated_arguments)),
+    "torch_recurrent_gated_delta_rule": (rule_steps, *trials(try_rule_steps, rule_arguments, repeated_arguments)),
+    "chunk_kimi_delta_attention": (chunk_rule, *trials(try_chunk_rule, channel_arguments)),
+    "recurrent_kimi_delta_attention": (rule_steps, *trials(try_rule_steps, channel_arguments)),
     "MiniMaxLightningAttention.forward": (lightning, try_lightning),
 }
-"""Functions of model files, and methods of their classes: ours, and a trial that calls one of them."""
+"""Functions of model files, and methods of their classes: ours, and trials that call one of them.
+
+Older versions of transformers repeat the heads of keys before they call a delta rule, newer ones inside of it.
+"""
 
 
 def functions_of(file: Any) -> Iterable[tuple[str, Any, str, Any]]:
@@ -254,9 +267,9 @@ def replace_scans(model: nn.Module) -> Iterable[tuple[str, str]]:
         for role, owner, attribute, old in functions_of(file):
             if hasattr(old, "_tile_old"):
                 continue
-            old, (ours, trial) = getattr(old, "_tile_captured", old), ROLES[role]
-            if agrees(old, ours, trial):
-                setattr(owner, attribute, replacement(old, ours))
+            old = getattr(old, "_tile_captured", old)
+            if agrees(old, *ROLES[role]):
+                setattr(owner, attribute, replacement(old, ROLES[role][0]))
                 done.append((name, role))
             else:
                 log.info("%s.%s is not replaced: ours computes something else", name, role)
@@ -276,12 +289,12 @@ def capture_scans() -> None:
                 setattr(owner, attribute, captured(old, *ROLES[role]))
 
 
-def captured(old: Call, ours: Call, trial: Call) -> Call:
+def captured(old: Call, ours: Call, *trials: Call) -> Call:
     """Return a function that is ours in traces of our backend, if both agree, and the old one elsewhere."""
 
     @functools.cache
     def same() -> bool:
-        return agrees(old, ours, trial)
+        return agrees(old, ours, *trials)
 
     @compat.constant_in_traces
     def is_ours() -> bool:
@@ -311,19 +324,30 @@ def replacement(old: Call, ours: Call) -> Call:
     return call
 
 
-def agrees(old: Call, ours: Call, trial: Call) -> bool:
-    """Return whether both functions give equal results on small random tensors; ours runs in plain torch."""
-    found = []
+def agrees(old: Call, ours: Call, *trials: Call) -> bool:
+    """Return whether both functions give equal results on small random tensors; ours runs in plain torch.
+
+    The first trial counts whose arguments the old function takes.
+    """
     plain = getattr(old, "__wrapped__", old)
-    for function in (plain, functools.partial(ours, plain, run=reference)):
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            try:
-                found.append(trial(function))
-            except Exception as problem:  # a trial of unknown code may fail in any way: then it is not what we know
-                log.info("the trial of %s failed: %s", getattr(old, "__name__", old), problem)
-                return False
-    return all(
-        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4)
-        for a, b in zip(*found, strict=True)
-    )
+    for trial in trials:
+        want = tried(trial, plain)
+        if want is not None:
+            found = tried(trial, functools.partial(ours, plain, run=reference))
+            return found is not None and all(
+                a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4)
+                for a, b in zip(want, found, strict=True)
+            )
+    return False
+
+
+def tried(trial: Call, function: Call) -> list[Any] | None:
+    """Return the results of a trial; None if it failed."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            results: list[Any] = trial(function)
+        except Exception as problem:  # a trial of unknown code may fail in any way: then it is not what we know
+            log.info("the trial of %s failed: %s", getattr(function, "__name__", function), problem)
+            return None
+    return results

@@ -26,7 +26,11 @@ def test_scales_as_torch_takes_them(seed):
     a, b = torch.randn(16, 64).to(E4M3), torch.randn(32, 64).to(E4M3).mT
     for scales in ((torch.tensor(0.5), torch.tensor(2.0)), (torch.rand(16, 1), torch.rand(1, 32))):
         bias = torch.randn(32).to(BF16)
-        want = torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=BF16)
+        try:
+            want = torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=BF16)
+        except RuntimeError as problem:  # oneDNN multiplies by one scale alone
+            assert "per-tensor" in str(problem) and scales[0].numel() > 1
+            want = ((a.float() * scales[0]) @ (b.float() * scales[1]) + bias).to(BF16)
         got = ops.scaled_gemm(a, b, *(x.reshape(x.shape or (1, 1)) for x in scales), bias)
         torch.testing.assert_close(got, want, rtol=2e-2, atol=1e-2)
 

@@ -144,6 +144,8 @@ def test_other_groups_make_another_kernel(given, light):
 
 def test_gradients_of_rows_and_of_matrices(given, backend):
     multiply, (x, gate, *_, offsets, _) = given
+    if multiply is looped and not hasattr(torch.ops.transformers, "grouped_mm_fallback_backward"):
+        pytest.skip("this transformers reads sizes of groups in its backward, which no graph can hold")
     x, gate = x.requires_grad_(), gate.requires_grad_()
     torch._dynamo.reset()
     run = torch.compile(lambda x, gate, offsets: multiply(x, gate.mT, offsets).float().square().sum(), backend=backend)

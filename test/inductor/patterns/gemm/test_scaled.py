@@ -60,10 +60,23 @@ def test_becomes_one_kernel(form, light, generator):
     function, what = FORMS[form]
     model = Operands(generator, function)
     x = torch.randn(M, K, generator=generator)
+    try:
+        want = model(x)
+    except NotImplementedError:
+        pytest.skip("this torch has F.scaled_mm for CUDA alone, and does not trace it")
+    except RuntimeError as problem:
+        assert "per-tensor" in str(problem)
+        want = in_float(model, x, form)
     got, report = light(model, x)
     (row,) = report.replaced("scaled")
     assert what in row.what
-    torch.testing.assert_close(got, model(x), rtol=2e-2, atol=0.3)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=0.3)
+
+
+def in_float(w, x, form):
+    """A product by scales of rows, where oneDNN runs torch's own, which takes one scale alone."""
+    rows = (x.to(FLOAT8).float() * w.rows) @ (w.weight.float().t() * w.columns)
+    return {"rows": rows.to(BF16), "recipes": rows, "bias and silu": F.silu((rows + w.bias).to(BF16))}[form]
 
 
 def test_a_float8_result_is_told(light, generator):
