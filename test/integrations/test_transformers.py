@@ -76,7 +76,8 @@ def test_generate_compiled(implementation: str, backend: str, build, seed: int) 
         got = model.generate(ids, cache_implementation="static", compile_config=how, **arguments)
     assert torch.equal(got, wanted)
     assert not report.missed() and len(report.replaced("attention")) == 2 and len(report.replaced("norm")) == 5, report
-    assert sum(2 if "2 products" in row.what else 1 for row in report.replaced("gemm")) == 15, report
+    products = [row for row in report.replaced("gemm") if "rotary_emb" not in row.where]  # older ones multiply there
+    assert sum(2 if "2 products" in row.what else 1 for row in products) == 15, report
 
 
 def test_gradients(build, seed: int) -> None:

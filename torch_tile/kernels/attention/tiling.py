@@ -83,7 +83,7 @@ SHORT = (
     *LONG[-3:],
 )
 # Over keys of float8: while a block widens its keys, others on its SM load and multiply.
-SCALED = (Config(16, 64, 128, shared_probs=True, blocks=4), *SHORT)
+SCALED = (Config(16, 128, 128, shared_probs=True, blocks=2), *SHORT)
 WIDE = (
     Config(64, 32, 128, shared_probs=True),
     Config(64, 32, 256, shared_probs=True),
