@@ -8,6 +8,7 @@ gradient.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import threading
@@ -124,7 +125,7 @@ def written_params(program: Program) -> set[int]:
 
 
 def kernel_of(operator: str) -> JITKernel | None:
-    """Return the kernel of an operator, by the operator's name, as in `torch_tile_kernels::scale_0`; None if no kernel
+    """Return the kernel of an operator, by the operator's name, as in `torch_tile_kernels::scale_1f0c`; None if no kernel
     has it.
     """
     return _kernels.get(operator)
@@ -143,7 +144,7 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
         raise LaunchError(
             f"{kernel.__name__} {what}: a kernel with a gradient returns fresh tensors; name them by out_idx"
         )
-    name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{len(_made)}"
+    name = _name_of(kernel)
     parts = [_schema_of(param, n in changed) for n, param in enumerate(given)]
     results = "Tensor" if len(returned) == 1 else f"({', '.join(['Tensor'] * len(returned))})"
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -163,6 +164,17 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
             f"{NAMESPACE}::{name}", backward, setup_context=setup_context or _save_all, lib=library
         )
     return operator  # type: ignore[no-any-return]
+
+
+def _name_of(kernel: JITKernel) -> str:
+    """Return a name for the operator of a kernel: the kernel's own, and a digest of its text.
+
+    So graphs and contests that are kept on disk mean the same kernel in each process. A kernel that has several
+    operators, with gradients of their own, gets a number besides.
+    """
+    digest = hashlib.sha256(f"{kernel.target} {kernel.source}".encode()).hexdigest()[:12]
+    name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{digest}"
+    return name if f"{NAMESPACE}::{name}" not in _kernels else f"{name}_{len(_made)}"
 
 
 def _schema_of(param: Buffer | Var, changed: bool) -> str:

@@ -48,8 +48,7 @@ def _fuse(context: Context, node: Node, kernel: JITKernel) -> None:
         op = getattr(torch.ops, NAMESPACE).with_epilogue.default
         new = rewrite.call(op, node.target.name(), *lists, aux, kinds, text, dtype(out))  # type: ignore[union-attr]
         new = rewrite.reshape(new, shape(out))
-        sure = "the kernel's result is not stored and loaded again"
-        if context.replace(rewrite, "own_kernel", [(out, new)], f"{kernel.__name__}({text})", node, sure):
+        if context.replace(rewrite, "own_kernel", [(out, new)], f"{kernel.__name__}({text})", node):
             erase_dead(out)
 
 
