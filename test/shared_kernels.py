@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that tests of several folders compile, time or count."""
+"""Kernels that tests of several folders compile, time or count, and the modules of the library's own."""
 
+import importlib
+import pkgutil
+
+import torch_tile.kernels
 import torch_tile.language as T
+
+
+def modules_of_kernels():
+    """Import the modules of the library's kernels that ask what machine a tensor lies on."""
+    found = pkgutil.walk_packages(torch_tile.kernels.__path__, "torch_tile.kernels.")
+    modules = [importlib.import_module(each.name) for each in found]
+    return [m for m in modules if hasattr(m, "machine_of") and m.machine_of.__module__ != m.__name__]
 
 
 def matmul(m, n, k, block_m=64, block_n=64, block_k=32, stages=2, threads=128, dtype="float16"):

@@ -94,7 +94,7 @@ def grouped_scaled_gemm(
 register(
     name=OP,
     args=GroupedScaledGemmArgs,
-    family=OP,
+    module="gemm.grouped_scaled",
     form=grouped_scaled_gemm,
     fake=_fake,
     check_values=_check_values,

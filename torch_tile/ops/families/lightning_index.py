@@ -93,7 +93,7 @@ Returns:
     `mla_decode_fp8`. Which of equal scores come first is not said. Memory for all scores, `[B, Sq, S]`, is needed.
     No gradient.
 """,
-    family=OP,
+    module="mla.indexer",
     fake=_fake,
     check_values=_check_values,
     **no_gradient(OP, "Positions are integers", 0),
