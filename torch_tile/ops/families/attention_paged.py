@@ -62,7 +62,7 @@ def _check(args: PagedArgs[Tensor]) -> None:
             isinstance(most, int) and most == 0,
             lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
         )
-    checks.check_automatic(op, "num_splits", args.num_splits)
+    checks.check_count_or_auto(op, "num_splits", args.num_splits)
     check_scores(op, args.aux or (), args.score, args.window, (batch, q.shape[-2]), q)
 
 

@@ -285,7 +285,7 @@ def _fake(args: MlaScheduleArgs[Tensor]) -> Tensor:
     )
     checks.check_dims("mla_schedule", "seq_lens", seq_lens, 1, "[B]")
     require_value(rows >= 0, lambda: f"tile.mla_schedule: rows is {rows}; expected Sq * H, 0 or more")
-    checks.check_automatic("mla_schedule", "units", units)
+    checks.check_count_or_auto("mla_schedule", "units", units)
     return seq_lens.new_empty((family.units_of(seq_lens, rows, units) + seq_lens.shape[0], family.FIELDS))
 
 
