@@ -82,7 +82,8 @@ def by_autograd(module: str, function: str, *constants: int) -> dict[str, Callab
         needs, names = needs_of(ctx, kind), list(tensor_fields(kind))
 
         def computed(*tensors: Tensor | None) -> Any:
-            return getattr(kernels(module), function)(*restored_args(ctx, tensors)[0])
+            found = getattr(kernels(module), function)(*restored_args(ctx, tensors)[0])
+            return found if isinstance(found, tuple) else (found,)
 
         needed = [bool(getattr(needs, name)) for name in names]
         made = gradients_of(computed, ctx.saved_tensors, needed, grads)
