@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for shared_kernels.py
+
 SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
@@ -150,6 +152,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
     monkeypatch.delenv("TORCH_TILE_DUMP", raising=False)
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def product() -> Callable[..., Any]:
+    """A function that makes the product of M x K by K x N by tiles."""
+    from shared_kernels import matmul
+
+    return matmul
 
 
 @pytest.fixture

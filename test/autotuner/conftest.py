@@ -2,6 +2,7 @@
 """Kernels to tune, a cache of each test's own, and a clock that tells what the test wants."""
 
 import pytest
+from shared_kernels import add
 
 import torch_tile
 import torch_tile.language as T
@@ -26,33 +27,6 @@ def scale(n, block=32, factor=2.0, threads=32):
     return main
 
 
-def matmul(m, n, k, block_m=64, block_n=64, block_k=32, stages=2, threads=128, dtype="float16"):
-    @T.prim_func
-    def main(a: T.Tensor((m, k), dtype), b: T.Tensor((k, n), dtype), c: T.Tensor((m, n), dtype)):
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (bx, by):
-            left, right = T.alloc_shared((block_m, block_k), dtype), T.alloc_shared((block_k, block_n), dtype)
-            total = T.alloc_fragment((block_m, block_n), "float32")
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                T.copy(a[by * block_m, step * block_k], left)
-                T.copy(b[step * block_k, bx * block_n], right)
-                T.gemm(left, right, total)
-            T.copy(total, c[by * block_m, bx * block_n])
-
-    return main
-
-
-def add(a, b, block=32):
-    n = T.dynamic("n")
-    a: T.Tensor((n,), "float32")
-    b: T.Tensor((n,), "float32")
-    out = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block), threads=32) as bx:
-        for i in T.Parallel(block):
-            out[bx * block + i] = a[bx * block + i] + b[bx * block + i]
-    return out
-
-
 @pytest.fixture
 def lazy():
     """scale(n) for the CPU, undecorated by autotune."""
@@ -62,11 +36,6 @@ def lazy():
 @pytest.fixture
 def eager():
     return torch_tile.jit(add)
-
-
-@pytest.fixture
-def product():
-    return matmul
 
 
 class Clock:

@@ -12,28 +12,6 @@ from torch_tile.tools import library
 HOPPER, CPU = Target("cuda", 90), Target("cpu")
 
 
-@pytest.fixture
-def product():
-    """A product of M x N x K by tiles."""
-    return matmul
-
-
-def matmul(m, n, k, block_m=64, block_n=64, block_k=32, stages=2, threads=128, dtype="float16"):
-    @T.prim_func
-    def main(a: T.Tensor((m, k), dtype), b: T.Tensor((k, n), dtype), c: T.Tensor((m, n), dtype)):
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (bx, by):
-            left, right = T.alloc_shared((block_m, block_k), dtype), T.alloc_shared((block_k, block_n), dtype)
-            total = T.alloc_fragment((block_m, block_n), "float32")
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                T.copy(a[by * block_m, step * block_k], left)
-                T.copy(b[step * block_k, bx * block_n], right)
-                T.gemm(left, right, total)
-            T.copy(total, c[by * block_m, bx * block_n])
-
-    return main
-
-
 def of(function, *args, target=HOPPER, num_sms=132, sizes=None, **config):
     program = function(*args, **config).program
     known = {v: sizes[v.name] for v in dimensions(program)} if sizes else None

@@ -2,10 +2,10 @@
 """Searches on a GPU: what is chosen is right and fast, and the cost model knows good from bad."""
 
 import pytest
+import shared_kernels
 import torch
 
 import torch_tile
-import torch_tile.language as T
 
 pytestmark = pytest.mark.cuda
 
@@ -16,34 +16,7 @@ CONFIGS = [
     for s in (1, 3)
 ]
 
-
-@torch_tile.jit(out_idx=[-1])
-def product(m, n, k, block_m=64, block_n=64, block_k=32, stages=2):
-    @T.prim_func
-    def main(a: T.Tensor((m, k), "float16"), b: T.Tensor((k, n), "float16"), c: T.Tensor((m, n), "float16")):
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=128) as (bx, by):
-            left, right = T.alloc_shared((block_m, block_k), "float16"), T.alloc_shared((block_k, block_n), "float16")
-            total = T.alloc_fragment((block_m, block_n), "float32")
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                T.copy(a[by * block_m, step * block_k], left)
-                T.copy(b[step * block_k, bx * block_n], right)
-                T.gemm(left, right, total)
-            T.copy(total, c[by * block_m, bx * block_n])
-
-    return main
-
-
-@torch_tile.jit
-def add(a, b, block=32):
-    n = T.dynamic("n")
-    a: T.Tensor((n,), "float32")
-    b: T.Tensor((n,), "float32")
-    out = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block), threads=128) as bx:
-        for i in T.Parallel(block):
-            out[bx * block + i] = a[bx * block + i] + b[bx * block + i]
-    return out
+add = torch_tile.jit(shared_kernels.add)
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +25,11 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(4096, 4096, 4096), (256, 512, 8192)], ids=str)
-def test_products(size):
+def test_products(product, size):
     """The model's order agrees with the clock's: Spearman's rank correlation over all configurations."""
     settings = {"warmup": 5, "rep": 40, "prune": None, "early_stop": False}
-    tuned = torch_tile.autotune(configs=CONFIGS, ref_prog=lambda a, b: a @ b, **settings)(product)
+    function = torch_tile.jit(product, out_idx=[-1])
+    tuned = torch_tile.autotune(configs=CONFIGS, ref_prog=lambda a, b: a @ b, **settings)(function)
     found = tuned.tune(*size)
     print(found)
     assert not any(each.note for each in found.trials), found
@@ -73,12 +47,14 @@ def test_products(size):
 
 
 def test_an_eager_kernel_and_a_graph():
-    tuned = torch_tile.autotune(configs=[{"block": n} for n in (32, 512, 2048)], warmup=2, rep=10, prune=None)(add)
+    tuned = torch_tile.autotune(
+        configs=[{"block": n, "threads": 128} for n in (32, 512, 2048)], warmup=2, rep=10, prune=None
+    )(add)
     a, b = (torch.randn(2**22, device="cuda") for _ in range(2))
     torch.testing.assert_close(tuned(a, b), a + b)
-    assert tuned.tune(a, b).config != {"block": 32}
-    fresh = torch_tile.autotune(configs=[{"block": n} for n in (256, 1024)], prune=None)(add)
-    add(a, b, 256), add(a, b, 1024)  # loaded, as capturing forbids
+    assert tuned.tune(a, b).config["block"] != 32
+    fresh = torch_tile.autotune(configs=[{"block": n, "threads": 128} for n in (256, 1024)], prune=None)(add)
+    add(a, b, 256, 128), add(a, b, 1024, 128)  # loaded, as capturing forbids
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = fresh(a, b)  # by the model: nothing can be timed now

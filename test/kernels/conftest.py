@@ -8,10 +8,10 @@ import random
 
 import pytest
 import torch
+from shared_kernels import modules_of_kernels
 
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
-from torch_tile.kernels import FAMILIES, kernels
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.epilogue.functions import FUNCTIONS
 from torch_tile.kernels.epilogue.program import ARITY
@@ -100,8 +100,8 @@ def engine(request, monkeypatch):
 
         monkeypatch.setattr(JITFunction, "compile", interpret)
     if request.param in ("threads", "text"):
-        for family in FAMILIES:  # some have no launches of their own
-            monkeypatch.setattr(kernels(family), "machine_of", lambda x: GPU, raising=False)
+        for module in modules_of_kernels():
+            monkeypatch.setattr(module, "machine_of", lambda x: GPU)
         compile = JITFunction.compile
 
         def interpret_threads(self, *args, **kwargs):

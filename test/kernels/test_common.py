@@ -3,11 +3,11 @@
 
 import pytest
 import torch
+from shared_kernels import modules_of_kernels
 
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.jit import JITFunction
-from torch_tile.kernels import kernels
 from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.common import Machine, vector_of
 from torch_tile.kernels.gemm.dequant import dequant_gemm
@@ -22,8 +22,8 @@ GPU = Machine(Target("cuda", 90), 132)
 @pytest.fixture
 def launches(monkeypatch):
     """Kernels are compiled for a GPU, and only the checks of their launches run; counts launches."""
-    for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "fused_norm", "softmax"):
-        monkeypatch.setattr(kernels(family), "machine_of", lambda x: GPU)
+    for module in modules_of_kernels():
+        monkeypatch.setattr(module, "machine_of", lambda x: GPU)
     compile, done = JITFunction.compile, []
 
     def checked(self, *args, **kwargs):

@@ -73,8 +73,8 @@ def test_checkpoints_are_looked_into(selective):
 def counting(monkeypatch):
     """How often kernels run from here on, by name."""
     calls = {}
-    for family, name in (("attention", "attention"), ("norm", "rms_norm"), ("gemm", "gemm")):
-        module, original = kernels(family), getattr(kernels(family), name)
+    for place, name in (("attention.forward", "attention"), ("norm.norm", "rms_norm"), ("gemm.gemm", "gemm")):
+        module, original = kernels(place), getattr(kernels(place), name)
 
         def run(*args, name=name, original=original, **given):
             calls[name] = calls.get(name, 0) + 1

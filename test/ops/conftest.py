@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from shared_kernels import modules_of_kernels
 from torch.utils._pytree import tree_map_only
 
 from torch_tile.hardware import Target
-from torch_tile.kernels import FAMILIES, common, kernels
+from torch_tile.kernels import common
 from torch_tile.ops import eager, pack_latents
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
@@ -719,8 +720,8 @@ def gpu(monkeypatch):
     fake = install(monkeypatch)
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
-    for family in FAMILIES:
-        monkeypatch.setattr(kernels(family), "machine_of", lambda x: machine, raising=False)
+    for module in modules_of_kernels():
+        monkeypatch.setattr(module, "machine_of", lambda x: machine)
     eager.forget()
     yield fake
     eager.forget()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from shared_kernels import modules_of_kernels
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span
@@ -16,7 +17,6 @@ from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Expr, Load, Var, cast, const, to_expr, truth
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Role, Store
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.kernels import kernels
 from torch_tile.kernels.common import Machine
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
@@ -182,31 +182,6 @@ def on_gpu(monkeypatch):
             return compiled
 
     machine = Interpreted(Target.of("cuda:sm_90"), 2)
-    for name in (
-        "gemm",
-        "grouped_gemm",
-        "k_grouped_gemm",
-        "dequant_gemm",
-        "attention",
-        "mla_decode",
-        "norm",
-        "fused_norm",
-        "softmax",
-        "gated_delta_rule",
-        "gated_delta_rule_step",
-        "route",
-        "group_tokens",
-        "cross_entropy",
-        "linear_cross_entropy",
-        "grouped_scaled_gemm",
-        "attention_backward",
-        "attention_block_sparse",
-        "attention_fp8",
-        "attention_paged",
-        "mla_packed",
-        "lightning_index",
-        "nsa_select",
-    ):
-        module = kernels(name)
+    for module in modules_of_kernels():
         monkeypatch.setattr(module, "machine_of", lambda x: machine)
     return launches

@@ -97,6 +97,6 @@ def size_of(node: Node) -> int:
 
 
 def _is_guarded(store: Store) -> bool:
-    """Return whether an element comes from global memory only where it lies inside."""
+    """Return whether a bounds check guards the load from global memory that a store takes its value from."""
     value = store.value
     return isinstance(value, Select) and any(n.buffer.scope == "global" for n in find(value, Load))

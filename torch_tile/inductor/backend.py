@@ -108,6 +108,7 @@ def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, An
 
 
 def _capture_scans() -> None:
+    """Let the backend see the scans of models, once transformers is imported."""
     if "transformers" in sys.modules:
         torch_tile._capture_scans()
 

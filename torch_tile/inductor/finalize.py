@@ -7,8 +7,6 @@ product, norm or attention still in the graph is reported as missed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -19,17 +17,10 @@ from torch_tile.inductor.patterns.attention import rewrite
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.norm import fused_norm
 from torch_tile.inductor.report import rows as report
+from torch_tile.ops.registry import operator_of
 
-# Operators that a model calls itself, by family: no contest times them, and ATen has no form for them.
-CALLED = {
-    "attention": (
-        "attention_varlen", "attention_varlen_lse", "attention_varlen_backward", "attention_paged",
-        "attention_paged_lse", "attention_fp8", "attention_block_sparse", "attention_block_sparse_lse",
-        "attention_block_sparse_backward", "nsa_select",
-    ),
-    "mla": ("mla_decode_fp8", "mla_sparse", "lightning_index"),
-}  # fmt: skip
-FAMILY_OF: dict[Any, str] = {getattr(torch.ops.tile, op).default: name for name, ops in CALLED.items() for op in ops}
+CALLED = "attention", "mla"
+"""Families whose operators a model may call itself: those of no contest, for which ATen has no form."""
 
 
 @family(None, "settle", 10)
@@ -41,11 +32,9 @@ def settle(context: Context) -> None:
             what = f"{node.target}".removesuffix(".default") + rewrite.signature(node)
             times = node.meta.get(TIMES)
             context.note("attention", report.REPLACED, what, node, str(times or ""), [node], times)
-        if is_call(node, *FAMILY_OF):
-            if node not in context.rows:  # no match made it
-                what = f"{node.target}".removesuffix(".default") + _signature(node)
-                context.note(FAMILY_OF[node.target], report.REPLACED, what, node)
-            continue
+        if (called := _called(node)) and node not in context.rows:  # no match made it
+            what = f"{node.target}".removesuffix(".default") + _signature(node)
+            context.note(called, report.REPLACED, what, node)
         found = captured(node)
         if found is None or (_settled(context, node) and node not in context.left):
             continue
@@ -67,6 +56,15 @@ def settle(context: Context) -> None:
                 context.handled.update(expand(node, reference))
         else:
             context.note(name, report.REPLACED, what, node, "", [node])
+
+
+def _called(node: Node) -> str | None:
+    """Return the family in `CALLED` of an operator that has no contest: the folder of its arguments in `kernels/`."""
+    operator = operator_of(node.target)
+    if operator is None or is_call(node, *IN_TRAINING) or captured(node):
+        return None
+    room = operator.args.__module__.removeprefix("torch_tile.kernels.").partition(".")[0]
+    return room if room in CALLED else None
 
 
 def _settled(context: Context, node: Node) -> bool:

@@ -64,10 +64,12 @@ def _matrices(self: Any, name: str) -> Tensor:
 
 
 def _bias(self: Any, name: str) -> Tensor | None:
+    """Return the bias of a projection, `[experts, N]`, if the layer has biases."""
     return getattr(self, f"{name}_bias") if self.has_bias else None
 
 
 def _product(x: Tensor, bs: list[Tensor], offsets: Tensor, bias: Tensor | None = None, epilogue: str = "") -> Tensor:
+    """Multiply runs of rows by their experts' matrices; add the bias, or apply the epilogue."""
     aux, kinds = ([], "") if bias is None else ([bias], "g")
     text = epilogue if bias is None else "v0=add(acc0,x0);ret v0"
     dtype = bs[0].dtype

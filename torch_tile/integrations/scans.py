@@ -225,8 +225,8 @@ def rule_arguments(length: int) -> list[Any]:
     return [*keys, torch.randn(2, length, 4, 3), -g, beta, torch.randn(2, 4, 5, 3)]
 
 
-def trials(trial: Call, *arguments: Call) -> list[Call]:
-    """Return a trial on several kinds of arguments."""
+def on_arguments(trial: Call, *arguments: Call) -> list[Call]:
+    """Bind a trial to each maker of its arguments."""
     return [functools.partial(trial, arguments=each) for each in arguments]
 
 
@@ -235,10 +235,10 @@ ROLES: dict[str, tuple[Call, ...]] = {
     "causal_conv1d_update": (convolution_step, try_convolution_step),
     "mamba2_chunk_scan": (scan, try_scan),
     "mamba2_selective_state_update": (scan_step, try_scan_step),
-    "torch_chunk_gated_delta_rule": (chunk_rule, *trials(try_chunk_rule, rule_arguments, repeated_arguments)),
-    "torch_recurrent_gated_delta_rule": (rule_steps, *trials(try_rule_steps, rule_arguments, repeated_arguments)),
-    "chunk_kimi_delta_attention": (chunk_rule, *trials(try_chunk_rule, channel_arguments)),
-    "recurrent_kimi_delta_attention": (rule_steps, *trials(try_rule_steps, channel_arguments)),
+    "torch_chunk_gated_delta_rule": (chunk_rule, *on_arguments(try_chunk_rule, rule_arguments, repeated_arguments)),
+    "torch_recurrent_gated_delta_rule": (rule_steps, *on_arguments(try_rule_steps, rule_arguments, repeated_arguments)),
+    "chunk_kimi_delta_attention": (chunk_rule, *on_arguments(try_chunk_rule, channel_arguments)),
+    "recurrent_kimi_delta_attention": (rule_steps, *on_arguments(try_rule_steps, channel_arguments)),
     "MiniMaxLightningAttention.forward": (lightning, try_lightning),
 }
 """Functions of model files, and methods of their classes: ours, and trials that call one of them.

@@ -257,7 +257,7 @@ class _Float8GroupedProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Multiply by the widened weights."""
         weight, scale, offsets = ctx.saved_tensors
-        spread, (rows, columns) = kernels("scaled_gemm").spread, weight.shape[1:]
+        spread, (rows, columns) = kernels("gemm.scaled").spread, weight.shape[1:]
         scales = torch.stack([spread(each, rows, columns) for each in scale.to(torch.float32)])
         wide = (weight.to(torch.float32) * scales).to(grad.dtype)
         found = torch.ops.tile.grouped_gemm.default(grad, [wide], offsets, [], "", "", grad.dtype)

@@ -56,7 +56,7 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
 
     Raises ValueError on an unknown format, or if `group` does not divide K.
     """
-    formats = kernels("dequant_gemm").FORMATS
+    formats = kernels("gemm.dequant").FORMATS
     if format not in formats:
         raise ValueError(f"format is {format!r}; expected one of {', '.join(map(repr, formats))}")
     if group < 2 or weight.shape[-1] % group:
@@ -86,7 +86,7 @@ def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     if weight.shape[-1] % 16:
         raise ValueError(f"weight has {weight.shape[-1]} columns; expected a multiple of 16")
-    known = kernels("dequant_gemm").FORMATS["e2m1"]
+    known = kernels("gemm.dequant").FORMATS["e2m1"]
     runs = weight.detach().to(torch.float32).unflatten(-1, (-1, 16))
     most = runs.abs().amax(-1)
     whole = (most.amax() / (known.largest * torch.finfo(torch.float8_e4m3fn).max)).reshape(1)
@@ -107,7 +107,7 @@ def _nearest(numbers: Tensor, format: Any) -> Tensor:
 
 def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Widen words and scales of `quantize_4bit` to the weight `[N, K]` that they stand for."""
-    weight: Tensor = kernels("dequant_gemm").dequantize(words, scales, None, BITS, True, 0, dtype, format)
+    weight: Tensor = kernels("gemm.dequant").dequantize(words, scales, None, BITS, True, 0, dtype, format)
     return weight
 
 

@@ -96,7 +96,7 @@ class QuantizedLinear(nn.Module):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Widen the weight to `[N, K]`."""
         fields = self.bits, self.high_first, self.offset
-        widen = kernels("dequant_gemm").dequantize
+        widen = kernels("gemm.dequant").dequantize
         weight: Tensor = widen(self.words, self.scales, self.zeros, *fields, dtype, self.format)
         return weight if self.whole_scale is None else weight * self.whole_scale.to(dtype)
 
@@ -263,5 +263,5 @@ class _Float8Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Multiply by the widened weight."""
         weight, scale = ctx.saved_tensors
-        wide = weight.to(torch.float32) * kernels("scaled_gemm").spread(scale.to(torch.float32), *weight.shape)
+        wide = weight.to(torch.float32) * kernels("gemm.scaled").spread(scale.to(torch.float32), *weight.shape)
         return grad @ wide.to(grad.dtype), None, None, None

@@ -98,12 +98,13 @@ def none_of(op: str, needed: Any) -> Any:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of operators `name_lse` and `name_backward`, of which `name` is also the family of kernels.
+    """The gradients of operators `name_lse` and `name_backward`, whose kernels are in `module`.
 
     args, backward_args: the classes of their arguments, which begin with q, k and v.
     """
 
     name: str
+    module: str
     args: Any
     backward_args: Any
 
@@ -137,7 +138,7 @@ class Gradients:
 
         def computed(*tensors: Any) -> list[Tensor]:
             args, (grad,) = restored_args(ctx, tensors)
-            found = kernels(self.name).gradients(grad, args)
+            found = kernels(self.module).gradients(grad, args)
             return [new.to(x.dtype) for new, x in zip(found, args[:3], strict=True)]
 
         needs, saved = needs_of(ctx, self.backward_args), ctx.saved_tensors

@@ -145,8 +145,8 @@ def check_activation(op: str, activation: str) -> None:
     )
 
 
-def check_automatic(op: str, name: str, count: int) -> None:
-    """Check a number of blocks in the second dimension of a launch, where 0 leaves the choice to the kernel."""
+def check_count_or_auto(op: str, name: str, count: int) -> None:
+    """Check how many splits or blocks a caller asks for; 0 lets the kernel choose."""
     from torch_tile.hardware import GRID_LIMITS
 
     most = GRID_LIMITS[1]

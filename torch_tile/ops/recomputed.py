@@ -66,10 +66,10 @@ def save_without_zeros(ctx: Any, args: Any, output: Any) -> None:
     save_args(ctx, args)
 
 
-def by_autograd(family: str, function: str, *constants: int) -> dict[str, Callable[..., Any]]:
+def by_autograd(module: str, function: str, *constants: int) -> dict[str, Callable[..., Any]]:
     """Make the `setup_context` and `backward` of an operator whose derivative autograd takes of plain torch.
 
-    `function` of a family of kernels computes the operator. `constants` are the numbers of results without a gradient.
+    `function` of a module of kernels computes the operator. `constants` are the numbers of results without a gradient.
     """
 
     def setup_context(ctx: Any, args: Any, output: Any) -> None:
@@ -82,7 +82,8 @@ def by_autograd(family: str, function: str, *constants: int) -> dict[str, Callab
         needs, names = needs_of(ctx, kind), list(tensor_fields(kind))
 
         def computed(*tensors: Tensor | None) -> Any:
-            return getattr(kernels(family), function)(*restored_args(ctx, tensors)[0])
+            found = getattr(kernels(module), function)(*restored_args(ctx, tensors)[0])
+            return found if isinstance(found, tuple) else (found,)
 
         needed = [bool(getattr(needs, name)) for name in names]
         made = gradients_of(computed, ctx.saved_tensors, needed, grads)

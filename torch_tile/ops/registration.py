@@ -76,12 +76,12 @@ def declare(name: str, args: Callable[P, Any], result: type[R], doc: str, **decl
 def register(**declaration: Any) -> Operator:
     """Declare an operator, by the fields of `Operator`, and put it on torch's dispatcher.
 
-    `family` names kernels: their entry function of the operator's name is its `run`, and their `reference` its
-    reference, where the declaration has none.
+    `module` names a module of kernels: its entry function of the operator's name is the operator's `run`, and its
+    `reference` the reference, where the declaration has none.
     """
-    if family := declaration.pop("family", None):
-        declaration.setdefault("run", entry(family, declaration["name"], *declaration.get("returns", ("out",))))
-        declaration.setdefault("reference", in_torch(family))
+    if module := declaration.pop("module", None):
+        declaration.setdefault("run", entry(module, declaration["name"], *declaration.get("returns", ("out",))))
+        declaration.setdefault("reference", in_torch(module))
     operator = Operator(**declaration)
     if operator.name in OPERATORS:
         raise ValueError(f"tile.{operator.name} is declared twice")

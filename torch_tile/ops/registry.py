@@ -187,24 +187,24 @@ def op_gradients(args: Any, **found: Any) -> tuple[Any, ...]:
     return tuple(args(**{**dict.fromkeys(args._fields), **found}))
 
 
-def entry(family: str, name: str, *results: str, **fixed: Any) -> Callable[[Any, Any], None]:
-    """Make a `run` that calls entry function `name` of a family of kernels with the op's arguments and `fixed`.
+def entry(module: str, name: str, *results: str, **fixed: Any) -> Callable[[Any, Any], None]:
+    """Make a `run` that calls entry function `name` of a module of kernels with the op's arguments and `fixed`.
 
-    `results` are the entry function's parameters for its outputs. The family is imported at the first call.
+    `results` are the entry function's parameters for its outputs. The module is imported at the first call.
     """
 
     def run(args: Iterable[Any], out: Any) -> None:
         made = out if isinstance(out, tuple) else (out,)
-        getattr(kernels(family), name)(*args, **fixed, **dict(zip(results, made, strict=True)))
+        getattr(kernels(module), name)(*args, **fixed, **dict(zip(results, made, strict=True)))
 
     return run
 
 
-def in_torch(family: str, name: str = "reference", only_first: bool = False) -> Callable[[Any], Any]:
-    """Make a `reference` that calls function `name` of a family of kernels with the op's arguments."""
+def in_torch(module: str, name: str = "reference", only_first: bool = False) -> Callable[[Any], Any]:
+    """Make a `reference` that calls function `name` of a module of kernels with the op's arguments."""
 
     def reference(args: Iterable[Any]) -> Any:
-        result = getattr(kernels(family), name)(*args)
+        result = getattr(kernels(module), name)(*args)
         return result[0] if only_first else result
 
     return reference

@@ -57,6 +57,7 @@ def text() -> str:
 
 
 def _listed(head: str, items: Sequence[str], end: str) -> str:
+    """Print items between `head` and `end`, one a line."""
     return "\n".join([head, *(f"    {item}," for item in items), end])
 
 
@@ -108,6 +109,7 @@ def _function(name: str, value: Any) -> str:
 
 
 def _annotation(given: Any) -> str:
+    """Return an annotation as the stub spells it; `Any` if it names what the stub does not import."""
     said = "None" if given is None else str(given)
     if not PLAIN.fullmatch(said):
         return "Any"

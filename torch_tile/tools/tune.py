@@ -45,6 +45,7 @@ def arguments(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _value(word: str) -> Any:
+    """Read an argument of the command line as a Python literal, else as text."""
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):

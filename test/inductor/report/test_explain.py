@@ -301,6 +301,7 @@ def ints(*values):
         ),
         ("attention", "nsa_select", lambda: (draw(1, 2, 128, 16), draw(1, 1, 2, 16), draw(1, 2, 128), 128, 2)),
         ("mla", "lightning_index", lambda: (draw(1, 8, 2, 16), draw(1, 8, 16), draw(1, 8, 2), 4)),
+        ("mla", "mla_decode", lambda: (draw(1, 1, 2, 32), draw(1, 1, 2, 16), draw(1, 8, 32), draw(1, 8, 16))),
     ],
 )  # fmt: skip
 def test_operators_that_a_model_calls_have_rows(family, name, arguments):

@@ -140,7 +140,7 @@ def test_blocks_that_lie_around_one(axes) -> None:
 
 def test_parts_within_others_are_none_of_their_own() -> None:
     kernel, small = cube((2, 2, 1), [(0,)])
-    whole = small.joined(Sharers(kernel, frozenset([(0, 1)])))
+    whole = small.union(Sharers(kernel, frozenset([(0, 1)])))
     assert whole.axes == {(0, 1)} and isinstance(whole.blocks, Const) and whole.blocks.value == 15
 
 

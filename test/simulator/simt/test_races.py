@@ -5,7 +5,7 @@ import numpy as np
 
 from torch_tile.hardware import WARP
 from torch_tile.simulator.findings import Findings
-from torch_tile.simulator.simt.races import NOTHING, Clock, OrderedTrace, Trace, VectorClock, joined
+from torch_tile.simulator.simt.races import NOTHING, Clock, OrderedTrace, Trace, VectorClock, merge_times
 
 
 def test_races_are_those_of_a_list_of_accesses(seed):
@@ -123,15 +123,15 @@ def test_agents():
     clock.learn(np.array([3]), columns[150], clock.time(2))
     assert clock.common_view(np.array([3]), 1).seen(np.array([[columns[150]]]))[0, 0] == clock.time(2)
     assert clock.common_view(np.array([3, 4]), 1).seen(np.array([[columns[150]]]))[0, 0] == 0
-    clock.acquire(np.array([4]), joined(released[:3], released))
+    clock.acquire(np.array([4]), merge_times(released[:3], released))
     last = clock.time(50)
     clock.start_block()
     assert clock.first > last and int(clock.epoch[0]) >= clock.first
 
 
 def test_joined_knowledge():
-    assert joined(np.array([1, 5]), np.array([2, 3, 4])).tolist() == [2, 5, 4]
-    assert joined(NOTHING, np.array([2])).tolist() == [2]
+    assert merge_times(np.array([1, 5]), np.array([2, 3, 4])).tolist() == [2, 5, 4]
+    assert merge_times(NOTHING, np.array([2])).tolist() == [2]
 
 
 def made(lanes=96, places=6):

@@ -239,6 +239,7 @@ class _Text:
         self.lines: list[str] = []
 
     def run(self) -> Embedded:
+        """Write the checks and launches of the plan. Raises NotEmbedded if a launch has no C++ form."""
         for launch in self.plan.launches:
             try:
                 (self.cuda if isinstance(launch.kernel.launcher, CudaLauncher) else self.cpu)(launch)

@@ -242,7 +242,7 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     if 3 * count <= machine.num_sms and problem.k >= 8 * config.block_k:
         short = problem.k < SHORT_K
         small = Config(32, 32, 128, 128, 4) if short else Config(64, 32, 64, 128, 4)
-        together = None if exact else joined(small, problem, machine, 1 if short else MOST_JOINED)
+        together = None if exact else with_split_k(small, problem, machine, 1 if short else MOST_JOINED)
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
         return replace(config, splits=splits, panel=0) if together is None else together
     return config
@@ -389,11 +389,11 @@ def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) ->
     if config.block_m == 32 and 2 * count_of(narrow, problem) >= machine.num_sms:
         return with_room(narrow, problem, machine)
     few = replace(config if config.block_m == 16 else narrow, block_k=64, stages=6 if config.block_m == 16 else 4)
-    return joined(few, problem, machine, MOST_JOINED)
+    return with_split_k(few, problem, machine, MOST_JOINED)
 
 
-def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
-    """Return the tiling with up to `most` blocks a cluster that give all SMs work; None if most SMs would idle."""
+def with_split_k(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
+    """Split K over up to `most` blocks of a cluster, so that all SMs have work; None if most SMs would idle."""
     count = count_of(config, problem)
     wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps

@@ -119,6 +119,11 @@ class GatedLinearAttentionStepArgs(NamedTuple, Generic[V]):
     g: V
     scale: float | None = None
 
+    @property
+    def rule(self) -> GatedDeltaRuleStepArgs[Any]:
+        """Return the arguments of the rule that corrects nothing: its beta is None."""
+        return GatedDeltaRuleStepArgs(*self[:5], None, self.scale)
+
 
 RWKV7_GRADIENTS = "q", "k", "v", "g", "a", "b", "initial_state"
 """The arguments of RWKV-7 that have gradients, in the order of the results."""
@@ -170,6 +175,11 @@ class Rwkv7StepArgs(NamedTuple, Generic[V]):
     a: V
     b: V
     scale: float = 1.0
+
+    @property
+    def recurrence(self) -> Rwkv7Args[V]:
+        """Return the arguments of the recurrence that begins with the state, over the same tokens."""
+        return Rwkv7Args(*self[1:7], self.state, None, self.scale)
 
 
 def scale_of(args: Any) -> float:

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 
 from torch_tile.kernels.linear_attention import delta, delta_backward, delta_torch, step
-from torch_tile.kernels.linear_attention.args import GatedLinearAttentionArgs, GatedLinearAttentionBackwardArgs
+from torch_tile.kernels.linear_attention.args import (
+    GatedLinearAttentionArgs,
+    GatedLinearAttentionBackwardArgs,
+    GatedLinearAttentionStepArgs,
+)
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,16 +29,9 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     return delta_torch.gradient_reference(*GatedLinearAttentionBackwardArgs(*given, **named).rule)
 
 
-def step_reference(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def step_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.gated_linear_attention_step` in plain torch, token after token."""
-    return step.reference(state, q, k, v, g, None, scale)
+    return step.reference(*GatedLinearAttentionStepArgs(*given, **named).rule)
 
 
 def gated_linear_attention(
@@ -58,15 +55,12 @@ def gated_linear_attention_backward(
 
 
 def gated_linear_attention_step(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    scale: float | None = None,
+    *given: Any,
     config: step.Config | None = None,
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
-    return step.gated_delta_rule_step(state, q, k, v, g, None, scale, False, config, out, new_state)
+    rule = GatedLinearAttentionStepArgs(*given, **named).rule
+    return step.gated_delta_rule_step(*rule, config=config, out=out, new_state=new_state)

@@ -19,6 +19,7 @@ from torch_tile.kernels.linear_attention.args import (
     GatedDeltaRuleArgs,
     Rwkv7Args,
     Rwkv7BackwardArgs,
+    Rwkv7StepArgs,
     empty_gradients,
 )
 
@@ -102,38 +103,25 @@ def rwkv7_backward(
     return all_into(results, found)
 
 
-def step_reference(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def step_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.rwkv7_step` in plain torch, token after token."""
-    rule, reads = rule_of(Rwkv7Args(q, k, v, g, a, b, None, None, scale))
-    out, new_state = step.reference(state, *rule[:5], rule.scale, reads=reads)
+    args: Rwkv7StepArgs[Any] = Rwkv7StepArgs(*given, **named)
+    rule, reads = rule_of(args.recurrence)
+    out, new_state = step.reference(args.state, *rule[:5], rule.scale, reads=reads)
     return out[:, 1::2].contiguous(), new_state
 
 
 def rwkv7_step(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: float = 1.0,
+    *given: Any,
     config: step.Config | None = None,
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
-    rule, reads = rule_of(Rwkv7Args(q, k, v, g, a, b, None, None, scale))
+    args: Rwkv7StepArgs[Any] = Rwkv7StepArgs(*given, **named)
+    rule, reads = rule_of(args.recurrence)
     both, new = step.gated_delta_rule_step(
-        state, *rule[:5], rule.scale, config=config, new_state=new_state, reads=reads
+        args.state, *rule[:5], rule.scale, config=config, new_state=new_state, reads=reads
     )
     return into(out, both[:, 1::2].contiguous()), new

@@ -16,6 +16,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.linear_attention.args import GatedDeltaRuleStepArgs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, normalized
 from torch_tile.kernels.linear_attention.tiles import most_keys
 
@@ -46,21 +47,12 @@ class Spec:
     reads: bool = False
 
 
-def reference(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor | None,
-    scale: float | None = None,
-    use_qk_l2norm: bool = False,
-    reads: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(*given: Any, reads: torch.Tensor | None = None, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.gated_delta_rule_step` in plain torch, token after token; without beta nothing is corrected.
 
     reads: keys that errors come from, if not from k.
     """
+    state, q, k, v, g, beta, scale, use_qk_l2norm = GatedDeltaRuleStepArgs(*given, **named)
     compute, share = compute_dtype(v.dtype), v.shape[2] // q.shape[2]
     q, k = (t.to(compute) for t in (q, k))
     if use_qk_l2norm:
@@ -160,25 +152,21 @@ def step(config: Config, spec: Spec) -> Any:
 
 
 def gated_delta_rule_step(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor | None,
-    scale: float | None = None,
-    use_qk_l2norm: bool = False,
+    *given: Any,
     config: Config | None = None,
     out: torch.Tensor | None = None,
     new_state: torch.Tensor | None = None,
     reads: torch.Tensor | None = None,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the tokens as `reference` does.
 
     `out` and `new_state` may be given, contiguous; `new_state` may be `state` itself. `config` overrides the tiling.
     """
+    args: GatedDeltaRuleStepArgs[Any] = GatedDeltaRuleStepArgs(*given, **named)
+    state, q, k, v, g, beta, scale, use_qk_l2norm = args
     if not has_kernels(v) or not (state.numel() and v.numel()) or q.shape[3] > most_keys(v.dtype):
-        found = reference(state, q, k, v, g, beta, scale, use_qk_l2norm, reads)
+        found = reference(*args, reads=reads)
         return into(out, found[0]), into(new_state, found[1])
     out = v.new_empty(v.shape) if out is None else out
     new_state = state.new_empty(state.shape) if new_state is None else new_state

@@ -50,3 +50,13 @@ class MlaSparseArgs(NamedTuple, Generic[V]):
     seq_lens: V | None = None
     scale: float | None = None
     num_splits: int = 0
+
+
+class LightningIndexArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.lightning_index`."""
+
+    q: V
+    k: V
+    weights: V
+    top: int
+    seq_lens: V | None = None

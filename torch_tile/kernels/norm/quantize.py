@@ -138,7 +138,7 @@ def quantize_fp8(
     if not has_kernels(x):
         made = reference(x, group, dtype)
         return into(out, made[0]), into(scales, made[1])
-    return _quantized([x], group, dtype, out, scales)
+    return _launch([x], group, dtype, out, scales)
 
 
 def silu_mul_quantize(
@@ -153,14 +153,14 @@ def silu_mul_quantize(
     if not has_kernels(gate):
         made = silu_mul_reference(gate, up, group, dtype)
         return into(out, made[0]), into(scales, made[1])
-    return _quantized([gate, up], group, dtype, out, scales)
+    return _launch([gate, up], group, dtype, out, scales)
 
 
-def _quantized(
+def _launch(
     operands: Sequence[torch.Tensor], group: int, dtype: torch.dtype, out: torch.Tensor | None,
     scales: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launch the kernels of x, or of a gate and what it multiplies: whole runs, and a last run that is shorter."""
+    """Quantise x, or a gated product: one launch for whole runs of columns, one for a shorter last run."""
     x = operands[0]
     columns = x.shape[-1]
     runs = runs_of(columns, group)

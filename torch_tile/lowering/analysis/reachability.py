@@ -178,7 +178,7 @@ class _Search:
         return found
 
     def run(self) -> dict[Var, Scalar] | None:
-        """Return the numbers of all variables; None if no numbers are found."""
+        """Find values of all variables with which the path is taken; None if the budget ends before."""
         return self._from(0, {})
 
     def _from(self, n: int, values: dict[Var, Scalar]) -> dict[Var, Scalar] | None:

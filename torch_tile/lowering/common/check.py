@@ -127,7 +127,7 @@ class _Check(Rewriter):
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
             self._independent(loop)
         if loop.kind is LoopKind.PARALLEL:
-            self._by_all(loop, "T.Parallel")
+            self._report_divergent(loop, "T.Parallel")
         parted = next(filter(self._parts, (*loop.starts, *loop.stops)), None)
         inside = self.in_nest, self.in_pipeline
         self.in_nest |= loop.kind is LoopKind.PARALLEL
@@ -153,8 +153,8 @@ class _Check(Rewriter):
         known = self.ranges
         return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
 
-    def _by_all(self, one: Stmt, what: str) -> None:
-        """Report an operation of all threads that only some threads reach."""
+    def _report_divergent(self, one: Stmt, what: str) -> None:
+        """Report a block-wide operation that only some threads reach."""
         if self.parted is not None and self.runs:
             self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
 
@@ -249,7 +249,7 @@ class _Check(Rewriter):
                 self._region(region, op)
             by_one = isinstance(op, TmaCopy)  # one of the threads that reach it
             if not by_one and not is_of_each((*reads, *writes)):
-                self._by_all(op, f"T.{op.op_name}")
+                self._report_divergent(op, f"T.{op.op_name}")
             self.children(op)
         return op
 

@@ -168,7 +168,7 @@ class _Order(InOrder):
         self.dropped = before
 
     def _stays_inside(self, store: Store) -> bool:
-        """Return whether a store certainly meets its tensor."""
+        """Return whether the indices of a store certainly lie in the bounds of its tensor."""
         known = self.outer.ranges
         return all(known.inside(i, n) for i, n in zip(store.indices, store.buffer.shape, strict=True))
 

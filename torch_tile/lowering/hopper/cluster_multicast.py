@@ -66,7 +66,7 @@ class Sharers:
             return binary("<", rank, const(self.count, int32))
         return binary("!=", binary("&", binary(">>", blocks, rank), ONE), const(0, int32))
 
-    def joined(self, other: Sharers) -> Sharers:
+    def union(self, other: Sharers) -> Sharers:
         """Return the union of two sets of sharers; a part that lies inside another is dropped."""
         axes = self.axes | other.axes
         return Sharers(self.kernel, frozenset(a for a in axes if not any(set(a) < set(b) for b in axes)))

@@ -217,7 +217,7 @@ class _Roles:
         """Return the blocks that a group's producer warp sends to; the producer warps of these send to this block."""
         tiles = IdSet(group.tiles)
         mine = [self.shared[c] for c in group.body.loads if c in self.shared and c.dst.buffer in tiles]
-        return functools.reduce(Sharers.joined, mine) if mine else None
+        return functools.reduce(Sharers.union, mine) if mine else None
 
     def _arrivals(self, group: Group) -> int:
         """Count the arrivals that release a group: one of each warp that reads its tiles, in all receiving blocks."""

@@ -220,7 +220,10 @@ class _Overlapped:
 
 
 def _sources(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
-    """Yield A and B with their dimensions along K; products that read the same in the same layout have equal keys."""
+    """Yield a key, the region and the dimension along K of A and of B.
+
+    MMAs that read the same operand in the same layout have equal keys, so that one prefetched fragment serves all.
+    """
     split = op.policy, structure(op.C.extents)
     for name, region, along in (("A", op.A, -2 if op.transpose_A else -1), ("B", op.B, -1 if op.transpose_B else -2)):
         yield (name, along, region.buffer, structure((*region.starts, *region.extents)), split), region, along

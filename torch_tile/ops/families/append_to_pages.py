@@ -97,7 +97,7 @@ def _run(args: AppendArgs[Tensor]) -> None:
     check_pages(OP, args.block_tables, args.lengths, *args.k_pages.shape[:2])
     if args.cu_seqlens is not None:
         check_starts(OP, "cu_seqlens", args.cu_seqlens, args.max_seqlen, args.k.shape[0], "k")
-    kernels("attention_paged").append_to_pages(args)
+    kernels("attention.paged").append_to_pages(args)
 
 
 def _without_gradient(keys: torch._C.DispatchKeySet, *args: object) -> None:

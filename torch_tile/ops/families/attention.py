@@ -28,7 +28,7 @@ from torch_tile.ops.registry import Shape, as_listed, entry, in_torch, op_gradie
 from torch_tile.ops.saved_args import needs_of, restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
-GRADIENTS = Gradients("attention", AttentionArgs, AttentionBackwardArgs)
+GRADIENTS = Gradients("attention", "attention.backward", AttentionArgs, AttentionBackwardArgs)
 INDICES = 4  # of a score: batch, head, query, key
 
 
@@ -91,7 +91,7 @@ def _summed(full: Tensor, like: Any) -> Tensor:
 def _fake_backward(args: AttentionBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
     """Check the arguments of `tile.attention_backward` and make its empty results."""
     _check_backward(args)
-    made: tuple[Tensor, ...] = kernels("attention_backward").empty_results(args.q, args.k, args.v, args.keep)
+    made: tuple[Tensor, ...] = kernels("attention.backward").empty_results(args.q, args.k, args.v, args.keep)
     return made
 
 
@@ -121,7 +121,7 @@ def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
     def computed(*tensors: Any) -> list[Tensor]:
         args, (grad,) = restored_args(ctx, tensors)
-        *found, kept = kernels("attention_backward").gradients(grad, args, ctx.keep)
+        *found, kept = kernels("attention.backward").gradients(grad, args, ctx.keep)
         found = [new.to(x.dtype) for new, x in zip(found, args[:3], strict=True)]
         return [*found, kept.to(found[0].dtype)]
 
@@ -308,8 +308,8 @@ Returns:
     sees no key gives 0.
 """,
     fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention", "attention", "out", needs_lse=False),
-    reference=in_torch("attention", only_first=True),
+    run=entry("attention.forward", "attention", "out", needs_lse=False),
+    reference=in_torch("attention.forward", only_first=True),
     in_training=GRADIENTS.in_training,
     as_aten=_as_sdpa,
     sharding=_sharding,
@@ -327,10 +327,10 @@ Returns:
     out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
     is not differentiable.
 """,
-    family="attention",
+    module="attention.forward",
     returns=("out", "lse"),
     fake=_fake_with_lse,
-    run=entry("attention", "attention", "out", "lse"),
+    run=entry("attention.forward", "attention", "out", "lse"),
     setup_context=GRADIENTS.save,
     backward=_gradients,
     sharding=_sharding,
@@ -341,11 +341,11 @@ Returns:
 register(
     name="attention_backward",
     args=AttentionBackwardArgs,
-    family="attention_backward",
+    module="attention.backward",
     returns=("dq", "dk", "dv", "kept"),
     form=attention_backward,
     fake=_fake_backward,
-    run=lambda args, out: kernels("attention_backward").attention_backward(*args, results=out),
+    run=lambda args, out: kernels("attention.backward").attention_backward(*args, results=out),
     setup_context=_save_backward,
     backward=_twice,
     sharding=_sharding_of_backward,

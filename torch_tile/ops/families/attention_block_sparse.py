@@ -24,7 +24,7 @@ from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
 FAMILY = "attention_block_sparse"
-GRADIENTS = Gradients(FAMILY, BlockSparseArgs, BlockSparseBackwardArgs)
+GRADIENTS = Gradients(FAMILY, "attention.block_sparse", BlockSparseArgs, BlockSparseBackwardArgs)
 LISTS = "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 LEAST = 16  # rows of a block: tiles of kernels divide blocks
 
@@ -207,18 +207,18 @@ register(
     name=FAMILY,
     form=attention_block_sparse,
     fake=lambda args: _fake_with_lse(args)[0],
-    run=entry(FAMILY, FAMILY, "out", needs_lse=False),
-    reference=in_torch(FAMILY, only_first=True),
+    run=entry("attention.block_sparse", FAMILY, "out", needs_lse=False),
+    reference=in_torch("attention.block_sparse", only_first=True),
     in_training=GRADIENTS.in_training,
     **_COMMON,
 )
 register(
-    family=FAMILY,
+    module="attention.block_sparse",
     name="attention_block_sparse_lse",
     returns=("out", "lse"),
     form=attention_block_sparse_lse,
     fake=_fake_with_lse,
-    run=entry(FAMILY, FAMILY, "out", "lse"),
+    run=entry("attention.block_sparse", FAMILY, "out", "lse"),
     setup_context=GRADIENTS.save,
     backward=GRADIENTS.gradients,
     **_COMMON,
@@ -242,8 +242,8 @@ Returns:
     returns=("dq", "dk", "dv"),
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
-    run=lambda args, out: kernels(FAMILY).attention_block_sparse_backward(*args, results=out),
-    reference=in_torch(FAMILY, "backward_reference"),
+    run=lambda args, out: kernels("attention.block_sparse").attention_block_sparse_backward(*args, results=out),
+    reference=in_torch("attention.block_sparse", "backward_reference"),
     setup_context=GRADIENTS.save_backward,
     backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),

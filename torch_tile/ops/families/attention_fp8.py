@@ -56,7 +56,7 @@ def _fake(args: AttentionFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
         args.dtype is None or args.dtype in FLOATING,
         lambda: f"tile.{OP}: dtype is {args.dtype}; expected float16, bfloat16, float32 or float64",
     )
-    out: Tensor = kernels(OP).empty_result(args)
+    out: Tensor = kernels("attention.fp8").empty_result(args)
     return out, q.new_empty(q.shape[:3], dtype=compute_dtype(out.dtype))
 
 
@@ -121,7 +121,7 @@ and what such small weights add. Tensor cores of Hopper keep about 13 bits of a 
 weights have the bits of float16 or float32. `quantize_fp8` makes operands with scales of rows; scales of heads are
 their largest magnitudes over 448.
 """,
-    family=OP,
+    module="attention.fp8",
     returns=("out", "lse"),
     fake=_fake,
     **no_gradient(OP, "Call it under torch.no_grad(), or tile.attention", 1),

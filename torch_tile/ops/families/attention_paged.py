@@ -62,7 +62,7 @@ def _check(args: PagedArgs[Tensor]) -> None:
             isinstance(most, int) and most == 0,
             lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
         )
-    checks.check_automatic(op, "num_splits", args.num_splits)
+    checks.check_count_or_auto(op, "num_splits", args.num_splits)
     check_scores(op, args.aux or (), args.score, args.window, (batch, q.shape[-2]), q)
 
 
@@ -155,7 +155,7 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[A
         args.k_scale is None or not (needs.k_pages or needs.v_pages or needs.k_scale or needs.v_scale),
         lambda: "tile.attention_paged: pages of float8 and their scales have no gradient; detach them",
     )
-    found = kernels("attention_paged").gradients(grad, args)
+    found = kernels("attention.paged").gradients(grad, args)
     dq, dk, dv = (new.to(args.q.dtype) for new in found)
     if args.k_scale is not None:
         return op_gradients(PagedArgs, q=dq, aux=of_aux)
@@ -261,16 +261,16 @@ register(
     name="attention_paged",
     form=attention_paged,
     fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention_paged", "attention_paged", "out", needs_lse=False),
-    reference=in_torch("attention_paged", only_first=True),
+    run=entry("attention.paged", "attention_paged", "out", needs_lse=False),
+    reference=in_torch("attention.paged", only_first=True),
     **_COMMON,
 )
 register(
-    family="attention_paged",
+    module="attention.paged",
     name="attention_paged_lse",
     returns=("out", "lse"),
     form=attention_paged_lse,
     fake=_fake_with_lse,
-    run=entry("attention_paged", "attention_paged", "out", "lse"),
+    run=entry("attention.paged", "attention_paged", "out", "lse"),
     **_COMMON,
 )

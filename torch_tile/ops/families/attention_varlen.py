@@ -23,7 +23,7 @@ from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, entry, form, in_torch
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
-GRADIENTS = Gradients("attention_varlen", VarlenArgs, VarlenBackwardArgs)
+GRADIENTS = Gradients("attention_varlen", "attention.varlen", VarlenArgs, VarlenBackwardArgs)
 SCORES = ("batch", "head", "query", "key")
 
 
@@ -211,18 +211,18 @@ register(
     name="attention_varlen",
     form=attention_varlen,
     fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention_varlen", "attention_varlen", "out", needs_lse=False),
-    reference=in_torch("attention_varlen", only_first=True),
+    run=entry("attention.varlen", "attention_varlen", "out", needs_lse=False),
+    reference=in_torch("attention.varlen", only_first=True),
     in_training=GRADIENTS.in_training,
     **_COMMON,
 )
 register(
-    family="attention_varlen",
+    module="attention.varlen",
     name="attention_varlen_lse",
     returns=("out", "lse"),
     form=attention_varlen_lse,
     fake=_fake_with_lse,
-    run=entry("attention_varlen", "attention_varlen", "out", "lse"),
+    run=entry("attention.varlen", "attention_varlen", "out", "lse"),
     setup_context=GRADIENTS.save,
     backward=GRADIENTS.gradients,
     **_COMMON,
@@ -247,8 +247,8 @@ Returns:
     returns=("dq", "dk", "dv"),
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
-    run=lambda args, out: kernels("attention_varlen").attention_varlen_backward(*args, results=out),
-    reference=in_torch("attention_varlen", "backward_reference"),
+    run=lambda args, out: kernels("attention.varlen").attention_varlen_backward(*args, results=out),
+    reference=in_torch("attention.varlen", "backward_reference"),
     setup_context=GRADIENTS.save_backward,
     backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),

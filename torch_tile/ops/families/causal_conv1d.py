@@ -142,7 +142,7 @@ Args:
 Returns:
     `[B, L, D]` in x's dtype. The state behind it is the last W - 1 times of initial_state and x.
 """,
-    family="causal_conv1d",
+    module="ssm.conv",
     fake=_fake,
     **by_operator("causal_conv1d", CausalConv1dArgs._fields[:4], "x"),
     sharding=_sharding,
@@ -169,9 +169,9 @@ Returns:
 """,
     returns=("dx", "dweight", "dbias", "dstate"),
     fake=_fake_backward,
-    run=lambda args, out: kernels("causal_conv1d").causal_conv1d_backward(*args, results=out),
-    reference=in_torch("causal_conv1d", "gradient_reference"),
-    **by_autograd("causal_conv1d", "gradient_reference"),
+    run=lambda args, out: kernels("ssm.conv").causal_conv1d_backward(*args, results=out),
+    reference=in_torch("ssm.conv", "gradient_reference"),
+    **by_autograd("ssm.conv", "gradient_reference"),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args.forward),
 )
@@ -191,11 +191,11 @@ Args:
 Returns:
     the output `[B, D]` in x's dtype, and the new state `[B, D, S]`, whose last time is the token.
 """,
-    family="causal_conv1d",
+    module="ssm.conv",
     returns=("out", "new_state"),
     fake=_fake_update,
-    reference=in_torch("causal_conv1d", "update_reference"),
-    **by_autograd("causal_conv1d", "update_reference"),
+    reference=in_torch("ssm.conv", "update_reference"),
+    **by_autograd("ssm.conv", "update_reference"),
     sharding=_sharding_of_update,
     flops=lambda args: 2 * args.x[0] * args.x[1] * args.weight[1],
     lower_precision=("x", "weight", "bias"),

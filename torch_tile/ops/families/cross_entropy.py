@@ -98,7 +98,7 @@ def _twice(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     """Compute gradients of the gradient; the log-sum-exp counts as a function of the logits."""
     args, _ = restored_args(ctx)
     grad, logits, target, lse = args[:4]
-    slopes, factor = kernels("cross_entropy").logit_slopes(*args[1:])
+    slopes, factor = kernels("loss.cross_entropy").logit_slopes(*args[1:])
     upstream = upstream.to(slopes.dtype)
     of_grad = (upstream * slopes).sum(-1).to(grad.dtype)
     probability = torch.exp(logits.to(slopes.dtype) - lse[..., None])
@@ -145,10 +145,10 @@ Args:
 Returns:
     loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
 """,
-    family="cross_entropy",
+    module="loss.cross_entropy",
     returns=("loss", "lse"),
     fake=_fake,
-    reference=in_torch("cross_entropy", "loss_reference"),
+    reference=in_torch("loss.cross_entropy", "loss_reference"),
     setup_context=_save,
     backward=_backward,
     sharding=_sharding,
@@ -173,9 +173,9 @@ Args:
 Returns:
     `[..., N]` in logits' dtype. It has gradients, with the log-sum-exp as a function of the logits.
 """,
-    family="cross_entropy",
+    module="loss.cross_entropy",
     fake=_fake_backward,
-    reference=in_torch("cross_entropy", "gradient_reference"),
+    reference=in_torch("loss.cross_entropy", "gradient_reference"),
     setup_context=_save_backward,
     backward=_twice,
     sharding=_sharding_of_backward,

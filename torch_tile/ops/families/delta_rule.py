@@ -199,7 +199,7 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
-    family="gated_delta_rule",
+    module="linear_attention.delta",
     returns=("out", "final_state"),
     fake=partial(fake, "gated_delta_rule"),
     check_values=partial(check_values, "gated_delta_rule"),
@@ -224,9 +224,9 @@ Returns:
     returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
     fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
     check_values=partial(check_values, "gated_delta_rule"),
-    run=lambda args, out: kernels("gated_delta_rule_backward").gated_delta_rule_backward(*args, results=out),
-    reference=in_torch("gated_delta_rule_backward", "gradient_reference"),
-    **by_autograd("gated_delta_rule_backward", "gradient_reference"),
+    run=lambda args, out: kernels("linear_attention.delta_backward").gated_delta_rule_backward(*args, results=out),
+    reference=in_torch("linear_attention.delta_backward", "gradient_reference"),
+    **by_autograd("linear_attention.delta_backward", "gradient_reference"),
     sharding=sharding_of_gradients,
     flops=lambda args: 2 * flops(args),
 )
@@ -242,10 +242,10 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-    family="gated_delta_rule_step",
+    module="linear_attention.step",
     returns=("out", "new_state"),
     fake=partial(fake_step, "gated_delta_rule_step"),
-    **by_autograd("gated_delta_rule_step", "reference"),
+    **by_autograd("linear_attention.step", "reference"),
     sharding=sharding_of_step,
     flops=flops,
     lower_precision=("q", "k", "v"),

@@ -69,7 +69,7 @@ def check_weights(op: str, args: DequantGemmArgs[Tensor], grouped: bool = False)
 
 def _check_format(op: str, format: str, words: torch.dtype, bits: int, offset: int, zeros: int) -> None:
     """Check that a number format comes without sign, offset and zeros, as its fields are indices."""
-    known = kernels(OP).FORMATS
+    known = kernels("gemm.dequant").FORMATS
     allowed = ", ".join(map(repr, known))
     require_value(format in known, lambda: f"tile.{op}: format is {format!r}; expected '' or one of {allowed}")
     require_value(
@@ -162,7 +162,7 @@ def widen(
     dtype.
     """
     compute, nothing = compute_dtype(dtype), [None] * len(bs)
-    numbers = [kernels(OP).dequantize(b, None, None, *fields, compute, format) for b in bs]
+    numbers = [kernels("gemm.dequant").dequantize(b, None, None, *fields, compute, format) for b in bs]
     widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or nothing, strict=True)]
     shifted = [w - z.to(compute)[..., None] for w, z in zip(widened, zeros, strict=True)] if zeros else widened
     weights = [w * s.to(compute)[..., None] for w, s in zip(shifted, scales, strict=True)] if scales else shifted
@@ -259,7 +259,7 @@ def dequant_gemm(
 register(
     name=OP,
     args=DequantGemmArgs,
-    family=OP,
+    module="gemm.dequant",
     form=dequant_gemm,
     fake=_fake,
     backward=backward_of_weights(GemmArgs, gemm.gradients),

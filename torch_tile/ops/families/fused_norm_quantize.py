@@ -36,7 +36,7 @@ def _fake(args: FusedNormQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         x.shape[-1] > 0, lambda: f"tile.{OP}: x has shape {shape_of(x)}; expected a last dimension that is not empty"
     )
     require_value(group >= 0, lambda: f"tile.{OP}: group is {group}; expected a number of columns, or 0 for whole rows")
-    runs = kernels("quantize_fp8").runs_of(x.shape[-1], group)
+    runs = kernels("norm.quantize").runs_of(x.shape[-1], group)
     scales = x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
     return x.new_empty(x.shape, dtype=dtype), scales, x.new_empty(x.shape if args.keep else (0,))
 
@@ -102,11 +102,11 @@ def fused_norm_quantize(
 register(
     name=OP,
     args=FusedNormQuantizeArgs,
-    family=OP,
+    module="norm.fused_quantize",
     returns=("values", "scales", "sum"),
     form=fused_norm_quantize,
     fake=_fake,
-    run=entry(OP, OP, "out", "scales", "total"),
+    run=entry("norm.fused_quantize", OP, "out", "scales", "total"),
     **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=no_flops,

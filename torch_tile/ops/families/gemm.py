@@ -212,7 +212,7 @@ def gemm(
 register(
     name="gemm",
     args=GemmArgs,
-    family="gemm",
+    module="gemm.gemm",
     form=gemm,
     fake=_fake_gemm,
     backward=_gemm_backward,
@@ -314,12 +314,12 @@ def _run_linear(args: LinearArgs[Tensor], out: Tensor) -> None:
         else:
             out.copy_(product.binary(x, residual, weight, bias, "add"))
         return
-    kernels("gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
+    kernels("gemm.gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
 
 
 def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
     """Compute `tile.linear` in plain torch."""
-    product: Tensor = kernels("gemm").reference(*linear_as_gemm(*args), linear_dtype(args.x, args.residual))
+    product: Tensor = kernels("gemm.gemm").reference(*linear_as_gemm(*args), linear_dtype(args.x, args.residual))
     return product.view(*args.x.shape[:-1], args.weight.shape[0])
 
 
@@ -401,12 +401,12 @@ def _swiglu_as_gemm(args: SwigluArgs[Tensor]) -> GemmArgs[Tensor]:
 
 def _run_swiglu(args: SwigluArgs[Tensor], out: Tensor) -> None:
     """Launch `tile.swiglu` into `out`."""
-    kernels("gemm").gemm(*_swiglu_as_gemm(args), out=flattened(out))
+    kernels("gemm.gemm").gemm(*_swiglu_as_gemm(args), out=flattened(out))
 
 
 def _swiglu_reference(args: SwigluArgs[Tensor]) -> Tensor:
     """Compute `tile.swiglu` in plain torch."""
-    product: Tensor = kernels("gemm").reference(*_swiglu_as_gemm(args))
+    product: Tensor = kernels("gemm.gemm").reference(*_swiglu_as_gemm(args))
     return product.view(*args.x.shape[:-1], args.gate_weight.shape[0])
 
 

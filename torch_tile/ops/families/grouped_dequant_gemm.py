@@ -109,7 +109,7 @@ def grouped_dequant_gemm(
 register(
     name=OP,
     args=GroupedDequantGemmArgs,
-    family=OP,
+    module="gemm.grouped_dequant",
     form=grouped_dequant_gemm,
     fake=_fake,
     check_values=_check_values,

@@ -106,7 +106,7 @@ def gradients(
         lambda grad, b: product(grad, b.mT),
         lambda a, grad: torch.ops.tile.k_grouped_gemm(a, grad, offsets, a.dtype),
     )
-    family = kernels("grouped_gemm")
+    family = kernels("gemm.grouped")
     group = family.groups_of(offsets, a)
     rows, plain = family.of_rows(aux, kinds, group)
     grad_a, grad_bs, of_rows = gemm.gradients(
@@ -157,7 +157,7 @@ def grouped_gemm(
 register(
     name="grouped_gemm",
     args=GroupedGemmArgs,
-    family="grouped_gemm",
+    module="gemm.grouped",
     form=grouped_gemm,
     fake=_fake,
     check_values=_check_values,
@@ -227,7 +227,7 @@ def k_grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, dtype: torch.dtype)
 register(
     name="k_grouped_gemm",
     args=KGroupedGemmArgs,
-    family="k_grouped_gemm",
+    module="gemm.grouped_wgrad",
     form=k_grouped_gemm,
     fake=_fake_by_k,
     check_values=_check_values_by_k,

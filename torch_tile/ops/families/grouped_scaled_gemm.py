@@ -26,6 +26,7 @@ OP = "grouped_scaled_gemm"
 
 
 def _check(args: GroupedScaledGemmArgs[Tensor]) -> None:
+    """Check the arguments of `tile.grouped_scaled_gemm`."""
     a, b, scale_a, scale_b, offsets, aux, kinds, epilogue, dtype = args
     check_operands(OP, a, b, ("[S, K]", "[G, K, N]"))
     (rows, k), (groups, _, n) = a.shape, b.shape
@@ -38,15 +39,18 @@ def _check(args: GroupedScaledGemmArgs[Tensor]) -> None:
 
 
 def _fake(args: GroupedScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_scaled_gemm` and make its empty result."""
     _check(args)
     return args.a.new_empty((args.a.shape[0], args.b.shape[2]), dtype=args.dtype)
 
 
 def _check_values(args: GroupedScaledGemmArgs[Tensor]) -> None:
+    """Check the values of `offsets`."""
     check_order(OP, args.offsets, args.a.shape[0])
 
 
 def _sharding(args: GroupedScaledGemmArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.grouped_scaled_gemm` for sharding."""
     # Ends of groups count rows of the whole tensor. Columns are sharded where no scale spans several.
     columns, n = args.scale_b.shape[2], args.b.shape[2]
     of_a = ("m" if args.scale_a.shape[0] == args.a.shape[0] else "block", "run")
@@ -94,7 +98,7 @@ def grouped_scaled_gemm(
 register(
     name=OP,
     args=GroupedScaledGemmArgs,
-    family=OP,
+    module="gemm.grouped_scaled",
     form=grouped_scaled_gemm,
     fake=_fake,
     check_values=_check_values,

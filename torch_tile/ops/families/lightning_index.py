@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Final, Generic, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from torch_tile.kernels.mla.args import LightningIndexArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, V
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 OP = "lightning_index"
-
-
-class LightningIndexArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.lightning_index`."""
-
-    q: V
-    k: V
-    weights: V
-    top: int
-    seq_lens: V | None = None
 
 
 def _fake(args: LightningIndexArgs[Tensor]) -> Tensor:
@@ -102,7 +93,7 @@ Returns:
     `mla_decode_fp8`. Which of equal scores come first is not said. Memory for all scores, `[B, Sq, S]`, is needed.
     No gradient.
 """,
-    family=OP,
+    module="mla.indexer",
     fake=_fake,
     check_values=_check_values,
     **no_gradient(OP, "Positions are integers", 0),

@@ -50,7 +50,7 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
-    family="gated_linear_attention",
+    module="linear_attention.linear",
     returns=("out", "final_state"),
     fake=partial(delta_rule.fake, "gated_linear_attention"),
     check_values=partial(delta_rule.check_values, "gated_linear_attention"),
@@ -75,9 +75,9 @@ Returns:
     returns=("dq", "dk", "dv", "dg", "dinitial_state"),
     fake=lambda args: delta_rule.fake_backward("gated_linear_attention_backward", args, LINEAR_GRADIENTS),
     check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
-    run=lambda args, out: kernels("gated_linear_attention").gated_linear_attention_backward(*args, results=out),
-    reference=in_torch("gated_linear_attention", "gradient_reference"),
-    **by_autograd("gated_linear_attention", "gradient_reference"),
+    run=lambda args, out: kernels("linear_attention.linear").gated_linear_attention_backward(*args, results=out),
+    reference=in_torch("linear_attention.linear", "gradient_reference"),
+    **by_autograd("linear_attention.linear", "gradient_reference"),
     sharding=delta_rule.sharding_of_gradients,
     flops=lambda args: 2 * delta_rule.flops(args),
 )
@@ -93,11 +93,11 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-    family="gated_linear_attention",
+    module="linear_attention.linear",
     returns=("out", "new_state"),
     fake=partial(delta_rule.fake_step, "gated_linear_attention_step"),
-    reference=in_torch("gated_linear_attention", "step_reference"),
-    **by_autograd("gated_linear_attention", "step_reference"),
+    reference=in_torch("linear_attention.linear", "step_reference"),
+    **by_autograd("linear_attention.linear", "step_reference"),
     sharding=delta_rule.sharding_of_step,
     flops=delta_rule.flops,
     lower_precision=("q", "k", "v"),

@@ -110,7 +110,7 @@ def _backward_of_gradients(ctx: Any, upstream: Tensor | None, *seconds: Tensor |
         return _given(LinearCrossEntropyGradientsArgs, needed, *scaled)
 
     def computed(*given: Tensor | None) -> Any:
-        return kernels("linear_cross_entropy").gradients_reference(*given, *ctx.args[6:])
+        return kernels("loss.linear_cross_entropy").gradients_reference(*given, *ctx.args[6:])
 
     made = gradients_of(computed, tensors, needed[:6], (upstream, *seconds))
     return (*made, *[None] * len(ctx.args[6:]))
@@ -171,7 +171,7 @@ Args:
 Returns:
     loss and log-sum-exp, `[...]` in float32 (float64 for float64). The log-sum-exp has no gradient.
 """,
-    family="linear_cross_entropy",
+    module="loss.linear_cross_entropy",
     returns=("loss", "lse"),
     fake=_fake,
     setup_context=_save,
@@ -208,10 +208,10 @@ Returns:
     the sum, in float32 (float64 for float64), and the gradients of hidden, weight and bias (empty without), in their
     dtypes.
 """,
-    family="linear_cross_entropy",
+    module="loss.linear_cross_entropy",
     returns=("loss", "dhidden", "dweight", "dbias"),
     fake=_fake_gradients,
-    reference=in_torch("linear_cross_entropy", "gradients_reference"),
+    reference=in_torch("loss.linear_cross_entropy", "gradients_reference"),
     setup_context=_save_gradients,
     backward=_backward_of_gradients,
     sharding=_sharding_of_gradients,

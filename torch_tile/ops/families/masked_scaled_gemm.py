@@ -111,7 +111,7 @@ def masked_scaled_gemm(
 register(
     name=OP,
     args=MaskedScaledGemmArgs,
-    family=OP,
+    module="gemm.masked_scaled",
     form=masked_scaled_gemm,
     fake=_fake,
     check_values=_check_values,

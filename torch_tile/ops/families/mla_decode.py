@@ -245,20 +245,20 @@ _COMMON: dict[str, Any] = {
     "lower_precision": ("q", "q_pe", "kv", "k_pe"),
 }
 register(
-    family="mla_decode",
+    module="mla.decode",
     name="mla_decode",
     form=mla_decode,
     fake=lambda args: _fake_with_lse(args)[0],
-    reference=in_torch("mla_decode", only_first=True),
+    reference=in_torch("mla.decode", only_first=True),
     **_COMMON,
 )
 register(
-    family="mla_decode",
+    module="mla.decode",
     name="mla_decode_lse",
     returns=("out", "lse"),
     form=mla_decode_lse,
     fake=_fake_with_lse,
-    run=entry("mla_decode", "mla_decode", "out", "lse"),
+    run=entry("mla.decode", "mla_decode", "out", "lse"),
     **_COMMON,
 )
 
@@ -285,7 +285,7 @@ def _fake(args: MlaScheduleArgs[Tensor]) -> Tensor:
     )
     checks.check_dims("mla_schedule", "seq_lens", seq_lens, 1, "[B]")
     require_value(rows >= 0, lambda: f"tile.mla_schedule: rows is {rows}; expected Sq * H, 0 or more")
-    checks.check_automatic("mla_schedule", "units", units)
+    checks.check_count_or_auto("mla_schedule", "units", units)
     return seq_lens.new_empty((family.units_of(seq_lens, rows, units) + seq_lens.shape[0], family.FIELDS))
 
 
@@ -320,7 +320,7 @@ Returns:
     int32 `[units + B, 4]`. For each unit the first sequence, the first block of 64 positions in it, the last
     sequence and the end of the blocks in it; then for each sequence the first unit, the last unit, and zeros.
 """,
-    family="mla_schedule",
+    module="mla.scheduler",
     fake=_fake,
     check_values=_check_schedule_values,
     sharding=_sharding_mla_schedule,

@@ -19,7 +19,6 @@ from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, documented, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
-FAMILY = "mla_packed"
 FP8, SPARSE = "mla_decode_fp8", "mla_sparse"
 GROUP = 128  # columns of a latent that share a scale
 
@@ -74,7 +73,7 @@ def _fake_fp8(args: MlaDecodeFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     shape = "[B, S, bytes]" if args.block_table is None else "[pages, page, bytes]"
     checks.check_dims(FP8, "cache", cache, 3, shape)
     require(latent % GROUP == 0, lambda: f"tile.{FP8}: q has {latent} columns; expected a multiple of {GROUP}")
-    wanted = kernels(FAMILY).bytes_of(latent, args.q_pe.shape[3])
+    wanted = kernels("mla.packed").bytes_of(latent, args.q_pe.shape[3])
     checks.check_size(FP8, "cache", cache, 2, wanted, "the bytes of C float8, C / 128 float32 and R bfloat16")
     _check_places(cache)
     if args.block_table is None:
@@ -209,11 +208,11 @@ Returns:
 
 A latent number differs from what was packed by at most 2^-4 of itself, or by 2^-10 scales if it is below 2^-6 scales.
 """,
-    family=FAMILY,
+    module="mla.packed",
     returns=("out", "lse"),
     fake=_fake_fp8,
     check_values=_check_fp8_values,
-    reference=in_torch(FAMILY, "fp8_reference"),
+    reference=in_torch("mla.packed", "fp8_reference"),
     **no_gradient(FP8, "Call it under torch.no_grad(), or tile.mla_sparse", 1),
     sharding=_sharding_of_fp8,
     flops=_flops_of_fp8,
@@ -245,12 +244,12 @@ Returns:
     float32 (float64 for float64), `-inf` there; it is not differentiable. Gradients in q, q_pe, kv and k_pe are
     computed in plain torch.
 """,
-    family=FAMILY,
+    module="mla.packed",
     returns=("out", "lse"),
     fake=_fake_sparse,
     check_values=lambda args: _check_values(SPARSE, args.kv, args),
-    reference=in_torch(FAMILY, "sparse_reference"),
-    **by_autograd(FAMILY, "sparse_reference", 1),
+    reference=in_torch("mla.packed", "sparse_reference"),
+    **by_autograd("mla.packed", "sparse_reference", 1),
     sharding=_sharding_of_sparse,
     flops=_flops_of_sparse,
     lower_precision=("q", "q_pe", "kv", "k_pe"),
@@ -275,7 +274,7 @@ def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
         checks.check_size(op, "k_pe", k_pe, dim, kv.shape[dim], "as kv")
     width = kv.shape[-1]
     require(width % GROUP == 0, lambda: f"tile.{op}: kv has {width} columns; expected a multiple of {GROUP}")
-    packed: Tensor = kernels(FAMILY).pack(kv.detach(), k_pe.detach())
+    packed: Tensor = kernels("mla.packed").pack(kv.detach(), k_pe.detach())
     return packed
 
 

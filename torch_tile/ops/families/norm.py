@@ -151,23 +151,25 @@ def _add_rms_norm_sharding(args: AddRmsNormArgs[Spec]) -> Rule:
 
 def _run_rms_norm(args: RmsNormArgs[Tensor], out: Tensor) -> None:
     """Launch `tile.rms_norm` into `out`."""
-    kernels("norm").rms_norm(args.x, args.weight, None, *args[2:], out=out)
+    kernels("norm.norm").rms_norm(args.x, args.weight, None, *args[2:], out=out)
 
 
 def _run_add_rms_norm(args: AddRmsNormArgs[Tensor], out: tuple[Tensor, Tensor]) -> None:
     """Launch `tile.add_rms_norm` into `out`."""
-    kernels("norm").rms_norm(args.x, args.weight, args.residual, *args[3:], out=out[0], total=out[1])
+    kernels("norm.norm").rms_norm(args.x, args.weight, args.residual, *args[3:], out=out[0], total=out[1])
 
 
 def _rms_norm_reference(args: RmsNormArgs[Tensor]) -> Tensor:
     """Compute `tile.rms_norm` in plain torch."""
-    y: Tensor = kernels("norm").rms_norm_reference(args.x, args.weight, None, *args[2:])[0]
+    y: Tensor = kernels("norm.norm").rms_norm_reference(args.x, args.weight, None, *args[2:])[0]
     return y
 
 
 def _add_rms_norm_reference(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Compute `tile.add_rms_norm` in plain torch."""
-    found: tuple[Tensor, Tensor] = kernels("norm").rms_norm_reference(args.x, args.weight, args.residual, *args[3:])
+    found: tuple[Tensor, Tensor] = kernels("norm.norm").rms_norm_reference(
+        args.x, args.weight, args.residual, *args[3:]
+    )
     return found
 
 
@@ -305,9 +307,9 @@ Args:
 Returns:
     `[..., N]` in x's dtype.
 """,
-    family="norm",
+    module="norm.norm",
     fake=_fake_layer_norm,
-    reference=in_torch("norm", "layer_norm_reference"),
+    reference=in_torch("norm.norm", "layer_norm_reference"),
     setup_context=_save_layer_norm,
     backward=_layer_norm_backward,
     as_aten=_layer_norm_as_aten,
@@ -427,10 +429,10 @@ def fused_sharding(args: FusedNormArgs[Spec]) -> Rule:
 register(
     name="fused_norm",
     args=FusedNormArgs,
-    family="fused_norm",
+    module="norm.fused",
     returns=("y", "sum"),
     fake=_fake,
-    run=entry("fused_norm", "fused_norm", "out", "total"),
+    run=entry("norm.fused", "fused_norm", "out", "total"),
     setup_context=_save,
     backward=_backward,
     sharding=fused_sharding,
@@ -505,7 +507,7 @@ Args:
 Returns:
     x's shape.
 """,
-    family="softmax",
+    module="norm.softmax",
     fake=_fake_softmax,
     setup_context=_save_softmax,
     backward=_backward_softmax,

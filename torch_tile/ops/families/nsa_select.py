@@ -114,7 +114,7 @@ Returns:
     int32 `[B, Hkv, Sq, top]`: distinct blocks up to a query's own, and -1 where there are fewer. Which of equal scores
     come first is not said. Memory for all weights, `[B, Hkv, Sq, Sc]`, is needed. No gradient.
 """,
-    family=OP,
+    module="attention.nsa",
     fake=_fake,
     **no_gradient(OP, "Numbers of blocks are integers.", 0),
     sharding=_sharding,

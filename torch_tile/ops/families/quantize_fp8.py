@@ -57,7 +57,7 @@ def results(op: str, x: Tensor, group: int, dtype: torch.dtype, name: str = "x")
         lambda: f"tile.{op}: {name} has shape {shape_of(x)}; expected a last dimension that is not empty",
     )
     require_value(group >= 0, lambda: f"tile.{op}: group is {group}; expected a number of columns, or 0 for whole rows")
-    runs = kernels(OP).runs_of(x.shape[-1], group)
+    runs = kernels("norm.quantize").runs_of(x.shape[-1], group)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
 
 
@@ -69,7 +69,7 @@ def _sharding(args: QuantizeFp8Args[Spec] | QuantizeInt8Args[Spec]) -> Rule:
 
 def _as_aten(args: QuantizeFp8Args[Tensor]) -> Any:
     """Compute `tile.quantize_fp8` in ATen operations, for Inductor."""
-    return kernels(OP).reference(*args)
+    return kernels("norm.quantize").reference(*args)
 
 
 def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
@@ -93,11 +93,11 @@ def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_
 register(
     name=OP,
     args=QuantizeFp8Args,
-    family=OP,
+    module="norm.quantize",
     returns=("values", "scales"),
     form=quantize_fp8,
     fake=_fake,
-    run=entry(OP, OP, "out", "scales"),
+    run=entry("norm.quantize", OP, "out", "scales"),
     **no_gradient(OP, ADVICE),
     as_aten=_as_aten,
     sharding=_sharding,
@@ -112,7 +112,7 @@ def _fake_int8(args: QuantizeInt8Args[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _int8_in_torch(args: QuantizeInt8Args[Tensor]) -> Any:
     """Compute `tile.quantize_int8` in plain torch."""
-    return kernels(OP).reference(*args, torch.int8)
+    return kernels("norm.quantize").reference(*args, torch.int8)
 
 
 def quantize_int8(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ register(
     returns=("values", "scales"),
     form=quantize_int8,
     fake=_fake_int8,
-    run=entry(OP, OP, "out", "scales", dtype=torch.int8),
+    run=entry("norm.quantize", OP, "out", "scales", dtype=torch.int8),
     reference=_int8_in_torch,
     **no_gradient("quantize_int8", ADVICE),
     as_aten=_int8_in_torch,

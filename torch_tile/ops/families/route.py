@@ -64,7 +64,7 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     logits, experts = ctx.saved_tensors
 
     def computed(logits: Tensor) -> tuple[Tensor]:
-        family = kernels("route")
+        family = kernels("moe.route")
         return (family.weights_of(family.scores_of(logits, ctx.score), experts, ctx.normalise, ctx.scale),)
 
     (found,) = gradients_of(computed, (logits,), (True,), (grad,))
@@ -130,7 +130,7 @@ Args:
 Returns:
     the weights `[..., k]` in float32 (float64 for float64), largest choice first, and the experts, int64 `[..., k]`.
 """,
-    family="route",
+    module="moe.route",
     returns=("weights", "experts"),
     fake=_fake,
     setup_context=_save,
@@ -153,7 +153,7 @@ Returns:
     all int32: for each sorted row its pair, `[pairs]`; for each pair its row, `[...]`; where each expert's rows end,
     `[num_experts]`.
 """,
-    family="group_tokens",
+    module="moe.group",
     returns=("order", "place", "offsets"),
     fake=_fake_groups,
     sharding=_sharding_of_groups,

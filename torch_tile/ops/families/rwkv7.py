@@ -102,7 +102,7 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only.
 """,
-    family="rwkv7",
+    module="linear_attention.rwkv7",
     returns=("out", "final_state"),
     fake=_fake,
     check_values=lambda args: delta_rule.check_values("rwkv7", args),
@@ -127,9 +127,9 @@ Returns:
     returns=("dq", "dk", "dv", "dg", "da", "db", "dinitial_state"),
     fake=_fake_backward,
     check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
-    run=lambda args, out: kernels("rwkv7").rwkv7_backward(*args, results=out),
-    reference=in_torch("rwkv7", "gradient_reference"),
-    **by_autograd("rwkv7", "gradient_reference"),
+    run=lambda args, out: kernels("linear_attention.rwkv7").rwkv7_backward(*args, results=out),
+    reference=in_torch("linear_attention.rwkv7", "gradient_reference"),
+    **by_autograd("linear_attention.rwkv7", "gradient_reference"),
     sharding=lambda args: delta_rule.sharding_of_backward(args, _sharding(args.forward)),
     flops=lambda args: 2 * _flops(args),
 )
@@ -145,11 +145,11 @@ Args:
 Returns:
     the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
 """,
-    family="rwkv7",
+    module="linear_attention.rwkv7",
     returns=("out", "new_state"),
     fake=_fake_step,
-    reference=in_torch("rwkv7", "step_reference"),
-    **by_autograd("rwkv7", "step_reference"),
+    reference=in_torch("linear_attention.rwkv7", "step_reference"),
+    **by_autograd("linear_attention.rwkv7", "step_reference"),
     sharding=_sharding_of_step,
     flops=_flops,
     lower_precision=("q", "k", "v", "a", "b"),

@@ -178,7 +178,7 @@ def scaled_gemm(
 register(
     name=OP,
     args=ScaledGemmArgs,
-    family=OP,
+    module="gemm.scaled",
     form=scaled_gemm,
     fake=_fake,
     **no_gradient(OP, ADVICE),

@@ -57,7 +57,7 @@ def _sharding(args: SiluMulQuantizeArgs[Spec]) -> Rule:
 
 def _in_torch(args: SiluMulQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Compute `tile.silu_mul_quantize` in plain torch."""
-    made: tuple[Tensor, Tensor] = kernels("quantize_fp8").silu_mul_reference(*args)
+    made: tuple[Tensor, Tensor] = kernels("norm.quantize").silu_mul_reference(*args)
     return made
 
 
@@ -89,7 +89,7 @@ register(
     returns=("values", "scales"),
     form=silu_mul_quantize,
     fake=_fake,
-    run=entry("quantize_fp8", OP, "out", "scales"),
+    run=entry("norm.quantize", OP, "out", "scales"),
     reference=_in_torch,
     **no_gradient(OP, ADVICE),
     as_aten=_in_torch,

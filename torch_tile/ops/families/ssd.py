@@ -219,7 +219,7 @@ Args:
 Returns:
     the output `[B, L, H, P]` in x's dtype, and the last states `[B, H, P, N]` in float32 (float64 for float64).
 """,
-    family="ssd_chunk_scan",
+    module="ssm.ssd",
     returns=("out", "final_states"),
     fake=_fake,
     setup_context=save_without_zeros,
@@ -244,9 +244,9 @@ Returns:
 """,
     returns=("dx", "ddt", "dA", "dB", "dC", "dD", "ddt_bias", "dinitial_states"),
     fake=_fake_backward,
-    run=lambda args, out: kernels("ssd_chunk_scan").ssd_chunk_scan_backward(*args, results=out),
-    reference=in_torch("ssd_chunk_scan", "gradient_reference"),
-    **by_autograd("ssd_chunk_scan", "gradient_reference"),
+    run=lambda args, out: kernels("ssm.ssd").ssd_chunk_scan_backward(*args, results=out),
+    reference=in_torch("ssm.ssd", "gradient_reference"),
+    **by_autograd("ssm.ssd", "gradient_reference"),
     sharding=_sharding_of_backward,
     flops=lambda args: 2 * _flops(args),
 )
@@ -271,10 +271,10 @@ Args:
 Returns:
     the output `[B, H, P]` in x's dtype, and the new state in state's dtype.
 """,
-    family="selective_state_update",
+    module="ssm.update",
     returns=("out", "new_state"),
     fake=_fake_update,
-    **by_autograd("selective_state_update", "reference"),
+    **by_autograd("ssm.update", "reference"),
     sharding=_sharding_of_update,
     flops=_update_flops,
     lower_precision=("x", "B", "C"),

@@ -18,7 +18,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.simulator.simt.calls import Calls, Handler, Place, Run
 from torch_tile.simulator.simt.cluster import Cluster, bits
 from torch_tile.simulator.simt.memory import Memory
-from torch_tile.simulator.simt.races import NOTHING, Array, joined
+from torch_tile.simulator.simt.races import NOTHING, Array, merge_times
 from torch_tile.simulator.simt.values import Value
 
 MOST_BYTES = (1 << 20) - 1  # that a phase can wait for
@@ -92,7 +92,7 @@ class Barriers(Memory):
 
     def arrive(self, barrier: Phases, ids: Array, times: int, span: Span | None) -> None:
         """Count `times` arrivals of the threads `ids` at the barrier."""
-        barrier.heard = joined(barrier.heard, self.calls.order.release(ids))
+        barrier.heard = merge_times(barrier.heard, self.calls.order.release(ids))
         for _ in range(times):
             if barrier.pending == 0:
                 text = f"{barrier.name} counts {barrier.arrivals} arrivals; one more before the bytes of phase "
@@ -113,7 +113,7 @@ class Barriers(Memory):
         if barrier.pending or barrier.bytes:
             return
         order = self.calls.order
-        heard = joined(barrier.heard, np.zeros(barrier.agent + 1, np.int64))
+        heard = merge_times(barrier.heard, np.zeros(barrier.agent + 1, np.int64))
         heard[barrier.agent] = order.time(barrier.phase + 1)
         barrier.released.append(heard)
         barrier.phase, barrier.pending, barrier.heard = barrier.phase + 1, barrier.arrivals, NOTHING
@@ -328,7 +328,7 @@ class Meetings:
             add("barrier", p.span, f"barrier {number} is for {threads} threads here, for {meeting.threads} elsewhere")
         meeting.threads, generation = threads, len(meeting.released)
         meeting.here += len(ids)
-        meeting.heard = joined(meeting.heard, self.calls.order.release(ids))
+        meeting.heard = merge_times(meeting.heard, self.calls.order.release(ids))
         if meeting.here > threads:
             add("barrier", p.span, f"barrier {number} is for {threads} threads; {meeting.here} come")
         if meeting.here >= threads:

@@ -21,7 +21,7 @@ from torch_tile.ir.node import walk
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.calls import Calls, Handler, Place, Run
 from torch_tile.simulator.simt.memory import Tile
-from torch_tile.simulator.simt.races import NOTHING, Array, joined
+from torch_tile.simulator.simt.races import NOTHING, Array, merge_times
 from torch_tile.simulator.simt.values import Value
 
 
@@ -97,7 +97,7 @@ class Cluster:
         if (self.arrived[ids] > self.waited[ids]).any():
             self.add("barrier", span, "threads arrive at the cluster's barrier again before they have waited")
         self.arrived[ids] += 1
-        self.heard = joined(self.heard, known)
+        self.heard = merge_times(self.heard, known)
         self._complete()
 
     def wait(self, ids: Array, span: Span | None) -> None:

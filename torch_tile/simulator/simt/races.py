@@ -200,7 +200,7 @@ def _name(who: int) -> str:
 NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
 
 
-def joined(a: Array, b: Array) -> Array:
+def merge_times(a: Array, b: Array) -> Array:
     """Merge two records of times: return the later time of each column.
 
     The shorter record may lack agents at its end.
@@ -316,7 +316,7 @@ class VectorClock(Clock):
         }
         mine[self.first] = self.release(ids)
         for first, known in mine.items():
-            left[first] = joined(left[first], known) if first in left else known
+            left[first] = merge_times(left[first], known) if first in left else known
         if not last:
             self.released[counter] = left
             return

@@ -266,7 +266,7 @@ def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
 
 
 def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
-    """Return why a tile without panels does not consist of boxes."""
+    """Return why TMA boxes cannot copy rows of a tile that has no swizzled panels."""
     tile, shape, size = region.buffer, region.buffer.static_shape or (), region.buffer.dtype.itemsize
     if tile.layout is not None and tile.layout != row_major(shape):
         return f"`{tile.name}` lies neither in panels nor row by row"

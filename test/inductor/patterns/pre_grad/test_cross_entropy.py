@@ -64,7 +64,7 @@ def test_autocast_keeps_the_loss_wide(smoothing, light, generator):
 
 
 def test_widened_logits_are_read_narrow(light, generator, monkeypatch):
-    module, read = kernels("cross_entropy"), {}
+    module, read = kernels("loss.cross_entropy"), {}
     plain = dict(vars(module))
     for name, place in (("cross_entropy", 0), ("cross_entropy_backward", 1)):
 

@@ -97,7 +97,7 @@ def classify(visible: Any, queries: Any, keys: Any) -> Rule | None:
     held: dict[Any, Any] = {}
     visible = sympy.to_nnf(visible, simplify=False)
     for part in visible.args if isinstance(visible, sympy.And) else (visible,):
-        if part == sympy.true or _always(part, keys):
+        if part == sympy.true or _always_holds(part, keys):
             continue
         bound = _bound(part, queries)
         if bound is None:
@@ -153,8 +153,8 @@ def _bound(part: Any, queries: Any) -> tuple[str, Any] | None:
     return "lower", -slope * rest + (1 if strict else 0)
 
 
-def _always(part: Any, keys: Any) -> bool:
-    """Return whether a bound on `k` alone always holds, because `k` runs from 0 to the key length."""
+def _always_holds(part: Any, keys: Any) -> bool:
+    """Return whether a bound on the key index `k` is true for all keys."""
     if not isinstance(part, sympy.Le | sympy.Lt) or part.has(index_expr.LOAD):
         return False
     gap = sympy.expand(part.rhs - part.lhs)

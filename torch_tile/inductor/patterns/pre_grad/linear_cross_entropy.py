@@ -87,6 +87,7 @@ def _readers(node: Node) -> list[Node]:
 
 
 def _is(node: Any, targets: tuple[Any, ...]) -> bool:
+    """Return whether `node` calls one of `targets`, a function or a method."""
     return isinstance(node, Node) and node.op in ("call_function", "call_method") and node.target in targets
 
 

@@ -39,10 +39,12 @@ def is_nested(node: Node) -> bool:
 
 
 def _value(node: Node) -> Any:
+    """Return what a node of Dynamo's graph holds: a fake tensor, or None."""
     return node.meta.get("example_value", node.meta.get("val"))
 
 
 def _capture(context: Context, node: Node) -> None:
+    """Replace SDPA over jagged tensors by `tile.attention_varlen`. Raises Miss if it does not fit."""
     given: dict[str, Any] = DEFAULTS | dict(zip(FIELDS, node.args, strict=False)) | node.kwargs
     tensors = [given[name] for name in FIELDS[:3]]
     q, k, v = map(val, tensors)
