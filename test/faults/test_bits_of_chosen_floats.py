@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small float that is only moved keeps its bits: copied, chosen by a condition, named, kept in a variable, transposed.
+"""A small float that is only moved keeps its bits: copied, chosen by a condition, named, in a variable, transposed.
 
 NaN may carry a payload. Pages of packed latents hold float32 scales in elements of bfloat16, so that a changed bit is a
 wrong scale. Each test moves every pattern of the type.
