@@ -282,14 +282,14 @@ def test_control_flow():
 
     assert_expected_inline(block(kernel), """\
 int32_t v = 0;
-float h = 0.5f;
+tile::f16 h = tile::narrow<tile::f16>(0.5f);
 while (v < 100) {
   v = v + x[0];
   if (v == 7) {
     continue;
   }
   if (v < 9) {
-    h = tile::rounded<tile::f16>(h * 2.0f);
+    h = tile::narrow<tile::f16>(tile::widen(h) * 2.0f);
   } else {
     break;
   }
@@ -300,7 +300,7 @@ for (int64_t i = 1; i < 4; ++i) {
     x[i_1] = v;
   }
 }
-x[0] = tile::convert<int32_t>(h);""")  # fmt: skip
+x[0] = tile::convert<int32_t>(tile::widen(h));""")  # fmt: skip
 
 
 def test_names_of_values():

@@ -99,11 +99,11 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(tile::f16* x, const tile::f16 scale_bits, const bool flag, const double eps) {
   const float scale = tile::widen(scale_bits);
   const int t = threadIdx.x;
-  float v = tile::rounded<tile::f16>(tile::widen(x[t]) * scale);
+  tile::f16 v = tile::narrow<tile::f16>(tile::widen(x[t]) * scale);
   if (flag) {
-    v = tile::rounded<tile::f16>(v + 0.0999755859375f);
+    v = tile::narrow<tile::f16>(tile::widen(v) + 0.0999755859375f);
   }
-  x[t] = tile::narrow<tile::f16>(tile::rounded<tile::f16>(v * v) + tile::widen(x[t]));
+  x[t] = tile::narrow<tile::f16>(tile::rounded<tile::f16>(tile::widen(v) * tile::widen(v)) + tile::widen(x[t]));
   x[0] = tile::narrow<tile::f16>(eps);
 }
 """)  # fmt: skip

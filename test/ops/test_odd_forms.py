@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Odd forms of each op's tensors: expanded, sizes of 0 and 1, on meta, in inference mode: an error or the result.
+"""Odd forms of each op's tensors: expanded, sizes of 0 and 1, on meta, in inference mode; odd values of positions,
+lengths and offsets: an error that names the op (and the argument), or the result.
 
 The session's seed draws the ops, and a form of each. TORCH_TILE_ALL_FORMS=1 takes all: some minutes.
 """
 
 import os
 import random
+import re
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch_tile.ops.registration import SCHEMAS
 ALL = bool(os.environ.get("TORCH_TILE_ALL_FORMS"))
 OPS_DRAWN = 6
 DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
@@ -106,3 +108,47 @@ def test_meta_and_inference_mode(dtype, samples, seed):
             check(outcome(op, args), wanted, dtype)
         for a, b in zip(outcome(op, tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)), wanted, strict=True):
             assert (a.device.type, a.shape, a.stride(), a.dtype) == ("meta", b.shape, b.stride(), b.dtype)
+
+
+def odd_values(x):
+    """Odd values of a tensor of positions, lengths or offsets, of other types and strides as well."""
+    yield "int64" if x.dtype == torch.int32 else "int32", x.to(torch.int64 if x.dtype == torch.int32 else torch.int32)
+    yield "strided", torch.stack([x, x - 77], -1)[..., 0]
+    yield "empty", x[..., :0]
+    yield "another dimension", x[None]
+    yield "one less", x[..., :-1]
+    yield "reversed", x.flip(-1)
+    for name, at, by in (("first up", 0, 1), ("first down", 0, -7), ("last up", -1, 10**6), ("last down", -1, -1)):
+        other = x.clone()
+        other[..., at : at + 1 or None] += by
+        yield name, other
+    yield "least", torch.full_like(x, torch.iinfo(x.dtype).min)
+    yield "greatest", torch.full_like(x, torch.iinfo(x.dtype).max)
+
+
+def integers_of(args):
+    """Where the arguments have positions, lengths or offsets: 32 or 64 bits, no words of packed numbers."""
+    integers = [(n, x) for n, x in enumerate(args) if isinstance(x, torch.Tensor) and x.dim()]
+    return [n for n, x in integers if x.dtype in (torch.int32, torch.int64)]
+
+
+def ops_with_integers(samples):
+    """The ops that take positions, lengths or offsets."""
+    return [op for op in sorted(SCHEMAS) if any(integers_of(args) for args in samples(op, 0, torch.float32))]
+
+
+@dtypes
+def test_odd_positions(dtype, samples, to_double, seed):
+    """Offsets that fall, lengths below 0, pages that do not exist: an error with the argument's name, or the result."""
+    ops = ops_with_integers(samples)
+    for op in ops if ALL else random.Random(f"{dtype} {seed}").sample(ops, 1):
+        names = [argument.name for argument in getattr(torch.ops.tile, op).default._schema.arguments]
+        for args in samples(op, seed, dtype)[0 if ALL else -1 :]:
+            for n in integers_of(args):
+                for form, x in odd_values(args[n]):
+                    print(op, names[n], form, x.tolist())
+                    odd = (*args[:n], x, *args[n + 1 :])
+                    got = outcome(op, odd)
+                    if isinstance(got, Exception):  # or a partner, which its values do not fit any more
+                        assert any(re.search(rf"\b{names[m]}\b", str(got)) for m in integers_of(args)), (form, got)
+                    check(got, outcome(op, to_double(odd)), dtype)

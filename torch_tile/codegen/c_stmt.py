@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from torch_tile.codegen.c_text import Text, held, storage
+from torch_tile.codegen.c_text import Text, storage
 from torch_tile.codegen.lines import Lines
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.ir.node import Visitor
@@ -67,7 +67,7 @@ class Statements(Visitor, Lines):
         """Declare a variable."""
         buffer, name = node.buffer, self.text.names.of(node.buffer)
         init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
-        self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
+        self.line(f"{storage(buffer.dtype)} {name}{init};", node.span)
 
     def tensor(self, node: Alloc) -> None:
         """Declare a tensor at an address that the kernel computes."""

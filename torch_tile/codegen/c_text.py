@@ -2,6 +2,7 @@
 """Print expressions as C++ text: names, literals, operators, conversions.
 
 A value of a 16- or 8-bit floating type is held in a float that represents it exactly; operations round their result.
+Variables, and names of values that are only moved, hold such a float as it is stored: NaN keeps its bits.
 Signed integers made from indices, sizes and scalar parameters are int64_t. So is every step of an index or comparison,
 so that a guard sees the index that it guards. Other integers from memory keep their type. Those of 8 and 16 bits and
 unsigned ones wrap after each operation.
@@ -34,7 +35,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Visitor, children, contains, find
-from torch_tile.ir.stmt import Print
+from torch_tile.ir.stmt import Let, Print
 from torch_tile.ir.widths import SIGNED
 
 STORAGE = {
@@ -166,6 +167,7 @@ class Text(Visitor):
         self.names = names
         self.index_names: IdSet[Var] = IdSet()  # names bound to index values
         self.natural: IdSet[Var] = IdSet()  # loop variables that are never negative
+        self.moved: IdSet[Var] = IdSet()  # names of small floats as they are stored
 
     def is_index(self, expr: Expr) -> bool:
         """Return whether an integer is made from indices and sizes and therefore held in 64 bits."""
@@ -219,7 +221,7 @@ class Text(Visitor):
 
     def assigned(self, expr: Expr, to: DType) -> str:
         """C++ text of a value for a variable of type `to`."""
-        return self.value(expr)
+        return self.converted(expr, to) if is_small(to) else self.value(expr)
 
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
@@ -231,25 +233,49 @@ class Text(Visitor):
         return self.value(expr)
 
     def unchanged(self, expr: Expr) -> str | None:
-        """C++ text of a small float as it is stored, if it lies in memory, is made from bits, or is one of such two."""
-        if isinstance(expr, Load) and expr.buffer.scope != "var":
-            return self.stored(expr)
+        """C++ text of a small float as it is stored, if it is +0 or `is_moved`; None if it has to be rounded."""
         if isinstance(expr, Const) and expr.value == 0 and math.copysign(1, expr.value) > 0:
             return f"{storage(expr.dtype)}{{}}"
+        if not self.is_moved(expr):
+            return None
+        if isinstance(expr, Load | Var):
+            return self.stored(expr)
         if isinstance(expr, Select):
-            a, b = self.unchanged(expr.a), self.unchanged(expr.b)
-            if a is not None and b is not None:
-                return f"{self.value(expr.condition, above=1)} ? {a} : {b}"
-        return self.reinterpreted(expr) if isinstance(expr, Call) and expr.name == "reinterpret" else None
+            a, b = (self.converted(arm, expr.dtype) for arm in (expr.a, expr.b))
+            return f"{self.value(expr.condition, above=1)} ? {a} : {b}"
+        return self.reinterpreted(expr) if isinstance(expr, Call) else None
 
-    def stored(self, load: Load) -> str:
-        """C++ text of an element of memory as it is stored."""
-        return f"tile::copied({self.element(load.buffer, load.indices)})"
+    def is_moved(self, expr: Expr) -> bool:
+        """Return whether a small float lies in memory or is made from bits, or whether a choice may give such a value.
+
+        NaN keeps its bits on the way; a detour through float would change them.
+        """
+        if isinstance(expr, Select):
+            return self.is_moved(expr.a) or self.is_moved(expr.b)
+        if isinstance(expr, Call):
+            return expr.name == "reinterpret"
+        return isinstance(expr, Load) or (isinstance(expr, Var) and expr in self.moved)
+
+    def named(self, let: Let) -> tuple[str, str] | None:
+        """C++ type and text of a small float that a name holds as it is stored; None for any other value."""
+        value = let.value
+        if not is_small(value.dtype) or not self.is_moved(value):
+            return None
+        self.moved.add(let.var)
+        return storage(value.dtype), self.converted(value, value.dtype)
+
+    def stored(self, expr: Load | Var) -> str:
+        """C++ text of an element or name as it is stored."""
+        return f"tile::copied({self.in_place(expr)})"
+
+    def in_place(self, expr: Load | Var) -> str:
+        """C++ text that names an element or a name."""
+        return self.names.of(expr) if isinstance(expr, Var) else self.element(expr.buffer, expr.indices)
 
     def reinterpreted(self, call: Call) -> str:
         """C++ text of a value's bits as stored in another type. An element of memory is not decoded."""
         value, of = call.args[0], call.args[0].dtype
-        if isinstance(value, Load) and value.buffer.scope != "var":
+        if isinstance(value, Load):
             text = self.element(value.buffer, value.indices)
         else:
             text = self.converted(value, of)
@@ -285,6 +311,8 @@ class Text(Visitor):
 
     def visit_Var(self, var: Var, wide: bool) -> tuple[str, int]:
         """Write a variable."""
+        if var in self.moved:
+            return f"tile::widen({self.names.of(var)})", 99
         if wide and not self.is_index(var):
             return f"(int64_t){self.names.of(var)}", PREFIX
         return self.names.of(var), 99
@@ -296,7 +324,7 @@ class Text(Visitor):
     def visit_Load(self, load: Load, wide: bool) -> tuple[str, int]:
         """Write an element."""
         text = self.element(load.buffer, load.indices)
-        if is_small(load.dtype) and load.buffer.scope != "var":
+        if is_small(load.dtype):
             return f"tile::widen({text})", 99
         return (f"(int64_t){text}", PREFIX) if wide else (text, 99)
 

@@ -195,7 +195,8 @@ class _Cpu(Statements):
         if let.var.dtype.is_integer and self.text.is_index(let.value):
             kind = "int64_t"
             self.text.index_names.add(let.var)
-        self.line(f"const {kind} {self.names.of(let.var)} = {self.text.value(let.value)};", let.span)
+        kind, value = self.text.named(let) or (kind, self.text.value(let.value))
+        self.line(f"const {kind} {self.names.of(let.var)} = {value};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
         buffer = node.buffer

@@ -162,7 +162,8 @@ class CudaStatements(Statements):
             text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
-        self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
+        kind, value_text = text.named(let) or (int_type(value.dtype, long), text.value(value))
+        self.line(f"const {kind} {self.names.of(let.var)} = {value_text};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
         """Declare a local array or variable."""

@@ -172,9 +172,9 @@ class CudaText(Text):
             return self.assigned(expr, to)
         return super().converted(expr, to)
 
-    def stored(self, load: Load) -> str:
-        """C++ text of an element of memory as it is stored."""
-        return self.element(load.buffer, load.indices)
+    def stored(self, expr: Load | Var) -> str:
+        """C++ text of an element or name as it is stored."""
+        return self.in_place(expr)
 
     def assigned(self, expr: Expr, to: DType) -> str:
         """C++ text of a value for a variable of type `to`."""
@@ -215,7 +215,7 @@ class CudaText(Text):
 
     def visit_Var(self, var: Var, wide: bool) -> tuple[str, int]:
         """Write a variable."""
-        return self.names.of(var), 99
+        return super().visit_Var(var, False)
 
     def visit_Const(self, node: Const, wide: bool) -> tuple[str, int]:
         """Write a constant."""

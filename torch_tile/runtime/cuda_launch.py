@@ -235,10 +235,7 @@ class CudaLauncher(BaseLauncher):
                 found.append((MAP, len(forms)))
                 forms.append(map_form(argument, names[argument.position], values))
             elif argument in sizes:
-                if kind == "i" and sizes[argument] > LARGEST_INT:
-                    size = f"size `{argument.name}` = {sizes[argument]}"
-                    raise LaunchError(f"{size} is too large for a 32-bit index (at most {LARGEST_INT})")
-                found.append((NUMBER, sizes[argument]))
+                found.append((NUMBER, passed_size(argument, kind, sizes)))
             else:
                 found.append((SCALAR, next(n for n, p in enumerate(self.scalars) if p is argument)))
         return tuple(found), tuple(forms)
@@ -294,6 +291,15 @@ def grid_of(entry: Entry, values: Mapping[Var, Scalar]) -> tuple[int, int, int]:
     """Compute the number of blocks in each direction."""
     x, y, z = (*(size_of(size, values, f"{entry.name}'s grid") for size in entry.grid), 1, 1, 1)[:3]
     return x, y, z
+
+
+def passed_size(var: Var, kind: str, sizes: Sizes) -> int:
+    """Return the size that a launch passes; `kind` is "i" for one of 32 bits, which refuses larger ones."""
+    size = sizes[var]
+    if kind == "i" and size > LARGEST_INT:
+        fix = f'T.dynamic("{var.name}", "int64") takes more'
+        raise LaunchError(f"size `{var.name}` = {size} is too large for a 32-bit index (at most {LARGEST_INT}); {fix}")
+    return size
 
 
 def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | None:

@@ -24,7 +24,7 @@ from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc
 from torch_tile.runtime.cache import get_or_build, key_of
-from torch_tile.runtime.cuda_launch import extent, fitted, grid_of, slot_of
+from torch_tile.runtime.cuda_launch import extent, fitted, grid_of, passed_size, slot_of
 from torch_tile.runtime.host_compiler import csrc_dir, find_compiler
 from torch_tile.runtime.launch import BaseLauncher
 from torch_tile.runtime.tensor_map import map_form
@@ -141,12 +141,14 @@ class EmulatedLauncher(BaseLauncher):
         for number, entry in enumerate(self.source.entries):
             grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
             if grid is not None:
-                slots = [_slot(each, tensors, names, sizes, scalars) for each in entry.args]
+                given = zip(entry.args, entry.kinds, strict=True)
+                slots = [_slot(each, kind, tensors, names, sizes, scalars) for each, kind in given]
                 _run(scheduler, library, entry, grid, slots, tensors, self.seed + number, self.pauses, anywhere)
 
 
 def _slot(
     argument: int | Var | MapArg,
+    kind: str,
     tensors: Sequence[torch.Tensor],
     names: Sequence[str],
     sizes: Sizes,
@@ -157,7 +159,7 @@ def _slot(
         return struct.pack("q", tensors[argument].data_ptr())
     if isinstance(argument, Var):
         return (
-            struct.pack("q", sizes[argument])
+            struct.pack("q", passed_size(argument, kind, sizes))
             if argument in sizes
             else struct.pack("Q", slot_of(argument, scalars[argument]))
         )

@@ -23,7 +23,8 @@ from torch_tile.simulator.values import floor_divide, remainder, truncated
 Value = Any  # int, bool, np.floating, or an array with one element per thread
 Function = Callable[..., Value]
 
-_NAN_MARK = np.uint32(1)  # in the bits of a float32 NaN that stands for one of e5m2 in memory
+_NAN_MARK = np.uint32(1)  # in the bits of a float32 NaN that stands for one of bfloat16 or e5m2 in memory
+_OF_BFLOAT16 = np.uint32(0xFFFF0000)  # the bits of a float32 that bfloat16 has
 _FP8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
@@ -60,7 +61,8 @@ def decode(raw: Any, dtype: DType) -> Any:
     if dtype.name == "float16":
         return raw.astype(np.float32)
     if dtype.name == "bfloat16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        bits = raw.astype(np.uint32) << np.uint32(16)
+        return np.where(np.isnan(bits.view(np.float32)), bits | _NAN_MARK, bits).view(np.float32)
     if dtype.name in _FP8:
         return _table(dtype.name)[raw]
     return raw != 0 if dtype.kind == "bool" else raw
@@ -84,13 +86,19 @@ def encode(value: Value, dtype: DType) -> Any:
 
 
 def _bfloat16(x: Any) -> Any:
-    """Round float32 values to bfloat16. A NaN keeps its bits if bfloat16 has it, as copies on a GPU keep them."""
+    """Round float32 values to bfloat16. A NaN from memory keeps its bits, as copies on a GPU keep them."""
     bits = x.view(np.uint32)
     upper = bits >> np.uint32(16)
     nearest = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
-    computed = (bits & np.uint32(0xFFFF) != 0) | (upper & np.uint32(0x7FFF) == 0x7FC0)  # arithmetic gives either sign
-    nan = np.where(computed, np.uint32(0x7FC0), upper)
+    nan = np.where(bits & ~_OF_BFLOAT16 == _NAN_MARK, upper, np.uint32(0x7FC0))  # arithmetic gives either sign
     return np.where(np.isnan(x), nan, nearest).astype(np.uint16)
+
+
+def _unmarked(x: Value) -> Value:
+    """Return values of bfloat16 as float32: NaN has its bits and no mark."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    found = np.where(np.isnan(x), bits & _OF_BFLOAT16, bits).view(np.float32)
+    return found if isinstance(x, np.ndarray) else found[()]
 
 
 def number(value: Value, dtype: DType) -> Value:
@@ -200,7 +208,8 @@ def cast(source: DType, to: DType) -> Function:
     if to.kind == "bool":
         return lambda a: a != 0 if isinstance(a, np.ndarray) else bool(a != 0)
     if to.is_float:
-        return lambda a: rounded(saturated(a, to), to)
+        exact = _unmarked if source.name == "bfloat16" and to.bits >= 32 else lambda a: a
+        return lambda a: rounded(saturated(exact(a), to), to)
     width = carrier(to)
     if source.is_float:
         return lambda a: number(truncated(a, to).astype(width), to)
