@@ -22,7 +22,7 @@ class AnalysisResult:
     total_global_bytes: int
     estimated_time: float
     expected_tflops: float
-    expected_bandwidth_GBps: float  # noqa: N815  # TileLang's name
+    expected_bandwidth_GBps: float  # TileLang's name
 
 
 class Analyzer:
