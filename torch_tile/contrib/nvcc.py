@@ -64,6 +64,6 @@ def is_hopper(target: object) -> bool:
 
 
 __all__ = [
-    "get_cuda_version", "get_target_arch", "get_target_compute_version", "have_bf16", "have_fp8", "have_pdl", "have_tma",
-    "is_hopper", "parse_compute_version",
+    "get_cuda_version", "get_target_arch", "get_target_compute_version", "have_bf16", "have_fp8", "have_pdl",
+    "have_tma", "is_hopper", "parse_compute_version",
 ]  # fmt: skip
