@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torch_tile
+import torch_tile.language as T
 from torch_tile import compat
 from torch_tile.language.misuse import instead
 
@@ -164,3 +165,63 @@ def test_an_adapter_that_files_patch(installed):
     assert [made._legalize_result_idx(n) for n in (None, -1, [0, -2])] == [[], [2], [0, 1]]
     with pytest.raises(ValueError, match="3 parameters"):
         made._legalize_result_idx([3])
+
+
+def test_modules_beside_functions_of_their_name(installed):
+    import tilelang
+    from tilelang.engine.lower import lower
+
+    assert tilelang.engine.lower is lower and callable(tilelang.lower)
+
+
+@pytest.mark.parametrize("decorate", [lambda register: register, lambda register: register(override=True)])
+def test_a_function_changes_the_text(installed, decorate):
+    from tilelang.engine.callback import register_cuda_postproc_callback, register_hip_postproc_callback
+
+    from torch_tile.compiler import postprocess
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                A[i] += 1
+
+    try:
+
+        @decorate(register_cuda_postproc_callback)
+        def changed(code, target):
+            return f"// for {target}\n{code}"
+
+        register_hip_postproc_callback(lambda code, _: 1 / 0)
+        register_cuda_postproc_callback(lambda code, _: 1 / 0, override=False)
+        assert torch_tile.compile(kernel, target="cuda:sm_80").source.startswith("// for cuda:sm_80\n")
+        postprocess.choose(lambda code, target: None)
+        with pytest.raises(TypeError, match="returned NoneType"):
+            torch_tile.compile(kernel, target="cuda:sm_90a")
+    finally:
+        postprocess.choose(None)
+    assert not torch_tile.compile(kernel, target="cuda:sm_90a").source.startswith("// for")
+
+
+def test_gradients_are_a_warning(installed):
+    """TileLang's files call kernels on parameters and want the results."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[i] = A[i] * 2
+
+    twice = torch_tile.compile(kernel, out_idx=-1, target="cpu")
+    a = torch.randn(64, requires_grad=True)
+    with pytest.warns(UserWarning, match="`A` of kernel requires gradients"):
+        assert torch.equal(twice(a), 2 * a.detach())
+    compat.uninstall()
+    with pytest.raises(torch_tile.LaunchError, match="requires gradients"):
+        twice(a)
+
+
+def test_storage_of_dtypes(installed):
+    from tilelang.language.dtypes import resolve_torch_storage_dtype
+
+    assert [resolve_torch_storage_dtype(t) for t in ("float16", T.int4, "uint4")] == [T.float16, T.int8, T.uint8]

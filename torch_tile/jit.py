@@ -126,14 +126,16 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
 
 def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """Compile a program for NVIDIA GPUs; this needs no GPU."""
+    from torch_tile.compiler.postprocess import postprocessed
     from torch_tile.compiler.source_cache import cuda_source
     from torch_tile.runtime.cuda_launch import CudaLauncher
     from torch_tile.runtime.nvrtc import TooFewRegistersError, compile_cubin
 
     source, lowered = cuda_source(program, build)  # passes and CUDA C++, unless they are on disk: source_cache.py
+    text = postprocessed(source.text, build.target)
     try:
         with foreign_text(program):
-            cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
+            cubin = compile_cubin(text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
     except TooFewRegistersError as short:
         span = next((entry.span for entry in source.entries if entry.name == short.name), None)
         raise error("too_few_registers", span, name=short.name, have=short.have, need=short.need) from None
@@ -141,7 +143,7 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
     if build.options.strict:
         refuse_slow(build)
     launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
-    return JITKernel(program, lowered, source.text, launcher, build, cubin)
+    return JITKernel(program, lowered, text, launcher, build, cubin)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import re
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -204,8 +205,12 @@ def fake_results(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]
     return None if not made else made[0] if len(made) == 1 else tuple(made)
 
 
+tolerant = False  # whether a kernel called on tensors that require gradients warns only, as for TileLang's files
+
+
 def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
-    """Raise LaunchError for the first argument that autograd would record; a kernel alone has no gradient.
+    """Raise LaunchError for the first argument that autograd would record; a kernel alone has no gradient. Warn only
+    if `tolerant`.
 
     Calls below autograd, as those of operators and of torch.autograd.Function, have a gradient from elsewhere.
     """
@@ -218,6 +223,9 @@ def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
         return
     param, out = given[found], [kernel.program.params[n] for n in written_params(kernel.lowered)]
     name = f"argument `{param.name}` of {kernel.__name__}"
+    if tolerant:
+        warnings.warn(f"{name} requires gradients, and the results have none", stacklevel=4)
+        return
     rest = "pass .detach(), or call it under torch.no_grad()"
     if any(param is w for w in out):
         raise LaunchError(f"{name} requires gradients, and the kernel writes it, which autograd cannot see: {rest}")

@@ -173,7 +173,7 @@ def test_outside_kernels():
     assert caught.value.code == "not_in_kernel"
 
 
-@pytest.mark.parametrize("order", ["acquire", "acq_rel", "nothing"])
+@pytest.mark.parametrize("order", ["acquire", "acq_rel", "consume", "nothing"])
 def test_orders_that_a_store_does_not_have(order):
     with pytest.raises(TileError) as caught:
 

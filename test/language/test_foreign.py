@@ -380,3 +380,25 @@ def test_whole_kernels_may_take_sizes():
 
     made = tilelang.compile(kernel, target="cuda:sm_80")
     assert "copy_rows(A, B, m, n);" in made.get_kernel_source() and not made.cubin.warnings
+
+
+@pytest.mark.parametrize("kind, word", [("uint32", "uint"), ("uint16", "ushort"), ("uint64", "ulong")])
+def test_short_names_of_integers(kind, word, way):
+    """Text for nvcc may say uint, ushort and ulong, as may text for g++."""
+    text = f"static inline {word} turned({word} x) {{ {word} y = x; return ~y; }}"
+    most = 2 ** (8 * torch.empty(0, dtype=getattr(torch, kind)).element_size() - 1) - 1
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), kind), B: T.Tensor((32,), kind)):
+        with T.Kernel(1, threads=32):
+            T.import_source(text.replace("static inline", "__device__ __forceinline__"))
+            T.import_source(f"#include <sys/types.h>\n{text}", target="cpu")
+            for i in T.Parallel(32):
+                B[i] = T.call_extern(kind, "turned", A[i], evaluate=lambda x: 2 * most + 1 - int(x))
+
+    a = torch.randint(0, most, (32,)).to(getattr(torch, kind))
+    b = torch.zeros_like(a)
+    way(kernel, a, b)
+    assert [x + y for x, y in zip(a.tolist(), b.tolist(), strict=True)] == [2 * most + 1] * 32
+    if word == "uint":
+        assert tilelang.compile(kernel, target="cuda:sm_90a").cubin.data

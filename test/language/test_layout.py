@@ -12,6 +12,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.layout import Layout, row_major, shared_tile
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, For
+from torch_tile.language.layout import make_gemm_fragment_8x8, make_gemm_fragment_8x8_transposed
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -336,3 +337,9 @@ def test_layouts_of_reducers_are_those_of_partial_sums():
             with T.Kernel(1, threads=32):
                 acc = T.alloc_reducer((8,), "float32")
                 T.annotate_layout({acc: T.Fragment((8,), forward_thread_fn=lambda i: i)})
+
+
+def test_fragments_of_a_matrix():
+    """Two neighbours of a row, or of a column, lie in one thread, as mma accumulates them."""
+    assert make_gemm_fragment_8x8() == P("[8:4t | 4:1t 2:1r]")
+    assert make_gemm_fragment_8x8_transposed() == P("[4:1t 2:1r | 8:4t]")

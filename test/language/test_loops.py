@@ -420,3 +420,28 @@ def test_copies_and_fills_of_elements_in_parallel(way):
     assert torch.equal(b, a.half())
     rows, columns = torch.arange(40)[:, None] % 32, torch.arange(24) % 16
     assert torch.equal(c, (rows * 16 + columns).int())
+
+
+@pytest.mark.parametrize("start", [-5, 3, 9])
+def test_while_by_its_name(start, way):
+    """`with T.While(condition):` asks the condition before each turn."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2,), "int32")):
+        with T.Kernel(1, threads=32):
+            state = T.alloc_var("int32", A[0])
+            turns = T.alloc_var("int32", 0)
+            with T.While(state < 7):
+                state = state + 2
+                turns = turns + 1
+                if turns == 3:
+                    T.loop_break()
+            A[0] = state
+            A[1] = turns
+
+    expected, turns = start, 0
+    while expected < 7 and turns < 3:
+        expected, turns = expected + 2, turns + 1
+    a = torch.tensor([start, 0], dtype=torch.int32)
+    way(kernel, a)
+    assert a.tolist() == [expected, turns]

@@ -260,3 +260,16 @@ def test_each_asynchronous_copy_is_a_group(target, pending):
     findings = tilelang.compile(kernel, target=target).interpret(a, b)
     assert bool(findings) is (pending == 2)
     assert pending == 2 or torch.equal(a[:3], b[:3])
+
+
+def test_the_running_thread_by_tvms_name():
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 64), "int32")):
+        with T.Kernel(3, threads=64):
+            bx = T.launch_thread("blockIdx.x", 3)
+            tx = T.launch_thread("threadIdx.x", 64)
+            A[bx, tx] = bx * 100 + tx
+
+    a = torch.zeros(3, 64, dtype=torch.int32)
+    tilelang.compile(kernel, target="cuda:sm_80").interpret(a)
+    assert torch.equal(a, torch.arange(3, dtype=torch.int32)[:, None] * 100 + torch.arange(64, dtype=torch.int32))

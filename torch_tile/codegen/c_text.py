@@ -99,6 +99,9 @@ FOREIGN_FLOATS = {
     "float8_e5m2": ("__nv_fp8_e5m2", r"\b__nv_fp8\w*", "cuda_fp8.h"),
 }
 
+# Names of C libraries that nvcc's own headers bring along, and NVRTC's do not.
+SHORT_NAMES = {"uint": "unsigned int", "ushort": "unsigned short", "ulong": "unsigned long"}
+
 
 def foreign_pointer(dtype: DType, text: str) -> str:
     """Return the conversion of a pointer for functions of `text`: empty if it has the kernels' own type."""
@@ -123,7 +126,8 @@ def foreign_lines(kernels: Sequence[Sequence[Node]], is_cuda: bool) -> list[str]
         return []
     whole = "\n".join(texts)
     headers = [f"#include <{header}>" for header in foreign_headers(whole) if is_cuda and f"<{header}>" not in whole]
-    return [FOREIGN, *headers, *texts, '#line 1 "kernel"', ""]
+    named = [f"typedef {kind} {name};" for name, kind in SHORT_NAMES.items() if re.search(rf"\b{name}\b", whole)]
+    return [FOREIGN, *headers, *(named if is_cuda else ()), *texts, '#line 1 "kernel"', ""]
 
 
 class Names:

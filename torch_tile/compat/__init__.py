@@ -15,6 +15,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from torch_tile import user_op
+
 OURS = "torch_tile"
 TVM = f"{OURS}.compat.tvm"
 # Modules whose counterpart has another name.
@@ -24,6 +26,7 @@ ELSEWHERE = {
     "tilelang.intrinsics": f"{OURS}.cuda.intrinsics",
     "tilelang.intrinsics.mma_macro_generator": f"{OURS}.cuda.intrinsics.macro.mma_macro_generator",
     "tilelang.intrinsics.wgmma_macro_generator": f"{OURS}.cuda.intrinsics.macro.wgmma_macro_generator",
+    "tilelang.engine.callback": f"{OURS}.compat.callback",
     "tilelang.engine.lower": f"{OURS}.engine",
     "tilelang.language.fp8": f"{OURS}.compat.fp8",
     "tilelang.tvm": TVM,
@@ -67,6 +70,7 @@ ELSEWHERE |= {f"{name}.{part}": whole for name, (whole, parts) in PARTS.items() 
 def install(tvm: bool = True) -> None:
     """Let `import tilelang`, and `import tvm` unless `tvm` is False, give what torch_tile has.
 
+    Kernels called on tensors that require gradients warn that results have none; elsewhere such calls are errors.
     Calls after the first change nothing. Raises ImportError where the real module is imported already.
     """
     for name in ("tilelang", "tvm")[: 1 + tvm]:
@@ -81,6 +85,7 @@ def install(tvm: bool = True) -> None:
         _serving.add(name)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    user_op.tolerant = True
 
 
 def uninstall() -> None:
@@ -88,6 +93,7 @@ def uninstall() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in _serving]:
         del sys.modules[name]
     _serving.clear()
+    user_op.tolerant = False
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 
@@ -122,8 +128,8 @@ def _hides(name: str) -> bool:
 class _Served(Loader):
     """An import loader that gives a module which exists under its own name."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, served: str, name: str):
+        self.served, self.name = served, name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module itself, which the import machinery is about to mark as another."""
@@ -134,6 +140,18 @@ class _Served(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own mark; nothing is run again."""
         module.__spec__ = self.own
+        _keep_functions(self.served)
+
+
+def _keep_functions(fullname: str) -> None:
+    """Serve modules that have the name of a function beside them, such as tilelang.engine.lower, before they are
+    imported: an import of them would put the module into the function's place.
+    """
+    for name in ELSEWHERE:
+        above, _, last = name.rpartition(".")
+        found = vars(sys.modules[fullname]).get(last) if above == fullname else None
+        if callable(found) and name not in sys.modules and getattr(found, "__module__", "") == ELSEWHERE[name]:
+            sys.modules[name] = importlib.import_module(ELSEWHERE[name])
 
 
 class _Finder(MetaPathFinder):
@@ -148,7 +166,7 @@ class _Finder(MetaPathFinder):
         name = counterpart(fullname)
         if not _exists(name) or _hides(fullname):
             raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
-        return ModuleSpec(fullname, _Served(name), is_package=True)
+        return ModuleSpec(fullname, _Served(fullname, name), is_package=True)
 
 
 _serving: set[str] = set()

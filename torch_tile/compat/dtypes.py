@@ -13,9 +13,14 @@ from torch_tile.ir.dtype import ALL, NARROW, to_dtype as dtype
 _TORCH_DTYPE_TO_STR = {getattr(torch, t.name): t.name for t in (*ALL, *NARROW) if hasattr(torch, t.name)}
 
 
+def resolve_torch_storage_dtype(kind: Any) -> Any:
+    """Return the type of a torch tensor's elements that hold values of this type: int8 for int4."""
+    return dtype(str(dtype(kind).as_torch()).removeprefix("torch."))
+
+
 def __getattr__(name: str) -> Any:
     """Return a name of the language."""
     return getattr(language, name)
 
 
-__all__ = ["dtype"]
+__all__ = ["dtype", "resolve_torch_storage_dtype"]

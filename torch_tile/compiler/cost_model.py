@@ -65,6 +65,7 @@ class Work:
     """The work of one block: flops of products (as 16-bit ones), scalar operations, bytes, loop iterations."""
 
     products: float = 0.0
+    product_flops: float = 0.0  # of products as they are, whatever their operands
     scalars: float = 0.0
     shared_bytes: float = 0.0  # read by products
     moved: IdMap[Buffer, float] = field(default_factory=IdMap)  # bytes of each global buffer
@@ -92,6 +93,7 @@ class Estimate:
     registers: int
     flops: float
     bytes: float
+    product_flops: float = 0.0  # of products alone, not weighted by the dtypes of their operands
     refused: str = ""
 
 
@@ -108,6 +110,7 @@ def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var,
         max(p.registers for p in parts),
         sum(p.flops for p in parts),
         sum(p.bytes for p in parts),
+        sum(p.product_flops for p in parts),
         next((p.refused for p in parts if p.refused), ""),
     )
 
@@ -134,7 +137,7 @@ def _estimate_kernel(
     seconds = max(waves_work, _distinct(work, program, count, values) / rates.memory) + rates.launch
     seconds *= max(1.0, registers / PER_THREAD) ** 2 if target.kind == "cuda" else 1.0  # spilled registers
     flops, moved = count * (work.products + work.scalars), count * work.bytes
-    return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
+    return Estimate(seconds, waves, work.held, registers, flops, moved, count * work.product_flops, refused)
 
 
 def typical_work(kernel: Kernel, grid: Sequence[int], values: dict[Var, Scalar], target: Target) -> Work:
@@ -257,7 +260,9 @@ class WorkCounter:
         if isinstance(op, Gemm):
             m, n = (self.size(e) for e in op.C.tile_shape[-2:])
             k = self.elements(op.A) / m
-            self.work.products += times * 2.0 * m * n * k * self.cost(op)
+            flops = times * 2.0 * m * n * k
+            self.work.product_flops += flops
+            self.work.products += flops * self.cost(op)
             # Each warp reads the rows and columns of its own part of the result.
             self.work.shared_bytes += times * k * (m + n) * math.sqrt(self.warps) * op.A.buffer.dtype.bits / 8
         else:

@@ -14,6 +14,13 @@ def get_target_compute_version(target: object = None) -> str:
     return f"{found.capability // 10}.{found.capability % 10}"
 
 
+def get_cuda_version(cuda_path: str | None = None) -> tuple[int, int]:
+    """Return the version of CUDA that kernels are compiled by, NVRTC's, as (13, 0). `cuda_path` has no effect."""
+    from torch_tile.runtime.nvrtc import nvrtc_version
+
+    return nvrtc_version()
+
+
 def get_target_arch(compute_version: str) -> str:
     """Return the assembler's name of a chip: "90a" for "9.0"."""
     return _of(compute_version).arch.removeprefix("sm_")
@@ -57,6 +64,6 @@ def is_hopper(target: object) -> bool:
 
 
 __all__ = [
-    "get_target_arch", "get_target_compute_version", "have_bf16", "have_fp8", "have_pdl", "have_tma", "is_hopper",
-    "parse_compute_version",
+    "get_cuda_version", "get_target_arch", "get_target_compute_version", "have_bf16", "have_fp8", "have_pdl",
+    "have_tma", "is_hopper", "parse_compute_version",
 ]  # fmt: skip

@@ -24,6 +24,8 @@ ORDERS = {
     "relaxed": (False, False), "consume": (False, True), "acquire": (False, True), "release": (True, False),
     "acq_rel": (True, True), "seq_cst": (True, True),
 }  # fmt: skip
+LOAD_ORDERS = ("relaxed", "consume", "acquire", "seq_cst")
+STORE_ORDERS = ("relaxed", "release", "seq_cst")
 
 
 def elements(call: Call, operand: int, size: int) -> int:

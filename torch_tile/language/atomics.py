@@ -121,15 +121,11 @@ def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
     `memory_order` is "relaxed", "acquire" or "seq_cst", which also show what was written before the value was.
     """
     in_kernel("T.atomic_load")
-    order = {"consume": "acquire"}.get(memory_order, check_order("T.atomic_load", memory_order))
+    order = {"consume": "acquire"}.get(memory_order) or check_order("T.atomic_load", memory_order, memory.LOAD_ORDERS)
     region = need_region(src, "atomic_load", "src")
-    why, fix, name = "", "give one element, A[i, j]", "src"
     if not all(is_one(e) for e in region.extents) or region.buffer.scope not in ("global", "shared"):
-        why = "is no element of global or shared memory"
-    elif order in ("release", "acq_rel"):
-        name, why, fix = "memory_order", f"is {order!r}", "a load is relaxed, acquire or seq_cst"
-    if why:
-        raise error("bad_argument", None, op="T.atomic_load", name=name, why=why, fix=fix)
+        why, fix = "is no element of global or shared memory", "give one element, A[i, j]"
+        raise error("bad_argument", None, op="T.atomic_load", name="src", why=why, fix=fix)
     return memory.atomic_load(Address(region.buffer, region.starts), order)
 
 

@@ -67,6 +67,16 @@ def Fragment(
     return fit_threads(sizes, thread, register, replicate) or FreeLayout(given, thread, register, replicate)
 
 
+def make_gemm_fragment_8x8() -> IRLayout | FreeLayout:
+    """Return the layout of 8 x 8 elements that a warp's MMAs accumulate: two neighbours of a row in each thread."""
+    return Fragment((8, 8), lambda i, j: (i * 4 + j // 2, j % 2))
+
+
+def make_gemm_fragment_8x8_transposed() -> IRLayout | FreeLayout:
+    """Return the layout of 8 x 8 elements of a transposed MMA: two neighbours of a column in each thread."""
+    return Fragment((8, 8), lambda i, j: (j * 4 + i // 2, i % 2))
+
+
 def PartialFragment(
     shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
     replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None, combine: int | None = None,

@@ -160,6 +160,17 @@ def loop_break() -> None:
 loop_break.is_break = True  # type: ignore[attr-defined]  # rewrite.py looks for it
 
 
+def While(condition: Any) -> Any:
+    """Loop while a condition holds, by TileLang's name: `with T.While(state[0] == 0):` is Python's `while`.
+
+    Returns the condition, which is asked before each iteration. T.loop_break() leaves the loop.
+    """
+    return condition
+
+
+While.is_while = True  # type: ignore[attr-defined]
+
+
 def index_bound(value: Any, what: str) -> Expr:
     """Convert a loop bound to an integer expression."""
     if isinstance(value, Expr) and value.dtype.is_integer:

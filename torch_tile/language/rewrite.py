@@ -469,7 +469,7 @@ def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
 
 
 class _WordsForCalls(ast.NodeTransformer):
-    """Replace the statement T.loop_break() inside a loop by `break`."""
+    """Replace the statement T.loop_break() inside a loop by `break`, and `with T.While(condition):` by `while`."""
 
     def __init__(self, function: FunctionType):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -479,15 +479,27 @@ class _WordsForCalls(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """Replace a call that stands alone."""
         call = node.value
-        if self.loops and isinstance(call, ast.Call) and not call.args and not call.keywords:
-            meant: Any = None
-            if isinstance(call.func, ast.Name):
-                meant = self.names.get(call.func.id)
-            elif isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
-                meant = getattr(self.names.get(call.func.value.id), "__dict__", {}).get(call.func.attr)
-            if getattr(meant, "is_break", False):
-                return ast.copy_location(ast.Break(), node)
+        if not isinstance(call, ast.Call) or call.args or call.keywords:
+            return node
+        if self.loops and getattr(self._meant(call.func), "is_break", False):
+            return ast.copy_location(ast.Break(), node)
         return node
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        """Replace a loop that is written as a region."""
+        first = node.items[0].context_expr
+        if isinstance(first, ast.Call) and getattr(self._meant(first.func), "is_while", False):
+            return self._loop(ast.copy_location(ast.While(first, node.body, []), node))
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def _meant(self, function: ast.expr) -> Any:
+        """Return what a name, or an attribute of a name, stands for; None if that is not known yet."""
+        match function:
+            case ast.Name(id=name):
+                return self.names.get(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                return getattr(self.names.get(name), "__dict__", {}).get(attribute)
+        return None
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt:
         """Rewrite the body of a loop."""

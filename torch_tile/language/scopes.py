@@ -228,7 +228,7 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
     if isinstance(arrive_count, list | tuple) and len(set(arrive_count)) == 1:
         arrive_count, shape = arrive_count[0], (len(arrive_count),)
     if not isinstance(arrive_count, int) or not 0 < arrive_count < 2**20:
-        fix = "give a number from 1 to 2^20 - 1, or several equal ones; those that wait for others are another array"
+        fix = "arrive_count must be at least 1 and below 2^20, or a list of equal numbers; other ones are another array"
         raise error(
             "bad_argument", None, op="T.alloc_barrier", name="arrive_count", why=f"is {arrive_count!r}", fix=fix
         )

@@ -107,6 +107,11 @@ def thread_binding(
     return get_block_binding(dim) if of_block else get_thread_binding(dim)
 
 
+def launch_thread(thread: str, extent: Any) -> Expr:
+    """The index that the kernel around counts, by TVM's name: `tx = T.launch_thread("threadIdx.x", 128)`."""
+    return thread_binding(0, extent, thread)
+
+
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """Wait for all threads of the block, or of the role around; the compiler places what tiles need by itself.
 

@@ -8,12 +8,13 @@ asks for that: fences before and after it then keep what others see in order.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
 from torch_tile.intrinsics import memory
-from torch_tile.intrinsics.memory import ORDERS, atomic, memory_fence
+from torch_tile.intrinsics.memory import ORDERS, STORE_ORDERS, atomic, memory_fence
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, binary, cast, const, is_number, to_expr
@@ -54,10 +55,8 @@ class Atomic(RegisteredOp):
 
         `dst` is an element, a slice or a buffer; `value` is a scalar, or a region of the same shape.
         """
-        order = check_order(f"T.{cls.op_name}", memory_order or "relaxed")
-        if cls.kind == "exchange" and order in ("acquire", "acq_rel"):
-            why, fix = f"is {order!r}", "a store is relaxed, release or seq_cst"
-            raise error("bad_argument", None, op=f"T.{cls.op_name}", name="memory_order", why=why, fix=fix)
+        known = STORE_ORDERS if cls.kind == "exchange" else ORDERS
+        order = check_order(f"T.{cls.op_name}", memory_order or "relaxed", known)
         target = region_of(dst)
         if target is None:
             raise error("atomic_target", None, op=cls.op_name, got=type(dst).__name__)
@@ -145,10 +144,11 @@ def folds() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_order(what: str, memory_order: Any) -> str:
-    """Return the memory order of this name; raise an author error for an unknown name."""
-    if memory_order not in ORDERS:
-        why, fix = f"is {memory_order!r}", f"give one of {', '.join(ORDERS)}"
+def check_order(what: str, memory_order: Any, known: Collection[str] = ORDERS) -> str:
+    """Return the memory order of this name; raise an author error for a name that is not among `known`."""
+    if memory_order not in known:
+        why = f"is {memory_order!r}"
+        fix = f"{what} does not support memory_order {memory_order!r}; give one of {', '.join(known)}"
         raise error("bad_argument", None, op=what, name="memory_order", why=why, fix=fix)
     return str(memory_order)
 
