@@ -179,9 +179,9 @@ def _page(given: Given, x: Any, span: Span, column: Any) -> Any:
 def clear_past(tile: Any, first: Any, end: Any, may: Any = True) -> None:
     """Set the rows of a tile behind the end of the sequence to zero. Only iterations that `may` have such rows."""
     if T.logical_and(may, first + tile.shape[0] > end):
-        for i, c in T.Parallel(*tile.shape):
+        for i, *c in T.Parallel(*tile.shape):
             if first + i >= end:
-                tile[i, c] = 0
+                tile[(i, *c)] = 0
 
 
 @T.macro
