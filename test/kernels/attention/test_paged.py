@@ -181,7 +181,7 @@ def test_float8_is_widened_in_registers(capability, dtype, problems, monkeypatch
                 scales[0][place] = scales[1][place] = math.nan
     out, lse = attention_paged(q, k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
     want, want_lse = reference(q.double(), k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
-    close = dict(atol=1e-2 * want.abs().max().item(), rtol=1e-2)
+    close = {"atol": 1e-2 * want.abs().max().item(), "rtol": 1e-2}
     torch.testing.assert_close(out.double(), want, **close)
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-2, rtol=1e-2)
     assert sum("widened in registers" in note for note in notes) >= 2, notes

@@ -150,7 +150,8 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
         T.copy(x[(span.slab, head, after(span.first_key, step * keys), *columns)], tile)
     elif page % keys == 0:
         each = page // keys
-        T.copy(x[(_page(given, x, span, step // each), head, step % each * keys, *columns)], tile)
+        number = _page(given, x, span, step // each)
+        T.copy(x[(number, head, step % each * keys, *columns)], tile)
     elif keys % page == 0:
         each = keys // page
         for n in tuple(range(each)):  # each page a copy of its own, no loop
