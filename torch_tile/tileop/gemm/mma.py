@@ -175,8 +175,8 @@ def _choices(op: Gemm, ctx: ThreadContext) -> list[Partition]:
     shape = FRAGMENTS[name]
     if widens(op) and op.transpose_B:
         shape = shape.in_byte_order()
-    found = partitions(shape, m, n, ctx.count // WARP, op.policy.value)
-    found = [p for p in found if p.columns == 1 or n == matrix_sizes(op.C)[1]]
+    splits = partitions(shape, m, n, ctx.count // WARP, op.policy.value)
+    found = [p for p in splits if p.columns == 1 or n == matrix_sizes(op.C)[1]]
     return [replace(p, alternating=True) for p in found if _may_alternate(op, p, n)] + found
 
 
