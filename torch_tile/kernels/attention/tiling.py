@@ -85,7 +85,7 @@ SHORT = (
 # Over keys of float8, whose products widen them: several blocks on an SM, so that loads and arithmetic overlap.
 NARROW = (
     *(
-        Config(16, keys, 128, stages, resident=True, shared_probs=True, blocks=blocks, narrow=True)
+        Config(16, keys, 128, stages, resident=True, shared_probs=True, partial_sums=keys, blocks=blocks, narrow=True)
         for keys, stages, blocks in ((64, 3, 3), (64, 2, 3), (64, 2, 2), (64, 2, 1))
     ),
     *(replace(c, narrow=True) for c in SHORT[1:]),
