@@ -2,8 +2,9 @@
 """Attention forward and decoding: `python -m benchmarks.attention [--quick] [--only decode] [--rivals cuDNN,FA2]`.
 
 Work counts half for causal masks. Rivals: cuDNN and FlashAttention-2 as torch ships them, flex_attention (Triton) on a
-few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed, FlashAttention-4 where a
-module `rivals` offers it (bf16); under masks in memory cuDNN and torch's memory-efficient kernel, which take them.
+few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed, FlashAttention-4 and
+TileOPs where a module `rivals` offers them (bf16); under masks in memory cuDNN and torch's memory-efficient kernel,
+which take them; over float8 operands our own kernel over the same numbers in bf16.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
 from torch_tile.kernels.attention.forward import reference
+from torch_tile.kernels.attention.scaled_keys import E4M3
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Shape:
     flex: bool = False
     quick: bool = False
     mask: str = ""
+    fp8: bool = False  # operands of float8 with a scale for each head; `dtype` is the result's
 
     @property
     def is_decode(self) -> bool:
@@ -58,14 +61,15 @@ class Shape:
         d = f"d{self.d}/{self.v_d}" if self.v_d else f"d{self.d}"
         kind, queries = ("decode", f" q{self.queries}") if self.is_decode else ("attention", "")
         order = "causal" if self.causal else self.mask or "full"
-        return f"{kind} b{self.batch} s{self.keys}{queries} {heads} {d} {order} {name_of(self.dtype)}"
+        dtypes = f"{'fp8 to ' * self.fp8}{name_of(self.dtype)}"
+        return f"{kind} b{self.batch} s{self.keys}{queries} {heads} {d} {order} {dtypes}"
 
 
 def square(
     batch: int, n: int, causal: bool, cudnn: float, heads: int = 32, kv_heads: int = 32, d: int = 128, v_d: int = 0,
-    dtype: torch.dtype = torch.float16, flex: bool = False, quick: bool = False, mask: str = "",
+    dtype: torch.dtype = torch.float16, flex: bool = False, quick: bool = False, mask: str = "", fp8: bool = False,
 ) -> Shape:  # fmt: skip
-    return Shape(batch, heads, kv_heads, n, n, d, causal, cudnn, v_d, dtype, flex, quick, mask)
+    return Shape(batch, heads, kv_heads, n, n, d, causal, cudnn, v_d, dtype, flex, quick, mask, fp8)
 
 
 def decode(batch: int, keys: int, cudnn: float, queries: int = 1, quick: bool = False) -> Shape:
@@ -73,6 +77,7 @@ def decode(batch: int, keys: int, cudnn: float, queries: int = 1, quick: bool = 
 
 
 BF16 = torch.bfloat16
+FP8_LEEWAY = 16.0  # weights in float8 are rounded 16 times as far as in bf16
 ON_GPU = (
     square(1, 512, True, 1.15), square(1, 512, False, 1.15), square(1, 1024, True, 1.27, flex=True),
     square(1, 1024, False, 1.15, flex=True), square(1, 4096, True, 1.23, flex=True, quick=True),
@@ -82,6 +87,9 @@ ON_GPU = (
     square(2, 4096, True, 1.15, 64, 8, dtype=BF16, quick=True), square(2, 8192, False, 1.06, 64, 8, dtype=BF16),
     square(2, 8192, True, 1.10, d=64, dtype=BF16, quick=True),
     square(1, 4096, True, 1.10, 128, 128, 192, 128, dtype=BF16),
+    *(square(1, n, causal, 1.0, dtype=BF16) for n in (512, 1024) for causal in (True, False)),
+    square(2, 8192, False, 1.5, dtype=BF16, fp8=True, quick=True), square(2, 8192, True, 1.5, dtype=BF16, fp8=True),
+    square(1, 4096, True, 1.5, dtype=BF16, fp8=True),
     # Short sequences of models: an encoder, ViT, windows of an image, Whisper, GPT-2 and Llama in training.
     square(16, 512, False, 0.98, 16, 16, 64, dtype=BF16), square(64, 197, False, 0.98, 16, 16, 64, dtype=BF16),
     square(128, 49, False, 0.98, 12, 12, 64, dtype=BF16), square(4, 1500, False, 0.98, 20, 20, 64, dtype=BF16),
@@ -98,7 +106,9 @@ ON_GPU = (
 )  # fmt: skip
 FP32 = torch.float32
 ON_CPU = (
-    Shape(1, 2, 2, 40, 40, 16, True, dtype=FP32, quick=True), Shape(2, 4, 2, 1, 70, 16, False, dtype=FP32, quick=True),
+    Shape(1, 2, 2, 40, 40, 16, True, dtype=FP32, quick=True),
+    square(1, 70, True, 1.0, 4, 2, 32, dtype=BF16, fp8=True),
+    Shape(2, 4, 2, 1, 70, 16, False, dtype=FP32, quick=True),
     Shape(1, 2, 1, 33, 33, 24, False, v_d=16, dtype=BF16, quick=True),
     Shape(1, 4, 4, 100, 100, 32, False, dtype=FP32, mask="bool", quick=True),
     Shape(1, 8, 8, 1024, 1024, 64, False, dtype=FP32), Shape(1, 8, 8, 1024, 1024, 64, True, dtype=FP32),
@@ -116,16 +126,20 @@ def problems(device: str) -> Iterator[Problem]:
         seen = {"": 0, "bool": 1, "bias": s.dtype.itemsize}[s.mask] * s.batch * s.queries * s.keys
         group = "decode" if s.is_decode else "masks in memory" if s.mask else f"attention {name_of(s.dtype)}"
         asked = {"cuDNN": s.cudnn} if s.is_decode or s.mask else {"FA3": 1.0, "cuDNN": s.cudnn}
+        if s.fp8:
+            group, asked = "attention fp8", {"bf16": s.cudnn}
         yield Problem(
             s.name, group, s.dtype, 2.0 * pairs * (s.d + v_d), float(s.dtype.itemsize * elements + seen),
-            partial(case, s, device), asked if device == "cuda" else {}, quick=s.quick,
+            partial(fp8_case if s.fp8 else case, s, device), asked if device == "cuda" else {}, quick=s.quick,
         )  # fmt: skip
 
 
-def case(s: Shape, device: str) -> Case:
-    draw = partial(torch.randn, device=device, dtype=s.dtype)
-    q = draw(s.batch, s.heads, s.queries, s.d)
-    k, v = (draw(s.batch, s.kv_heads, s.keys, d) for d in (s.d, s.v_d or s.d))
+def case(s: Shape, device: str, operands: Sequence[torch.Tensor] | None = None) -> Case:
+    if operands is None:
+        draw = partial(torch.randn, device=device, dtype=s.dtype)
+        keys = (draw(s.batch, s.kv_heads, s.keys, d) for d in (s.d, s.v_d or s.d))
+        operands = draw(s.batch, s.heads, s.queries, s.d), *keys
+    q, k, v = operands
     mask = mask_of(s, device)
     heads = sample_of(s.batch * s.heads, 8, device)
     b, h = heads // s.heads, heads % s.heads
@@ -145,6 +159,23 @@ def case(s: Shape, device: str) -> Case:
     return Case(
         partial(torch.ops.tile.attention, q, k, v, mask, s.causal), rivals_of(s, q, k, v, mask), sample, expected
     )
+
+
+def fp8_case(s: Shape, device: str) -> Case:
+    """Of float8 operands with a scale for each head. Weights of keys are rounded to float8, too."""
+    draw = partial(torch.randn, device=device, dtype=s.dtype)
+    sizes = ((s.heads, s.queries, s.d), (s.kv_heads, s.keys, s.d), (s.kv_heads, s.keys, s.v_d or s.d))
+    narrow, scales, wide = [], [], []
+    for size in sizes:
+        x = draw(s.batch, *size)
+        scale = x.float().abs().amax((2, 3)) / torch.finfo(E4M3).max
+        narrow.append((x / scale[..., None, None]).to(E4M3))
+        scales.append(scale)
+        wide.append((narrow[-1].float() * scale[..., None, None]).to(s.dtype))
+    of_wide = case(s, device, wide)
+    rivals: dict[str, Prepare] = {"bf16": lambda: of_wide.ours}
+    ours = partial(torch.ops.tile.attention_fp8, *narrow, *scales, s.causal)
+    return Case(ours, rivals, of_wide.sample, of_wide.expected, leeway=FP8_LEEWAY)
 
 
 def mask_of(s: Shape, device: str) -> torch.Tensor | None:
@@ -171,6 +202,8 @@ def rivals_of(
     }
     if not s.is_decode and s.dtype == BF16 and importlib.util.find_spec("rivals") is not None:
         rivals["FA4"] = partial(flash_attention_4, s, q, k, v)
+        if not s.v_d:
+            rivals["TileOPs"] = partial(tile_ops, s, q, k, v)
     if s.flex:
         rivals["flex"] = partial(flex, s, q, k, v)
     if not s.is_decode and not s.v_d:
@@ -203,6 +236,18 @@ def flash_attention_4(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
 
     def call() -> torch.Tensor:
         out: torch.Tensor = module.forward(*operands, causal=s.causal)[0]
+        return out.transpose(1, 2)
+
+    return call
+
+
+def tile_ops(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+    """Its tensors are `[batch, length, heads, d]`."""
+    module: Any = importlib.import_module("rivals.tile_kernels")
+    operands = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def call() -> torch.Tensor:
+        out: torch.Tensor = module.attention_without_lse(*operands, causal=s.causal)
         return out.transpose(1, 2)
 
     return call

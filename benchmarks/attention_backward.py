@@ -4,7 +4,7 @@
 From the result and the log-sum-exp of the forward, which is not timed. Work counts five products, though ours makes
 seven or eight where sums are the same from run to run, and half of it under causal masks. Rivals: cuDNN,
 FlashAttention-2 and, under masks in memory, the memory-efficient kernel, as torch ships them, through autograd; and
-FlashAttention-4 where a module `rivals` offers it.
+FlashAttention-4 and TileOPs where a module `rivals` offers them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,20 @@ def rivals_of(
     }
     if device == "cuda" and not s.mask and s.dtype == BF16 and importlib.util.find_spec("rivals") is not None:
         found["FA4"] = partial(flash_attention_4, s, q, k, v, grad)
+        if not s.v_d:
+            found["TileOPs"] = partial(tile_ops, s, q, k, v, grad)
     return found
+
+
+def tile_ops(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> Call:
+    module: Any = importlib.import_module("rivals.tile_kernels")
+    up, *operands = (x.transpose(1, 2).contiguous() for x in (grad, q, k, v))
+    out, lse = module.attention(*operands, causal=s.causal)
+
+    def call() -> list[torch.Tensor]:
+        return [x.transpose(1, 2) for x in module.attention_backward(up, *operands, out, lse, causal=s.causal)]
+
+    return call
 
 
 def flash_attention_4(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> Call:

@@ -65,3 +65,12 @@ def test_rows_of_the_targets():
     decode = found["decode b8 s8192 q1 h64/8 d128 full bf16"]
     assert decode.bytes == 2 * 2 * 8 * 128 * (8 * 8192 + 64.0) and decode.asked == {"cuDNN": 1.15}
     assert found["decode b8 s8192 q16 h64/8 d128 full bf16"].asked == {"cuDNN": 3.0}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_float8_rows_are_right_and_beside_bf16(causal):
+    """Ours is within what weights in float8 cost, and the rival computes the same numbers in bf16."""
+    case = attention.fp8_case(Shape(2, 4, 2, 70, 70, 32, causal, dtype=torch.bfloat16, fp8=True), "cpu")
+    want = case.expected()
+    assert error_of(case.sample(case.read(case.ours())), want) < case.leeway * tolerance_of(torch.bfloat16)
+    assert error_of(case.sample(case.read(case.rivals["bf16"]()())), want) < tolerance_of(torch.bfloat16)

@@ -7,7 +7,7 @@ meaning of `mma` are derived from it. The C++ is in csrc/mma.h and csrc/memory.h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_tile.hardware import AMPERE, HOPPER, Target
@@ -36,6 +36,13 @@ class Shape:
         """Return the elements of operand "a", "b" or "d" that one lane holds."""
         size = {"a": self.m * self.k, "b": self.k * self.n, "d": self.m * self.n}[operand]
         return size // 32
+
+    def in_byte_order(self) -> Shape:
+        """Return the instruction with k counted so that a lane's elements of b are neighbours along k.
+
+        A product sums over k, so that any order will do if a has the same.
+        """
+        return replace(self, a=(self.a[0], digits_of("4:1t 2:4r 2:1r")), b=(digits_of("4:1t 2:2r 2:1r"), self.b[1]))
 
 
 def digits_of(text: str) -> Digits:
@@ -92,7 +99,7 @@ def ldmatrix(dst: Address, src: Address, count: int, trans: bool = False) -> Do:
     / 8`.
 
     Lane `l` receives, of each matrix in turn, the 4 bytes at row `l / 4`, 4-byte column `l % 4`; with `trans` (16-bit
-    elements only) the elements `[2 * (l % 4)][l / 4]` and `[2 * (l % 4) + 1][l / 4]`.
+    elements, or pairs of bytes) the elements `[2 * (l % 4)][l / 4]` and `[2 * (l % 4) + 1][l / 4]`.
     """
     return Do(Call("ldmatrix", (dst, src), dt.int32, (count, trans)))
 
@@ -188,8 +195,8 @@ def _ldmatrix(rows: Any, options: tuple[object, ...]) -> Any:
     warps, _, width = rows.shape
     matrices = rows[:, : 8 * count].reshape(warps, count, 8, width)
     if trans:
-        assert width == 8, "ldmatrix transposes 16-bit elements"
-        matrices = matrices.swapaxes(2, 3)
+        assert width in (8, 16), "ldmatrix transposes 16-bit elements, or pairs of bytes"
+        matrices = matrices.reshape(warps, count, 8, 8, width // 8).swapaxes(2, 3)
     parts = matrices.reshape(warps, count, 32, width // 4)
     return parts.swapaxes(1, 2).reshape(warps, 32, count * width // 4)
 

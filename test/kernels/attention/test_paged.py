@@ -151,6 +151,42 @@ def test_pages_of_float8(form, rounds, problems, check, monkeypatch):
         check(lse, want_lse, what, dtype)
 
 
+@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float8_is_widened_in_registers(capability, dtype, problems, monkeypatch):
+    """Few rows over pages of float8, thread by thread; scales beyond the lengths are NaN, those of values any size."""
+    notes = []
+
+    def call(kernel, *args):
+        notes.extend(str(note) for note in kernel.schedule.remarks)
+        assert not kernel.interpret(*args)
+
+    machine = Machine(Target("cuda", capability), 132)
+    for module in (forward, paged):
+        monkeypatch.setattr(module, "machine_of", lambda x: machine)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    page, width, groups = problems.pick(16, 64), problems.pick(32, 64), problems.pick(1, 5)
+    columns = 128 // page
+    g = problems.generator
+    q = torch.randn(2, 1, 2 * groups, width, generator=g).to(dtype)
+    k, v = (torch.randn(2 * columns + 1, page, 2, width, generator=g).to(E4M3) for _ in range(2))
+    table = torch.randperm(2 * columns + 1, generator=g)[: 2 * columns].view(2, columns).int()
+    lengths = torch.tensor([problems.pick(1, 71, 128), 0], dtype=torch.int32)
+    scales = [torch.rand(2 * columns + 1, page, 2, generator=g) * size for size in (1.0, problems.pick(1e-3, 1.0))]
+    for s in range(128):
+        for b in range(2):
+            if s >= lengths[b]:
+                place = table[b, s // page], s % page
+                k.view(torch.uint8)[place] = v.view(torch.uint8)[place] = 0x7F
+                scales[0][place] = scales[1][place] = math.nan
+    out, lse = attention_paged(q, k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
+    want, want_lse = reference(q.double(), k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
+    close = {"atol": 1e-2 * want.abs().max().item(), "rtol": 1e-2}
+    torch.testing.assert_close(out.double(), want, **close)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-2, rtol=1e-2)
+    assert sum("widened in registers" in note for note in notes) >= 2, notes
+
+
 def test_a_contiguous_cache_of_float8_has_a_page_a_sequence(problems, check):
     q, k, v = problems.tensor(3, 1, 4, 32), *(problems.tensor(3, 2, 70, 32, layout="dense") for _ in range(2))
     k, v = (x.transpose(1, 2).to(E4M3) for x in (k, v))

@@ -96,7 +96,7 @@ def _check(on_threads, case: Case, **options: bool):
 
 
 TURNS = list(itertools.product([False, True], repeat=2))
-TYPES = [(H, H, F), (B, B, F), (H, H, H), (I8, I8, I32), (F8, F8, F), (D, D, D)]
+TYPES = [(H, H, F), (B, B, F), (H, H, H), (I8, I8, I32), (F8, F8, F), (D, D, D), (H, F8, F), (B, F8, F)]
 
 
 @pytest.mark.parametrize("types", TYPES, ids=lambda t: "_".join(map(str, t)))
@@ -168,3 +168,20 @@ def test_the_report_says_where_operands_come_from(check) -> None:
     assert not note.why_not
     run = check(Case(64, 64, 32, (I8, I8, I32), (False, False)))
     assert "ldmatrix turns only 16-bit elements" in run.ctx.build.remarks[-1].why_not
+
+
+@pytest.mark.parametrize("turned", TURNS, ids=str)
+@pytest.mark.parametrize("fragments", ["", "A"])
+def test_float8_is_widened_in_registers(check, fragments: str, turned, seed: int) -> None:
+    """B of float8 beside 16 bits: slices, versions, any number of tiles, and what loads it."""
+    rng = random.Random(seed)
+    tiles, warps = rng.choice([1, 2, 3, 4, 6]), rng.choice([1, 2, 4])
+    case = Case(
+        16, 8 * tiles * warps, 16 * rng.choice([1, 2, 3]), (rng.choice([H, B]), F8, F), turned, 32 * warps, "FullCol",
+        fragments, rng.choice([0, 2]), rng.random() < 0.5, warps == 1 and rng.random() < 0.5, rng.random() < 0.5,
+    )  # fmt: skip
+    print(case)
+    became = check(case).ctx.build.remarks[-1].became
+    rows_of_16_bytes = turned[1] or (tiles * warps * (1 + case.n_slice)) % 2 == 0
+    if rows_of_16_bytes and (turned[1] or (tiles % 2 == 0)):
+        assert "widened in registers" in became, became

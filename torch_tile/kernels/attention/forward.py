@@ -21,7 +21,7 @@ from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
-from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, scale_types, widen
+from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, scale_scores, scale_types, scale_weights, widen
 from torch_tile.kernels.attention.sequences import (
     DENSE,
     Given,
@@ -231,13 +231,17 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     if spec.tile_d == spec.tile_dv:  # keys are read before values are widened
                         v_tile = k_tile
                     k_stored, v_stored = (T.alloc_shared((keys, n), E4M3) for n in (spec.tile_d, spec.tile_dv))
+                    if config.narrow:
+                        k_tile, v_tile = k_stored, v_stored
                     k_scale, v_scale = (
                         others[len(others) - len(lse_types) - 2],
                         others[len(others) - len(lse_types) - 1],
                     )
                     k_scales, v_scales = (T.alloc_shared((keys,), T.float32) for _ in range(2))
                 scores = T.alloc_fragment((rows, keys), accum)
-                probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), spec.dtype)
+                # Weights times scales of values, which are numbers of any size, need bfloat16's range.
+                probs_dtype = torch.bfloat16 if config.narrow else spec.dtype
+                probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), probs_dtype)
                 acc = T.alloc_fragment((rows, spec.tile_dv), accum)
                 row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
                 partial_sums = (
@@ -278,8 +282,11 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     load_keys(given, k, k_stored, span, head, step)
                     if spec.scaled:
                         load_keys(given, k_scale, k_scales, span, head, step)
-                        widen(k_stored, k_scales, k_tile)
+                        if not config.narrow:
+                            widen(k_stored, k_scales, k_tile)
                     T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                    if config.narrow:
+                        scale_scores(scores, k_scales)
                     if spec.score:
                         score_text.modify(spec.program, scores, scale, aux, here, step * keys)
                     if spec.mask is not None or not spec.folded:
@@ -295,13 +302,19 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     exponentiate(scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts)
                     for i, c in T.Parallel(rows, spec.tile_dv):
                         acc[i, c] *= rescale[i]
-                    T.copy(scores, probs)
                     load_keys(given, v, v_stored, span, head, step)
+                    may_end = iteration == 0 if spec.backwards(config) else True
                     if spec.scaled:
                         load_keys(given, v_scale, v_scales, span, head, step)
-                        widen(v_stored, v_scales, v_tile)
+                        if config.narrow:
+                            clear_past(v_scales, step * keys, span.keys, may_end)
+                            scale_weights(scores, v_scales, probs)
+                        else:
+                            widen(v_stored, v_scales, v_tile)
+                    if not config.narrow:
+                        T.copy(scores, probs)
                     if not layout.fixed:
-                        clear_past(v_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
+                        clear_past(v_tile, step * keys, span.keys, may_end)
                     T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
 
                 if config.partial_sums > 1:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values in float8 with a scale for each position, which the kernels of attention widen to the queries' dtype.
 
-A key is `values * scale`, computed in float32 and rounded once to the queries' dtype.
+A key is `values * scale`, computed in float32 and rounded once to the queries' dtype. Where products widen the numbers
+(`Config.narrow`), the scale of a key multiplies its scores instead, and the scale of a value its weights.
 """
 
 from __future__ import annotations
@@ -32,6 +33,20 @@ def widen(stored: Any, scales: Any, tile: Any) -> None:
     T.copy(stored, raw)
     for j, c in T.Parallel(*tile.shape):
         tile[j, c] = T.cast(T.cast(raw[j, c], T.float32) * scales[j], tile.dtype)
+
+
+@T.macro
+def scale_scores(scores: Any, scales: Any) -> None:
+    """Multiply scores `[rows, keys]` by the scale of each key."""
+    for i, j in T.Parallel(*scores.shape):
+        scores[i, j] = scores[i, j] * scales[j]
+
+
+@T.macro
+def scale_weights(weights: Any, scales: Any, probs: Any) -> None:
+    """Write weights times the scale of each value, which is finite, rounded to the dtype of `probs`."""
+    for i, j in T.Parallel(*weights.shape):
+        probs[i, j] = T.cast(weights[i, j] * scales[j], probs.dtype)
 
 
 @dataclass(frozen=True, eq=False)

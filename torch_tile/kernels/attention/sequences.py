@@ -150,7 +150,8 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
         T.copy(x[(span.slab, head, after(span.first_key, step * keys), *columns)], tile)
     elif page % keys == 0:
         each = page // keys
-        T.copy(x[(_page(given, x, span, step // each), head, step % each * keys, *columns)], tile)
+        number = _page(given, x, span, step // each)
+        T.copy(x[(number, head, step % each * keys, *columns)], tile)
     elif keys % page == 0:
         each = keys // page
         for n in tuple(range(each)):  # each page a copy of its own, no loop
@@ -179,9 +180,9 @@ def _page(given: Given, x: Any, span: Span, column: Any) -> Any:
 def clear_past(tile: Any, first: Any, end: Any, may: Any = True) -> None:
     """Set the rows of a tile behind the end of the sequence to zero. Only iterations that `may` have such rows."""
     if T.logical_and(may, first + tile.shape[0] > end):
-        for i, c in T.Parallel(*tile.shape):
+        for i, *c in T.Parallel(*tile.shape):
             if first + i >= end:
-                tile[i, c] = 0
+                tile[(i, *c)] = 0
 
 
 @T.macro

@@ -33,7 +33,9 @@ class Config:
     sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
     are packed. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks that run on
     an SM at once. `through_queries` sends the result through the shared memory of the queries, which are read by then.
-    `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile.
+    `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile. `narrow` multiplies
+    keys and values of float8 without a tile of 16 bits: products widen them in registers, and scales go to scores and
+    weights.
     """
 
     block_q: int = 64
@@ -53,6 +55,7 @@ class Config:
     blocks: int = 1
     through_queries: bool = False
     persistent: int = 0
+    narrow: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from torch_tile.hardware import RESERVED
+from torch_tile.hardware import PER_THREAD, RESERVED, WARP, equal_share
 from torch_tile.kernels.attention.sequences import DENSE
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
@@ -82,8 +82,15 @@ SHORT = (
     Config(16, 64, 128, shared_probs=True),
     *LONG[-3:],
 )
-# Over keys of float8: while a block widens its keys, others on its SM load and multiply.
-SCALED = (Config(16, 128, 128, shared_probs=True, blocks=2), *SHORT)
+# Over keys of float8, whose products widen them: several blocks on an SM, so that loads and arithmetic overlap.
+NARROW = (
+    *(
+        Config(16, keys, 128, stages, resident=True, shared_probs=True, partial_sums=keys, blocks=blocks, narrow=True)
+        for keys, stages, blocks in ((64, 3, 3), (64, 2, 3), (64, 2, 2), (64, 2, 1))
+    ),
+    *(replace(c, narrow=True) for c in SHORT[1:]),
+)
+NARROW_REGISTERS = 104  # of a thread, besides queries, sums and scores
 WIDE = (
     Config(64, 32, 128, shared_probs=True),
     Config(64, 32, 256, shared_probs=True),
@@ -195,11 +202,13 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
     tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
     columns_of: tuple[int, ...] = (spec.tile_d, spec.tile_dv)
-    if spec.scaled:  # float8 as it came, widened into a tile beside it
-        tiles += [Tile(keys, columns, 8, config.stages, (Part.LOOP,)) for columns in columns_of]
-        tiles += [Tile(1, keys, 32, config.stages, (Part.LOOP,)) for _ in columns_of]
-        columns_of = columns_of[: 1 if spec.tile_d == spec.tile_dv else 2]  # keys and values take turns in one tile
-    stages = 1 if spec.scaled else config.stages
+    stages = config.stages
+    if spec.scaled:  # float8 as it came
+        tiles += [Tile(keys, columns, 8, stages, (Part.LOOP,)) for columns in columns_of]
+        tiles += [Tile(1, keys, 32, stages, (Part.LOOP,)) for _ in columns_of]
+        # Widened into a tile beside it, which keys and values take in turns, or in registers.
+        columns_of = columns_of[: 0 if config.narrow else 1 if spec.tile_d == spec.tile_dv else 2]
+        stages = 1
     tiles += [Tile(keys, columns, bits, stages, (Part.LOOP,)) for columns in columns_of]
     tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
     if config.staged and not config.through_queries:
@@ -210,7 +219,7 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
 @lru_cache(KEPT_CHOICES)
 def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     """Choose the first tiling that fits a GPU, and its launch order."""
-    short = SCALED if spec.scaled else SHORT
+    short = NARROW if spec.scaled else SHORT
     tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else short
     tilings = [c for c in tilings if divides(spec, c) and (c.block_q == 16 or problem.rows > 16)]
     tilings = [c for c in tilings if spec.layout.fits(c.block_kv)] or tilings  # else keys are gathered one by one
@@ -301,6 +310,12 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     # Queries in registers cost more of them than they have numbers, where lists are walked.
     spare += LIST_REGISTERS * (2 if config.resident else 1) if spec.lists else 0
     registers = max(MOST_REGISTERS[size] - spare, LEAST_REGISTERS)
+    if config.narrow and config.resident:  # all warps hold the queries, in what blocks leave each other of registers
+        sums = config.block_q * (spec.tile_dv + config.block_kv) // config.threads
+        own = config.block_q * spec.tile_d * size // 4 // WARP + sums
+        most = min(PER_THREAD, equal_share(config.threads, config.blocks)) - NARROW_REGISTERS
+        together = config.blocks * (shared.bytes + RESERVED) <= machine.target.shared_limit + RESERVED
+        return own <= most - spare and together
     return held // config.threads <= registers and shared.fits(machine.target)
 
 

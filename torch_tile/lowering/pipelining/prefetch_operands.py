@@ -121,7 +121,7 @@ def _steps(op: Gemm, ctx: ThreadContext) -> int:
     implementation, _ = op.implementation(ctx)
     types = mma.operand_types(op, ctx)
     sizes = mma.problem(op)
-    if implementation is not mma or types[0] == "tf32" or op.clear_accum or sizes is None:
+    if implementation is not mma or mma.widens(op) or types[0] == "tf32" or op.clear_accum or sizes is None:
         return 0
     for region, across in ((op.A, op.transpose_A), (op.B, not op.transpose_B)):
         bits = region.buffer.dtype.bits

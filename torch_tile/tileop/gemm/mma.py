@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.gemm by mma.sync: operands come from shared memory by ldmatrix, or stay in the registers where they already are.
 
+B of float8 beside A of 16 bits is widened in registers.
+
 Decides the split of C over the warps (`partition.py`). Assumes at lowering that C and fragment operands have the
 layouts demanded here. What a thread then does is in `gemm/steps.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.matrix import FRAGMENTS, Digits, shape_for
+from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Const
 from torch_tile.ir.layout import Layout, shared_tile
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
     """Return why the tensor cores cannot compute this product; None if they can."""
-    types = operand_types(op, ctx)
+    types = instruction_types(op, ctx)
     name = shape_for(*types, ctx.target)
     if name is None:
         return f"no mma.sync on {ctx.target} multiplies {types[0]} by {types[1]} into {types[2]}"
@@ -73,7 +77,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     """Emit one thread's part of a product by mma.sync."""
-    return gemm_steps.product(op, partition_of(op, ctx), ctx)
+    return gemm_steps.product(op, partition_of(op, ctx), ctx, widens(op))
 
 
 def partition_of(op: Gemm, ctx: ThreadContext) -> Partition:
@@ -86,7 +90,7 @@ def partition_of(op: Gemm, ctx: ThreadContext) -> Partition:
 
 def has_product(op: Gemm, ctx: ThreadContext) -> bool:
     """Return whether the tensor cores multiply these types, whatever the sizes."""
-    return shape_for(*operand_types(op, ctx), ctx.target) is not None
+    return shape_for(*instruction_types(op, ctx), ctx.target) is not None
 
 
 def operand_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
@@ -95,6 +99,18 @@ def operand_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
     if ctx.build.options.tf32 and a == b == c == "float32":
         return "tf32", "tf32", c
     return a, b, c
+
+
+def widens(op: Gemm) -> bool:
+    """Return whether B is of float8 in shared memory, to be widened to A's 16 bits."""
+    a, b = op.A.buffer.dtype, op.B.buffer
+    return a in (dt.float16, dt.bfloat16) and b.dtype == dt.float8_e4m3fn and b.scope == "shared"
+
+
+def instruction_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
+    """Return the types of A, B and C as the instruction takes them."""
+    a, b, c = operand_types(op, ctx)
+    return (a, a, c) if widens(op) else (a, b, c)
 
 
 def problem(op: Gemm) -> tuple[int, int, int] | None:
@@ -107,7 +123,7 @@ def problem(op: Gemm) -> tuple[int, int, int] | None:
 
 def step_of(op: Gemm, ctx: ThreadContext) -> int:
     """Return how many elements of K one instruction covers."""
-    name = shape_for(*operand_types(op, ctx), ctx.target)
+    name = shape_for(*instruction_types(op, ctx), ctx.target)
     assert name is not None
     return FRAGMENTS[name].k
 
@@ -153,11 +169,22 @@ def _choices(op: Gemm, ctx: ThreadContext) -> list[Partition]:
 
     A slice of C's columns must be alike in all warps, so it needs one column of warps.
     """
-    sizes, name = problem(op), shape_for(*operand_types(op, ctx), ctx.target)
+    sizes, name = problem(op), shape_for(*instruction_types(op, ctx), ctx.target)
     assert sizes is not None and name is not None
     m, n, _ = sizes
-    found = partitions(FRAGMENTS[name], m, n, ctx.count // WARP, op.policy.value)
-    return [p for p in found if p.columns == 1 or n == matrix_sizes(op.C)[1]]
+    shape = FRAGMENTS[name]
+    if widens(op) and op.transpose_B:
+        shape = shape.in_byte_order()
+    splits = partitions(shape, m, n, ctx.count // WARP, op.policy.value)
+    found = [p for p in splits if p.columns == 1 or n == matrix_sizes(op.C)[1]]
+    return [replace(p, alternating=True) for p in found if _may_alternate(op, p, n)] + found
+
+
+def _may_alternate(op: Gemm, p: Partition, n: int) -> bool:
+    """Return whether columns may go to two tiles by turns: ldmatrix turns pairs of bytes, neighbours along n."""
+    start, pair = start_of(op.C, -1), 2 * p.shape.n
+    across = widens(op) and not op.transpose_B
+    return across and n % (p.columns * pair) == 0 and start is not None and start % pair == 0
 
 
 def _layout_of(op: Gemm, operand: Region, p: Partition) -> Layout:

@@ -18,12 +18,16 @@ from torch_tile.ir.layout import Digit, Layout
 
 @dataclass(frozen=True)
 class Partition:
-    """A split of C over `rows x columns` warps of `warps`; each tile is one instruction of `shape`."""
+    """A split of C over `rows x columns` warps of `warps`; each tile is one instruction of `shape`.
+
+    With `alternating`, columns go to the two tiles of a pair by turns.
+    """
 
     shape: Shape
     rows: int
     columns: int
     warps: int
+    alternating: bool = False
 
     @property
     def copies(self) -> int:
@@ -47,7 +51,9 @@ class Partition:
         m_tiles, n_tiles = self.tiles(m, n)
         each = self.shape.registers("d")
         rows = row, Digit(m_tiles, n_tiles * each, "r"), *self.shape.d[0]
-        columns = column, Digit(n_tiles, each, "r"), *self.shape.d[1]
+        columns: Digits = (column, Digit(n_tiles, each, "r"), *self.shape.d[1])
+        if self.alternating:
+            columns = column, Digit(n_tiles // 2, 2 * each, "r"), *self.shape.d[1], Digit(2, each, "r")
         return _layout(rows, columns, (copy,))
 
     def operand_a(self, m: int, k: int) -> Layout:

@@ -17,7 +17,7 @@ from torch_tile.intrinsics.matrix import Digits, ldmatrix, mma, round_tf32
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Expr, Load, Var, const
+from torch_tile.ir.expr import Address, Expr, Load, Var, cast, const
 from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
 from torch_tile.tileop.base import aligned_run, number_of
 from torch_tile.tileop.gemm.partition import Partition
@@ -67,6 +67,7 @@ class Source:
 
     `place(i, k)` is where the element in row or column `i` at `k` lies in the buffer behind `region`. `digits` are the
     places in a tile of i and k; `across` says that memory runs along i, not along k. `batch` tiles are loaded at once.
+    The instruction takes elements of `dtype`. `in_byte_order` and `alternating` are those of the partition.
     """
 
     name: str
@@ -80,6 +81,20 @@ class Source:
     step: int
     each: int
     tf32: bool
+    dtype: dt.DType
+    in_byte_order: bool
+    alternating: bool
+
+    @property
+    def widens(self) -> bool:
+        """Return whether elements are fewer bits in memory than in registers."""
+        return self.dtype != self.region.buffer.dtype
+
+    def outer(self, tile: Expr, i: Expr) -> Expr:
+        """Return the row or column of element `i` of a tile."""
+        if self.alternating:
+            return self.offset + tile // 2 * (2 * self.unit) + i * 2 + tile % 2
+        return self.offset + tile * self.unit + i
 
     def place(self, i: Expr, k: Expr) -> tuple[Expr, ...]:
         """Return the indices into the buffer."""
@@ -87,20 +102,25 @@ class Source:
         return (*lead, rows + k, columns + i) if self.across else (*lead, rows + i, columns + k)
 
 
-def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
+def product(op: Gemm, p: Partition, ctx: ThreadContext, widens: bool) -> Stmt:
     """Emit the whole product: `C += A B`, after a clear if asked."""
     m, n, k = (number_of(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
     shape, (m_tiles, n_tiles) = p.shape, p.tiles(m, n)
     tf32 = ctx.build.options.tf32 and op.A.buffer.dtype == dt.float32
     warp = ctx.thread // 32
     row, column = warp // p.columns % p.rows * (m // p.rows), warp % p.columns * (n // p.columns)
-    a = Source("a", op.A, m_tiles, m_tiles, shape.m, row, shape.a, op.transpose_A, shape.k, shape.registers("a"), tf32)
+    widened = op.A.buffer.dtype if widens else op.B.buffer.dtype
+    in_byte_order = widens and op.transpose_B
+    a = Source(
+        "a", op.A, m_tiles, m_tiles, shape.m, row, shape.a, op.transpose_A, shape.k, shape.registers("a"), tf32,
+        op.A.buffer.dtype, in_byte_order, False,
+    )  # fmt: skip
     b = Source(
-        "b", op.B, n_tiles, 1 if n_tiles % 2 else 2, shape.n, column, shape.b[::-1], not op.transpose_B,
-        shape.k, shape.registers("b"), tf32,
+        "b", op.B, n_tiles, _batch(n_tiles, in_byte_order), shape.n, column, shape.b[::-1], not op.transpose_B,
+        shape.k, shape.registers("b"), tf32, widened, in_byte_order, p.alternating,
     )  # fmt: skip
     left, right = _operand(a, ctx), _operand(b, ctx)
-    types = ("tf32", "tf32") if tf32 else (op.A.buffer.dtype.name, op.B.buffer.dtype.name)
+    types = ("tf32", "tf32") if tf32 else (op.A.buffer.dtype.name, widened.name)
     name = f"m{shape.m}n{shape.n}k{shape.k}"
     became = f"mma.sync {name} {types[0]}, {p.rows} x {p.columns} warps of {m // p.rows} x {n // p.columns}"
     why_not = "; ".join(filter(None, (left.why_not, right.why_not)))
@@ -130,6 +150,11 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     return Block((*allocs, *clear, unrolled("ks", k // shape.k, along_n)))
 
 
+def _batch(tiles: int, in_byte_order: bool) -> int:
+    """Return how many tiles of B are loaded at once: by ldmatrix two, of float8 in the order of bytes four."""
+    return next(n for n in ((4, 2, 1) if in_byte_order else (2, 1)) if tiles % n == 0)
+
+
 def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int, all_columns: int) -> list[Stmt]:
     """Set the accumulators of this product to zero, if it starts afresh."""
     if not op.clear_accum:
@@ -151,7 +176,7 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
     kept = _in_place(s, ctx) if buffer.scope == "fragment" else None
     if kept is not None and not s.tf32:
         return kept
-    registers = ctx.local(s.name, s.batch * s.each, buffer.dtype)
+    registers = ctx.local(s.name, s.batch * s.each, s.dtype)
 
     def index(tile: Expr, step: Expr) -> Expr:
         """Return the first register of a tile's operand in the batch."""
@@ -162,10 +187,12 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
         if kept is not None:
             return Load(kept.registers, (kept.index(tile, step) + v,))
         i, k = (_coordinate(digits, ctx.thread, v) for digits in s.digits)
-        return Load(buffer, s.place(s.offset + tile * s.unit + i, step * s.step + k))
+        return cast(Load(buffer, s.place(s.outer(tile, i), step * s.step + k)), s.dtype)
 
     why_not = "" if kept is not None or buffer.dtype.bits > 32 else _no_ldmatrix(s, ctx)
-    if kept is None and buffer.dtype.bits <= 32 and not why_not:
+    if kept is None and s.widens and not why_not:
+        load, how = _by_bytes(s, registers, index, ctx), f"ldmatrix{'.trans' * s.across}, widened in registers"
+    elif kept is None and buffer.dtype.bits <= 32 and not why_not:
         load, how = _by_matrix(s, registers, index, ctx.thread), "ldmatrix.trans" if s.across else "ldmatrix"
     else:
         load, how = _by_element(s, registers, index, element), "registers" if kept is not None else "single elements"
@@ -190,7 +217,11 @@ def _in_place(s: Source, ctx: ThreadContext) -> Operand:
 def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
     """Return why ldmatrix cannot load an operand of at most 32 bits from shared memory; empty if it can."""
     buffer = s.region.buffer
-    if s.across and buffer.dtype.bits != 16:
+    if s.in_byte_order and not s.widens:
+        return f"the other operand is widened from memory, so that k does not go as ldmatrix reads `{buffer.name}`"
+    if s.across and s.widens and not s.alternating:
+        return f"a warp has no two tiles of columns of `{buffer.name}`, of which ldmatrix turns pairs"
+    if s.across and buffer.dtype.bits != 16 and not s.widens:
         return f"`{buffer.name}` runs across k, and ldmatrix turns only 16-bit elements"
     chunk = 16 // buffer.dtype.itemsize
     if aligned_run(buffer) % chunk:
@@ -219,6 +250,36 @@ def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> Load
         return ldmatrix(dst, src, count, s.across)
 
     return lambda first, step: unrolled("i", s.batch // at_once, lambda n: matrices(first + n * at_once, step))
+
+
+def _by_bytes(s: Source, registers: Buffer, index: Index, ctx: ThreadContext) -> LoadBatch:
+    """Load float8 by ldmatrix, whose lanes get four bytes of each matrix of 8 rows of 16 bytes, and widen them.
+
+    Along k, a matrix is a tile of B, and a lane's bytes are neighbours along k. Across k, a matrix is half the step of
+    two tiles: a lane has two bytes of both of two rows, and the even columns are one tile's.
+    """
+    count, lane = s.batch if not s.across else 2, ctx.thread % 8
+    raw = ctx.local(f"{s.name}_bytes", 4 * count, s.region.buffer.dtype)
+
+    def load(first: Expr, step: Expr) -> Stmt:
+        """Emit one ldmatrix, and the conversions of its bytes."""
+        matrix = ctx.thread // 8 % count if count > 1 else ZERO
+        if s.across:
+            i, k = s.offset + first * s.unit, step * s.step + matrix * 8 + lane
+        else:
+            i, k = s.offset + (first + matrix) * s.unit + lane, step * s.step
+        read = ldmatrix(Address(raw, (ZERO,)), Address(s.region.buffer, s.place(i, k)), count, s.across)
+
+        def widen(v: Expr) -> Stmt:
+            """Emit the conversion of one element, in the order of the registers of all tiles."""
+            source = v
+            if s.across:  # registers count tile, half of the step, row; bytes half, row, tile
+                source = v // 2 % 2 * 4 + v % 2 * 2 + v // 4
+            return Store(registers, (v,), cast(Load(raw, (source,)), s.dtype))
+
+        return Block((Alloc(raw), read, unrolled("v", s.batch * s.each, widen)))
+
+    return load
 
 
 def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[Expr, Expr, Expr], Expr]) -> LoadBatch:
