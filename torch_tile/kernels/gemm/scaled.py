@@ -116,6 +116,13 @@ class Scale:
         """Return how many rows of a tile of `rows` rows surely have one scale; a tile starts at a multiple of them."""
         return math.gcd(self.shared, rows)  # all rows if all share one
 
+    def loaded(self, rows: int, anywhere: bool) -> int:
+        """Count the scales that are loaded for a tile of `rows` rows, which starts at a multiple of them or `anywhere`.
+
+        Bulk copies begin at a multiple of `BULK_START`. So they bring scales of rows before and behind such a tile, too.
+        """
+        return rows // self.each(rows) + (BULK_TILE if self.bulk and anywhere else 0)
+
     def type(self, name: str, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
         vector = 4 if self.bulk else 1
@@ -178,16 +185,17 @@ class GroupScales:
         self.each = kind.each(rows)
         self.count = rows // self.each
         many = across and self.count > FEW_SCALES
-        self.skipped = row % BULK_START if kind.bulk and anywhere else 0
-        loaded = self.count + (BULK_TILE if kind.bulk and anywhere else 0)
-        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((loaded,), "float32")
+        early = kind.bulk and anywhere
+        # In this form the compiler proves that bulk copies may begin here.
+        self.first = row // BULK_START * BULK_START if early else row
+        self.skipped = row % BULK_START if early else 0
+        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((kind.loaded(rows, anywhere),), "float32")
         self.now = (T.alloc_shared if many and not kind.bulk else T.alloc_fragment)((self.count,), "float32")
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
         if self.kind.bulk:
-            first = self.row if self.ahead.shape[0] == self.count else self.row // BULK_START * BULK_START
-            T.copy(self.scales[(*self.matrix, *self.kind.place(first, step))], self.ahead)
+            T.copy(self.scales[(*self.matrix, *self.kind.place(self.first, step))], self.ahead)
 
     def fetch(self, step: Any) -> None:
         """Begin to load the scales of a step, if they do not come with its tiles."""
@@ -492,13 +500,15 @@ def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> fl
 
 
 def _tiles(tile: tuple[int, int, int], problem: Problem) -> int:
+    """Count the tiles of the result."""
     bm, bn, _ = tile
     return -(-problem.m // bm) * -(-problem.n // bn)
 
 
-def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
-    """Compute the shared memory of both operands' tiles and their scales, of bytes that hold b's numbers of fewer bits,
-    and of results on their way out.
+def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> Footprint:
+    """Compute the shared memory of a block. With `groups` of rows, tiles of a begin at any row.
+
+    It holds tiles of both operands and of their scales, bytes with b's numbers of fewer bits, and results that leave.
     """
     bm, bn, bits = config.block_m, config.block_n, spec.bits
     of_a, of_b = (8 * x.itemsize for x in spec.operands)
@@ -508,7 +518,7 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
     for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
         if kind.bulk:
-            tiles.append(Tile(1, rows, 32, config.stages, (Part.LOOP,)))
+            tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
     if config.staged:

@@ -153,6 +153,7 @@ class _Async(Rewriter):
             return made
 
         def start(iteration: Expr, sums: Buffer) -> list[Stmt]:
+            """Return the statements that start the product of an iteration."""
             return _all(at(iteration, sums), _started(parts.start))
 
         def finish(iteration: Expr, sums: Buffer, pending: int) -> list[Stmt]:
