@@ -119,7 +119,7 @@ class Scale:
     def loaded(self, rows: int, anywhere: bool) -> int:
         """Count the scales that are loaded for a tile of `rows` rows, which starts at a multiple of them or `anywhere`.
 
-        Bulk copies begin at a multiple of `BULK_START`. So they bring scales of rows before and behind such a tile, too.
+        Bulk copies begin at a multiple of `BULK_START`. So they bring scales before and behind such a tile, too.
         """
         return rows // self.each(rows) + (BULK_TILE if self.bulk and anywhere else 0)
 
