@@ -642,7 +642,6 @@ class Spec:
             width = max(LEAST_PIECE, block_k // 4) if self.alternates(config) else block_k
         return [Piece(at, width, max(span, width), config.lanes) for at in range(0, block_k, width)]
 
-
     def taken(self, factor: Factor) -> torch.dtype:
         """Return the dtype to which the kernel converts scales or zeros before it scales weights. Halves hold bytes
         exactly, and bfloat16 powers of two.
