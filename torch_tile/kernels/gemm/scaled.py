@@ -38,6 +38,7 @@ from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
+from torch_tile.kernels.measured_rules import verdict
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
 MOST_UNSCALED = 64  # sums of a thread that wait for their scales
@@ -473,7 +474,9 @@ def prepare(
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
     pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
     spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
-    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1), [a, b, scale_a, scale_b, *views]
+    runs = kind_a.grouped or kind_b.grouped
+    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs)
+    return spec, problem, [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
@@ -492,7 +495,8 @@ def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
 class Problem:
     """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
 
-    Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`).
+    Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`). Whether runs
+    of 128 columns of a have scales of their own (`runs`).
     """
 
     operand: torch.dtype
@@ -502,6 +506,19 @@ class Problem:
     aligned: bool
     bits: int = 8
     staged: bool = False
+    runs: bool = True
+
+
+# Tiles of which each was timed, with and without scales of runs. Those of 128 x 128 are taken by persistent blocks.
+TIMED = (
+    Config(128, 128, GROUP, 256, 4),
+    Config(192, 128, GROUP, 384, 4),
+    Config(128, 160, GROUP, 256, 4),
+    Config(128, 96, GROUP, 256, 6),
+    Config(64, 128, GROUP, 128, 6),
+    Config(64, 64, GROUP, 128, 8),
+)
+EDGE = 1.5  # microseconds in which a block starts its first copies and stores its tile
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
@@ -511,6 +528,8 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
     if problem.operand.itemsize > 1:  # widened between memory and tiles, by copies that no stage can hold
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
+    if (timed := _timed_config(problem, machine)) is not None:
+        return timed
     least = 64 if machine.target.has_wgmma and problem.aligned else 32
     tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
     if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
@@ -527,6 +546,29 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     if _tiles(best, problem) <= machine.num_sms:  # no second block needs the room
         return replace(config, stages=8) if best[:2] == (64, 64) else config
     return replace(config, blocks=machine.num_sms) if problem.staged and best[:2] == (128, 128) else config
+
+
+def _timed_config(problem: Problem, machine: Machine) -> Config | None:
+    """Choose the tile whose waves take the least time, by the measured time of its steps. None for other problems."""
+    timed = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
+    if not timed or not machine.target.has_wgmma or problem.m <= 64:
+        return None
+    best = min(TIMED, key=lambda config: _microseconds(config, problem, machine))
+    tile = best.block_m, best.block_n, best.threads
+    stays = tile[:2] == (128, 128) and _tiles(tile, problem) > machine.num_sms
+    panel = 8 if problem.m > 8 * best.block_m else 0
+    return replace(best, staged=True, panel=panel, blocks=machine.num_sms if stays else 0)
+
+
+def _microseconds(config: Config, problem: Problem, machine: Machine) -> float:
+    """Estimate the time of all waves. Persistent blocks start copies of the next tile while they store one."""
+    tile = config.block_m, config.block_n, config.threads
+    waves, steps = -(-_tiles(tile, problem) // machine.num_sms), -(-problem.k // GROUP)
+    step = verdict(
+        "scaled.step_time", machine.target, math.inf,
+        rows=config.block_m, columns=config.block_n, runs=problem.runs,
+    )  # fmt: skip
+    return float(waves * steps * step + EDGE * (1 if tile[:2] == (128, 128) else waves))
 
 
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
