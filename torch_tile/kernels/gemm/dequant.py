@@ -167,8 +167,7 @@ def widened(
     alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
     weights = alloc((rows, piece.width), spec.operand)
     for j, c in T.Parallel(rows, piece.width):
-        column = piece.column(c)
-        place = (column // fields, j) if transposed else (j, column // fields)
+        place = (piece.word(c, fields), j) if transposed else (j, piece.word(c, fields))
         weights[j, c] = T.cast(
             weight(spec, words[place], c, j, piece, None if late else scale, zero, table), spec.operand
         )
@@ -594,6 +593,13 @@ class Piece:
         if not self.by_lanes:
             return slot
         return slot % 8 // 2 * (self.width // 4) + slot // 8 * 2 + slot % 2
+
+    def word(self, slot: Any, fields: int) -> Any:
+        """Return the word of a row of the piece that holds the column of a slot."""
+        if not self.by_lanes:
+            return slot // fields
+        each = self.width // (4 * fields)  # words of a lane
+        return slot % 8 // 2 * each + (slot // (4 * fields) if each > 1 else 0)
 
     def field(self, slot: Any) -> Any:
         """Return the column of a slot, or a column whose field lies at the same place of a word of int32."""
