@@ -266,8 +266,7 @@ def dequant_matmul(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), threads=config.threads) as (by, bx):
-            if config.lanes and config.blocks:
-                T.annotate_min_blocks_per_sm(config.blocks)
+            T.annotate_min_blocks_per_sm(config.resident)
             products = multiply(config, spec, a, operands, by * bm, bx * bn, 0, T.ceildiv(k, bk))
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i
@@ -319,8 +318,7 @@ def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
     def cluster_dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
         rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
         with T.Kernel(rows * columns * count, threads=config.threads, cluster_dims=count) as block:
-            if config.lanes and config.blocks:
-                T.annotate_min_blocks_per_sm(config.blocks)
+            T.annotate_min_blocks_per_sm(config.resident)
             split, by, bx = block % count, block // count % rows, block // count // rows
             share = T.ceildiv(steps, count)
             last = T.min(split * share + share, steps)
