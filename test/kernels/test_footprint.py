@@ -2,6 +2,7 @@
 """Footprints of tilings, compared with the shared memory that the compiler allocates for the library's kernels."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,8 +47,8 @@ FOOTPRINTS = {
     "split_dequant_gemm": of_dequant,
     "cluster_dequant_gemm": of_dequant,
     "grouped_dequant_gemm": of_dequant,
-    "grouped_scaled_gemm": scaled.footprint,
-    "masked_scaled_gemm": scaled.footprint,
+    "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
+    "masked_scaled_gemm": partial(scaled.footprint, groups=True),
     "scaled_gemm": scaled.footprint,
     "attention": attention.footprint,
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),

@@ -270,12 +270,12 @@ def _few_bit_experts(
 
 
 def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> Callable[[Make], object]:
-    """Scales as (rows that share one, columns that share one or 0)."""
+    """Scales as (rows that share one, columns that share one or 0). Those of a lie in memory by columns, as torch's."""
     float8, groups, n, k = torch.float8_e4m3fn, 32, 2048, 2048
 
     def call(make: Make) -> object:
         runs = [k // columns if columns else 1 for _, columns in (of_a, of_b)]
-        scale_a = make((groups * rows, runs[0]), torch.float32)
+        scale_a = make((runs[0], groups * rows), torch.float32).mT
         scale_b = make((groups, n // of_b[0], runs[1]), torch.float32)
         a, b, offsets = make((groups * rows, k), float8), make((groups, n, k), float8), make((groups,), torch.int32)
         return grouped_scaled.grouped_scaled_gemm(

@@ -18,6 +18,7 @@ from torch_tile.ops import own_kernel
 
 FORMS = ["copy", "staged", "loop", "branches", "empty"]
 TILE = {"select": "tile"}
+JUMPS = {"gt", "ge", "lt", "le", "eq", "ne", "where", "floor", "sign"}  # an ulp of the operand changes all of the value
 
 
 def scaled(form, rows, cols, dtype):
@@ -118,7 +119,7 @@ def test_random_epilogues(form, target, seed):
     rows, cols = choose.choices([5, 16, 40], k=2)
     statements, names = [], ["acc0", "x0", "x1"]
     for n in range(choose.randint(1, 5)):
-        name = choose.choice(sorted(n for n, f in FUNCTIONS.items() if not f.singular))
+        name = choose.choice(sorted(n for n, f in FUNCTIONS.items() if not f.singular and n not in JUMPS))
         operands = [choose.choice(names) for _ in range(FUNCTIONS[name].arity)]
         statements.append(f"v{n}={name}({','.join(operands)})")
         names.append(f"v{n}")

@@ -2,6 +2,7 @@
 """Products of float8 matrices with scales of every form, against float64."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,18 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import spec as gemm_spec
-from torch_tile.kernels.gemm.scaled import Problem, Scale, Spec, config_for, footprint, reference, scaled_gemm
+from torch_tile.kernels.gemm.scaled import (
+    GROUP,
+    TIMED,
+    Problem,
+    Scale,
+    Spec,
+    config_for,
+    footprint,
+    parts_of,
+    reference,
+    scaled_gemm,
+)
 from torch_tile.kernels.gemm.tiling import Config
 
 E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
@@ -177,6 +189,59 @@ def test_tilings_follow_sizes():
     assert chosen(4096, staged=True) == (132, 4)
     assert chosen(64, staged=True) == chosen(64) == (0, 8)
     assert chosen(4096) == chosen(4096, staged=True, bits=4) == (0, 4)
+
+
+# Microseconds on an H200 by tile, with scales of runs and without (h200_low_precision_2026-11-27.txt).
+MEASURED = {
+    (1000, 4608, 7168, True): {"128x128": 85.6, "64x128": 106.4, "64x64": 135.9, "192x128": 70.5, "128x96": 82.8},
+    (256, 4608, 7168, True): {"128x128": 34.1, "64x128": 46.7, "64x64": 49.4, "192x128": 36.3, "128x96": 30.9},
+    (768, 7168, 2048, True): {"128x128": 31.1, "64x128": 46.7, "64x64": 63.0, "192x128": 28.4, "128x96": 41.3},
+    (1536, 4096, 4096, True): {"128x128": 52.7, "64x128": 78.9, "64x64": 112.7, "192x128": 45.9, "128x96": 68.2},
+    (2048, 2112, 7168, True): {"128x128": 83.3, "64x128": 104.7, "64x64": 121.3, "192x128": 70.6, "128x96": 83.0},
+    (640, 2112, 7168, True): {"128x128": 32.2, "64x128": 45.5, "64x64": 49.0, "192x128": 35.7, "128x96": 30.9},
+    (1000, 4608, 7168, False): {"128x128": 69.7, "64x128": 93.9, "192x128": 64.8, "128x160": 56.7, "128x96": 59.1},
+    (384, 8192, 8192, False): {"128x128": 58.2, "64x128": 68.0, "192x128": 42.4, "128x160": 65.2, "128x96": 49.0},
+    (200, 4096, 4096, False): {"128x128": 19.6, "64x128": 16.9, "192x128": 22.5, "128x160": 20.4, "128x96": 16.6},
+    (2048, 7168, 2048, False): {"128x128": 52.2, "64x128": 92.0, "192x128": 60.2, "128x160": 61.9, "128x96": 70.1},
+    (2048, 2112, 7168, False): {"128x128": 66.4, "64x128": 92.8, "192x128": 64.9, "128x160": 56.9, "128x96": 57.4},
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED, ids=str)
+def test_rules_choose_tiles_that_were_fast(shape):
+    *sizes, runs = shape
+    config = config_for(Problem(E4M3, *sizes, True, staged=True, runs=runs), Machine(Target("cuda", 90), 132))
+    times = MEASURED[shape]
+    assert times[f"{config.block_m}x{config.block_n}"] <= 1.05 * min(times.values())
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("form", ["blocks", "rows"])
+def test_parts_of_rows(form, engine, problems, check):
+    """Tiles so large that a thread has no room for unscaled sums of all their rows."""
+    config = Config(256, 128, GROUP, 256, 2, staged=problems.pick(False, True), blocks=problems.pick(0, 3))
+    assert parts_of(config) == [(0, 128), (128, 128)]
+    m, n, k = problems.size(300), 16 * problems.size(12), 128 * problems.size(3)
+    a, b = (problems.tensor(rows, k, layout="dense").to(E4M3) for rows in (m, n))
+    runs = k // GROUP if form == "blocks" else 1
+    scale_a = problems.tensor(runs, m, layout="dense", dtype=F32).mT
+    scale_b = problems.tensor(-(-n // GROUP) if form == "blocks" else n, runs, layout="dense", dtype=F32).mT
+    got = scaled_gemm(a, b.mT, scale_a, scale_b, [], "", "", F32, config=config)
+    want = reference(a.double(), b.mT.double(), scale_a.double(), scale_b.double(), [], "", "", torch.float64)
+    check(got, want, f"{m}x{n}x{k} by {config}", F32)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("groups", [False, True])
+def test_timed_tiles_fit(runs, groups):
+    product = gemm_spec.Spec(E4M3, torch.bfloat16, False, (True,), (), "ret acc0")
+    scales = Scale(1, runs, True, runs), Scale(GROUP if runs else 1, runs, True)
+    spec = Spec(product, (E4M3, E4M3), (E4M3, E4M3), scales)
+    for config in TIMED:
+        if runs and config.block_n == 160:  # which is never taken then
+            continue
+        tiles = footprint(replace(config, staged=True), spec, True, groups)
+        assert tiles.bytes <= Target("cuda", 90).shared_limit, config
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])

@@ -512,3 +512,37 @@ def test_two_accumulators_take_turns() -> None:
 )
 def test_one_accumulator_otherwise(change) -> None:
     assert waits(scaled(**change)) == [0]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("widened", [False, True])
+def test_values_of_sums_that_are_scaled(inside: bool, widened: bool) -> None:
+    """Accumulators of the loop, and operands that the iteration writes into registers before its product."""
+    stored = "int8" if widened else "float16"
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 512), stored), B: T.Tensor((64, 512), "float16"), S: T.Tensor((8,), "float32"),
+               C: T.Tensor((64, 64), "float32")):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            words = T.alloc_shared((64, 64), stored)
+            a, b = T.alloc_fragment((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            outside, total = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.clear(total)
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[0, ko * 64], words)
+                T.copy(B[0, ko * 64], b)
+                if widened:
+                    for i, j in T.Parallel(64, 64):
+                        a[i, j] = T.cast(words[i, j], "float16")
+                part = T.alloc_fragment((64, 64), "float32") if inside else outside
+                T.gemm(a if widened else words, b, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 64):
+                    total[i, j] += part[i, j] * S[ko]
+            T.copy(total, C)
+
+    a, b, s = torch.randint(-8, 8, (64, 512)).to(torch.int8), torch.randn(64, 512).half(), torch.rand(8)
+    out = torch.empty(64, 64)
+    compiled = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert not compiled.interpret(a if widened else a.half(), b, s, out)
+    want = torch.einsum("mgk,ngk,g->mn", a.float().unflatten(1, (8, 64)), b.float().unflatten(1, (8, 64)), s)
+    torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-1)

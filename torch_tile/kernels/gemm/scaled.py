@@ -38,8 +38,10 @@ from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
+from torch_tile.kernels.measured_rules import verdict
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
+MOST_UNSCALED = 64  # sums of a thread that wait for their scales
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
 # Bulk copies of float32 begin at multiples of 4 numbers in memory, and of 32 in shared memory.
 BULK_START, BULK_TILE = 4, 32
@@ -116,6 +118,13 @@ class Scale:
         """Return how many rows of a tile of `rows` rows surely have one scale; a tile starts at a multiple of them."""
         return math.gcd(self.shared, rows)  # all rows if all share one
 
+    def loaded(self, rows: int, anywhere: bool) -> int:
+        """Count the scales that are loaded for a tile of `rows` rows, which starts at a multiple of them or `anywhere`.
+
+        Bulk copies begin at a multiple of `BULK_START`. So they bring scales before and behind such a tile, too.
+        """
+        return rows // self.each(rows) + (BULK_TILE if self.bulk and anywhere else 0)
+
     def type(self, name: str, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
         vector = 4 if self.bulk else 1
@@ -178,16 +187,17 @@ class GroupScales:
         self.each = kind.each(rows)
         self.count = rows // self.each
         many = across and self.count > FEW_SCALES
-        self.skipped = row % BULK_START if kind.bulk and anywhere else 0
-        loaded = self.count + (BULK_TILE if kind.bulk and anywhere else 0)
-        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((loaded,), "float32")
+        early = kind.bulk and anywhere
+        # In this form the compiler proves that bulk copies may begin here.
+        self.first = row // BULK_START * BULK_START if early else row
+        self.skipped = row % BULK_START if early else 0
+        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((kind.loaded(rows, anywhere),), "float32")
         self.now = (T.alloc_shared if many and not kind.bulk else T.alloc_fragment)((self.count,), "float32")
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
         if self.kind.bulk:
-            first = self.row if self.ahead.shape[0] == self.count else self.row // BULK_START * BULK_START
-            T.copy(self.scales[(*self.matrix, *self.kind.place(first, step))], self.ahead)
+            T.copy(self.scales[(*self.matrix, *self.kind.place(self.first, step))], self.ahead)
 
     def fetch(self, step: Any) -> None:
         """Begin to load the scales of a step, if they do not come with its tiles."""
@@ -231,15 +241,41 @@ class WholeScales:
         return self.all[row // self.each]
 
 
+@dataclass(frozen=True)
+class Ends:
+    """The scales of the rows of each part of a tile, and of its columns, if they do not change along K."""
+
+    of_a: list[WholeScales | None]
+    of_b: WholeScales | None
+
+    def share(self) -> None:
+        """Let all threads see what each of them loaded."""
+        for scales in filter(None, (*self.of_a, self.of_b)):
+            scales.share()
+
+
 def whole_scales(
     config: Config, spec: Spec, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
-) -> tuple[WholeScales | None, WholeScales | None]:
-    """Return the scales of a tile's rows and of its columns, if they do not change along K."""
+) -> Ends:
+    """Begin to load the scales of a tile that do not change along K."""
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
-    return (
-        None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False),
-        None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, True),
-    )
+    of_a = [
+        None if kind_a.grouped else WholeScales(kind_a, scale_a, row + start, rows, (), False)
+        for start, rows in parts_of(config)
+    ]
+    return Ends(of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, True))
+
+
+def parts_of(config: Config) -> list[tuple[int, int]]:
+    """Split the rows of a tile into parts (first, count) that are multiplied one after the other.
+
+    So a thread has registers for the unscaled sums of one part, beside the scaled sums of the tile. A part has 64 rows
+    for each warpgroup.
+    """
+    wanted = config.block_m * config.block_n // (config.threads * MOST_UNSCALED)
+    count = max(1, min(wanted, config.block_m // (config.threads // 2)))
+    rows = config.block_m // count
+    return [(start, rows) for start in range(0, config.block_m, rows)]
 
 
 @T.macro
@@ -247,7 +283,8 @@ def multiply(
     config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any,
     matrix: tuple[Any, ...] = (),
 ) -> Any:  # fmt: skip
-    """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
+    """Compute one tile of the product by `parts_of` its rows, with the scales of groups applied, summed over the steps
+    before `last`.
 
     `matrix` is the index of b if there are several: rows of each then begin anywhere.
     """
@@ -256,36 +293,40 @@ def multiply(
     a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
     packed = GROUP // spec.fields
     words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
-    product, part = (T.alloc_fragment((bm, bn), dtype) for dtype in ("float32", spec.sums))
-    T.clear(product)
-    places = (row, bm, (), False, bool(matrix)), (col, bn, matrix, True, False)
-    of_a, of_b = (
-        GroupScales(kind, scale, *place) if kind.grouped else None
-        for kind, scale, place in zip(spec.scales, scales, places, strict=True)
-    )
-    for each in filter(None, (of_a, of_b)):
+    products = [T.alloc_fragment((rows, bn), "float32") for _, rows in parts_of(config)]
+    for product in products:
+        T.clear(product)
+    part = T.alloc_fragment(products[0].shape, spec.sums)
+    (kind_a, kind_b), (scale_a, scale_b) = spec.scales, scales
+    of_as = [
+        GroupScales(kind_a, scale_a, row + start, rows, (), False, bool(matrix)) if kind_a.grouped else None
+        for start, rows in parts_of(config)
+    ]
+    of_b = GroupScales(kind_b, scale_b, col, bn, matrix, True, False) if kind_b.grouped else None
+    for each in filter(None, (*of_as, of_b)):
         each.fetch(0)
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, step * GROUP], a_tile)
         T.copy(b[(*matrix, col, step * packed)], words)
-        for each in filter(None, (of_a, of_b)):
+        for each in filter(None, (*of_as, of_b)):
             each.load(step)
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
-        for each in filter(None, (of_a, of_b)):
+        for each in filter(None, (*of_as, of_b)):
             each.take(step + 1)
-        T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
-        for i, j in T.Parallel(bm, bn):
-            value = T.cast(part[i, j], "float32")
-            if of_a is not None and of_b is not None:
-                value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
-            elif of_a is not None:
-                value = value * of_a.of(i)
-            elif of_b is not None:
-                value = value * of_b.of(j)
-            product[i, j] += value
-    return product
+        for (start, rows), product, of_a in zip(parts_of(config), products, of_as, strict=True):
+            T.gemm(a_tile[start : start + rows, 0:GROUP], b_tile, part, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(rows, bn):
+                value = T.cast(part[i, j], "float32")
+                if of_a is not None and of_b is not None:
+                    value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
+                elif of_a is not None:
+                    value = value * of_a.of(i)
+                elif of_b is not None:
+                    value = value * of_b.of(j)
+                product[i, j] += value
+    return products
 
 
 def field(spec: Spec, word: Any, place: Any) -> Any:
@@ -311,39 +352,43 @@ def finish(
 
 @T.macro
 def leave(
-    config: Config, spec: Spec, product: Any, ends: Sequence[Any], operands: Sequence[Any], buffers: Sequence[Any],
+    config: Config, spec: Spec, products: Sequence[Any], ends: Ends, operands: Sequence[Any], buffers: Sequence[Any],
     out: Any, row: Any, col: Any, end: Any = None, matrix: tuple[Any, ...] = (),
 ) -> None:  # fmt: skip
     """Store a tile of the result, its rows before `end` if given: by panels of columns through shared memory if there
     are `buffers`.
     """
-    bm = config.block_m
     width, panels = panels_of(config, spec.product.out_dtype.itemsize)
-    for scales in filter(None, ends):
-        scales.share()
-    if buffers:
-        for start, number in panels:
-            result = T.alloc_fragment((bm, width), spec.product.out_dtype)
-            for i, j in T.Parallel(bm, width):
-                place = i, start + j
-                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + place[1], matrix)
-            T.copy(result, buffers[number])
-            if end is None:
-                T.copy(buffers[number], out[row, col + start])
-            else:
-                for i, j in T.Parallel(bm, width):
-                    if row + i < end:
-                        out[row + i, col + start + j] = buffers[number][i, j]
-    else:
-        for i, j in T.Parallel(bm, config.block_n):
-            if end is None or row + i < end:
-                out[row + i, col + j] = finish(spec, product[i, j], ends, i, j, operands, row + i, col + j, matrix)
+    ends.share()
+    for (above, rows), product, of_a in zip(parts_of(config), products, ends.of_a, strict=True):
+        first, own = row + above, (of_a, ends.of_b)
+        if buffers:
+            for start, number in panels:
+                result = T.alloc_fragment((rows, width), spec.product.out_dtype)
+                for i, j in T.Parallel(rows, width):
+                    place = i, start + j
+                    result[i, j] = finish(
+                        spec, product[place], own, *place, operands, first + i, col + place[1], matrix
+                    )
+                T.copy(result, buffers[number])
+                if end is None:
+                    T.copy(buffers[number], out[first, col + start])
+                else:
+                    for i, j in T.Parallel(rows, width):
+                        if first + i < end:
+                            out[first + i, col + start + j] = buffers[number][i, j]
+        else:
+            for i, j in T.Parallel(rows, config.block_n):
+                if end is None or first + i < end:
+                    value = finish(spec, product[i, j], own, i, j, operands, first + i, col + j, matrix)
+                    out[first + i, col + j] = value
 
 
 def buffers_of(config: Config, dtype: torch.dtype) -> list[Any]:
     """Allocate the tiles through which results leave, if they are staged."""
     width, panels = panels_of(config, dtype.itemsize)
-    return [T.alloc_shared((config.block_m, width), dtype) for _ in panels[:2]] if config.staged else []
+    rows = parts_of(config)[0][1]
+    return [T.alloc_shared((rows, width), dtype) for _ in panels[:2]] if config.staged else []
 
 
 @jit
@@ -359,8 +404,8 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
                 T.use_swizzle(config.panel)
             buffers = buffers_of(config, spec.product.out_dtype)
             ends = whole_scales(config, spec, operands, by * bm, bx * bn)
-            product = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
-            leave(config, spec, product, ends, operands, buffers, out, by * bm, bx * bn)
+            products = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
+            leave(config, spec, products, ends, operands, buffers, out, by * bm, bx * bn)
 
     return scaled_gemm
 
@@ -384,8 +429,8 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
                 row, col = (T.min(by, LAST // bm // shared) * shared + rank) * bm, T.min(bx, LAST // bn) * bn
                 ends = whole_scales(config, spec, operands, row, col)
-                product = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
-                leave(config, spec, product, ends, operands, buffers, out, row, col)
+                products = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
+                leave(config, spec, products, ends, operands, buffers, out, row, col)
 
     return scaled_gemm
 
@@ -429,7 +474,9 @@ def prepare(
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
     pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
     spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
-    return spec, Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1), [a, b, scale_a, scale_b, *views]
+    runs = kind_a.grouped or kind_b.grouped
+    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs)
+    return spec, problem, [a, b, scale_a, scale_b, *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
@@ -448,7 +495,8 @@ def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
 class Problem:
     """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
 
-    Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`).
+    Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`). Whether runs
+    of 128 columns of a have scales of their own (`runs`).
     """
 
     operand: torch.dtype
@@ -458,6 +506,19 @@ class Problem:
     aligned: bool
     bits: int = 8
     staged: bool = False
+    runs: bool = True
+
+
+# Tiles of which each was timed, with and without scales of runs. Those of 128 x 128 are taken by persistent blocks.
+TIMED = (
+    Config(128, 128, GROUP, 256, 4),
+    Config(192, 128, GROUP, 384, 4),
+    Config(128, 160, GROUP, 256, 4),
+    Config(128, 96, GROUP, 256, 6),
+    Config(64, 128, GROUP, 128, 6),
+    Config(64, 64, GROUP, 128, 8),
+)
+EDGE = 1.5  # microseconds in which a block starts its first copies and stores its tile
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
@@ -467,6 +528,8 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
     if problem.operand.itemsize > 1:  # widened between memory and tiles, by copies that no stage can hold
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
+    if (timed := _timed_config(problem, machine)) is not None:
+        return timed
     least = 64 if machine.target.has_wgmma and problem.aligned else 32
     tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
     if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
@@ -485,6 +548,29 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     return replace(config, blocks=machine.num_sms) if problem.staged and best[:2] == (128, 128) else config
 
 
+def _timed_config(problem: Problem, machine: Machine) -> Config | None:
+    """Choose the tile whose waves take the least time, by the measured time of its steps. None for other problems."""
+    timed = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
+    if not timed or not machine.target.has_wgmma or problem.m <= 64:
+        return None
+    best = min(TIMED, key=lambda config: _microseconds(config, problem, machine))
+    tile = best.block_m, best.block_n, best.threads
+    stays = tile[:2] == (128, 128) and _tiles(tile, problem) > machine.num_sms
+    panel = 8 if problem.m > 8 * best.block_m else 0
+    return replace(best, staged=True, panel=panel, blocks=machine.num_sms if stays else 0)
+
+
+def _microseconds(config: Config, problem: Problem, machine: Machine) -> float:
+    """Estimate the time of all waves. Persistent blocks start copies of the next tile while they store one."""
+    tile = config.block_m, config.block_n, config.threads
+    waves, steps = -(-_tiles(tile, problem) // machine.num_sms), -(-problem.k // GROUP)
+    step = verdict(
+        "scaled.step_time", machine.target, math.inf,
+        rows=config.block_m, columns=config.block_n, runs=problem.runs,
+    )  # fmt: skip
+    return float(waves * steps * step + EDGE * (1 if tile[:2] == (128, 128) else waves))
+
+
 def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
     """Estimate the time of all tiles: waves of blocks times the products and operand reads of a tile."""
     bm, bn, _ = tile
@@ -492,13 +578,15 @@ def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> fl
 
 
 def _tiles(tile: tuple[int, int, int], problem: Problem) -> int:
+    """Count the tiles of the result."""
     bm, bn, _ = tile
     return -(-problem.m // bm) * -(-problem.n // bn)
 
 
-def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
-    """Compute the shared memory of both operands' tiles and their scales, of bytes that hold b's numbers of fewer bits,
-    and of results on their way out.
+def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> Footprint:
+    """Compute the shared memory of a block. With `groups` of rows, tiles of a begin at any row.
+
+    It holds tiles of both operands and of their scales, bytes with b's numbers of fewer bits, and results that leave.
     """
     bm, bn, bits = config.block_m, config.block_n, spec.bits
     of_a, of_b = (8 * x.itemsize for x in spec.operands)
@@ -508,10 +596,14 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
     for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
         if kind.bulk:
-            tiles.append(Tile(1, rows, 32, config.stages, (Part.LOOP,)))
+            pieces = [(0, rows)] if across else parts_of(config)
+            tiles += [
+                Tile(1, kind.loaded(count, groups and not across), 32, config.stages, (Part.LOOP,))
+                for _, count in pieces
+            ]
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
     if config.staged:
         width, panels = panels_of(config, spec.product.out_dtype.itemsize)
-        tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
+        tiles += [Tile(parts_of(config)[0][1], width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
     return Footprint(tuple(tiles), bulk)

@@ -153,6 +153,7 @@ class _Async(Rewriter):
             return made
 
         def start(iteration: Expr, sums: Buffer) -> list[Stmt]:
+            """Return the statements that start the product of an iteration."""
             return _all(at(iteration, sums), _started(parts.start))
 
         def finish(iteration: Expr, sums: Buffer, pending: int) -> list[Stmt]:
@@ -171,7 +172,8 @@ class _Async(Rewriter):
         odd = simplify(binary("%", stop, const(2, int32)))
         end = _either(binary("==", odd, ZERO), even, finish(last, one, 0))
         self._remark(product, "beside the arithmetic of the iteration before, in a second accumulator")
-        return Block((Alloc(two, span=fill.span), _if_any((*start(ZERO, one), main, end), stop)))
+        inside = [s for s in loop.body.stmts if _allocates(s, one)]
+        return Block((*inside, Alloc(two, span=fill.span), _if_any((*start(ZERO, one), main, end), stop)))
 
     def _one_product(self, loop: st.For) -> _OneProduct | None:
         """Split a loop's body around its only product; return None if the body has another form."""
@@ -183,7 +185,7 @@ class _Async(Rewriter):
         assert isinstance(product, Gemm)
         waits = [s for s in stmts[:place] if calls(s, "mbarrier_wait")]
         names = [s for s in stmts[:place] if isinstance(s, Let)]
-        before = [s for s in stmts[:place] if s not in waits]
+        before = [s for s in stmts[:place] if s not in waits and not _allocates(s, product.C.buffer)]
         after, sums = stmts[place + 1 :], product.C.buffer
         busy = [s for s in after if not _is_release(s)]
         if not product.clear_accum or not busy or not waits or not _several_stages(waits, 3):
@@ -193,6 +195,8 @@ class _Async(Rewriter):
             return None
         written = IdSet(b for s in (*before, *busy) for b in uses(s)[1])
         if any(b.scope == "shared" for b in written) or any(sums in reads_of(s) for s in before) or sums in written:
+            return None
+        if product.A.buffer in written or product.B.buffer in written:  # in this iteration, before the product
             return None
         reads, writes = uses(loop.body)
         held = IdSet([*writes, *(r.buffer for r in reads)])
@@ -512,6 +516,11 @@ def _either(condition: Expr, then: Sequence[Stmt], otherwise: Sequence[Stmt]) ->
     if isinstance(known, Const):
         return Block(tuple(then if known.value else otherwise))
     return If(known, Block(tuple(then)), Block(tuple(otherwise)))
+
+
+def _allocates(stmt: Stmt, buffer: Buffer) -> bool:
+    """Return whether a statement allocates a buffer."""
+    return isinstance(stmt, Alloc) and stmt.buffer is buffer
 
 
 def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:

@@ -38,7 +38,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.pipelining.copy_plan import filling, leaves, uses, why_not_tile
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
-from torch_tile.tileop.gemm import wgmma
+from torch_tile.tileop.gemm import mma, wgmma
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.threads import ThreadContext
 
@@ -114,6 +114,7 @@ class Survey(Known):
         self.build, self.running, self.count = build, thread, count
         self.contexts: IdMap[Stmt, ThreadContext] = IdMap()
         self.products: list[Gemm] = []
+        self.of_registers: list[Gemm] = []
 
     def here(self) -> ThreadContext:
         """Return the threads and facts of the current statement."""
@@ -126,16 +127,18 @@ class Survey(Known):
         return op
 
     def visit_Gemm(self, op: Gemm) -> Gemm:
-        """Record a product that wgmma can compute."""
+        """Record a product that wgmma can compute, and one by mma.sync whose operands are both in registers."""
         if wgmma.refuses(op, self.here()) is None:
             self.products.append(op)
+        elif all(x.buffer.scope == "fragment" for x in (op.A, op.B)) and mma.refuses(op, self.here()) is None:
+            self.of_registers.append(op)
         return op
 
 
 def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """Plan the loads that producer warps make, or say why the kernel keeps all its threads together."""
-    if not survey.products:
-        return "no product goes by wgmma"
+    if not survey.products and not survey.of_registers:
+        return "no product goes by wgmma, or takes both operands from registers"
     last = IdSet(n for one in meetings(kernel) for n in walk(one))
     own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
     if own_order or any(_is_barrier(n) and n not in last for n in find(kernel.body, Call)):

@@ -40,7 +40,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.tileop.parallel.index_map import Index
 from torch_tile.tileop.parallel.nest import Nest, Use, carriers, nest_of
-from torch_tile.tileop.parallel.op import layout_of, misplaced
+from torch_tile.tileop.parallel.op import contiguous, layout_of, misplaced
 from torch_tile.tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
@@ -218,6 +218,9 @@ class _Binder:
                     found.append((d, dim, place))
                 place *= d.size
         found.sort(key=lambda part: -part[0].stride)
+        if found and self._width(*found[-1][1:]) == 1 and not any(use.stored for use in self.nest.memory):
+            # Registers are loaded in any order: so along memory last, if their own order is another.
+            found.sort(key=lambda part: self._runs(*part[1:]))
         if found:
             last, dim, place = found[-1]
             width = self._width(dim, place)
@@ -245,6 +248,11 @@ class _Binder:
         var = self.nest.loop.vars[dim]
         moving = [use for use in self.nest.memory if any(var in symbols(i) for i in use.indices)]
         return 16 // min(16, max(use.buffer.dtype.itemsize for use in moving or self.nest.memory))
+
+    def _runs(self, dim: int, place: int) -> bool:
+        """Return whether vectors of memory run along `dim`."""
+        along = {contiguous(use, self.nest) for use in self.nest.memory if use.map}
+        return self._width(dim, place) > 1 and along == {dim}
 
     def _values(self) -> dict[Var, Expr]:
         """Express each variable of the nest by the thread and the steps."""

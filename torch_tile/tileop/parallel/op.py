@@ -191,7 +191,7 @@ def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
         uses = [use for use in nest.memory if use.buffer.scope == scope]
         sized: dict[int, list[Use]] = {}
         for use in uses:
-            if (k := _contiguous(use, nest)) is not None:
+            if (k := contiguous(use, nest)) is not None:
                 sized.setdefault(k, []).append(use)
         for k, group in sized.items():
             if k in found or k in nest.carried:
@@ -205,7 +205,7 @@ def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
     return found
 
 
-def _contiguous(use: Use, nest: Nest) -> int | None:
+def contiguous(use: Use, nest: Nest) -> int | None:
     """Return the variable that alone moves an access to the next element of memory."""
     if not use.map or use.map[-1] is None:
         return None
