@@ -339,7 +339,7 @@ class Chunks:
         return self.v.new_empty(shape, dtype=dtype or self.compute)
 
     def of_times(self) -> torch.Tensor:
-        """Allocate numbers for each time, `[B, H, padded]`; rows are whole chunks, so that bulk copies can load them."""
+        """Allocate numbers for each time, `[B, H, padded]`: rows are whole chunks, which bulk copies can load."""
         return self.empty(self.batch, self.heads, -(-self.length // self.config.chunk) * self.config.chunk)
 
     def pairs(self) -> torch.Tensor:

@@ -563,4 +563,4 @@ def gradients_of_channels(
     results = found.dq, found.dk, found.dg, rates, chunks.slots, chunks.scale
     chunks.run(channel_gradients, *operands, chunks.betas, *chunks.table, *of_delta, *results)
     for dbeta in found.dbeta:
-        add_up(rates.view(tiles, -1, 1), dbeta.view(-1), chunks.machine)
+        add_up(rates.view(tiles, -1), dbeta.view(-1), chunks.machine)

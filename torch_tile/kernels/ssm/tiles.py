@@ -28,6 +28,7 @@ class Config:
     state_tile: int = 64
     threads: int = 128
     stages: int = 2
+    pass_stages: int = 4
     shared_weights: bool = False
     heads: int = 1
     blocks: int = 1
