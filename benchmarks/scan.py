@@ -81,7 +81,7 @@ def problems(device: str) -> Iterator[Problem]:
 
 
 def operator(name: str) -> Any:
-    """Return an operator of the library. It replays its launches, as calls of models do; a kernel's function does not."""
+    """Return an operator of the library, which replays its launches, as in models; a kernel's function does not."""
     import torch_tile.ops  # noqa: F401 - registers it
 
     return getattr(torch.ops.tile, name)

@@ -33,8 +33,9 @@ class Config:
 
     A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`, or
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
-    most sums at once, have `key_threads`. `blocks` that find the pairs of chunks shall share a multiprocessor. Results
-    of scans that are `staged` leave through shared memory, from where bulk copies take them.
+    most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
+    find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
+    take them.
     """
 
     chunk: int = 64

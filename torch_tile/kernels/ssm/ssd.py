@@ -289,7 +289,8 @@ def pass_states(config: Config, spec: Spec) -> Any:
                     state[i, j] = T.cast(given, compute)
             for k in T.Pipelined(s.count, num_stages=config.pass_stages):
                 chunk = s.count - 1 - k if spec.reverse else k
-                T.copy(own[bz, chunk, head, p : p + rows, tile_n * columns : tile_n * columns + columns], own_tile)
+                # Not n: a variable is not known to be a multiple, which copies of 16 bytes need.
+                T.copy(own[bz, chunk, head, p : p + rows, tile_n * columns : (tile_n + 1) * columns], own_tile)
                 if spec.reverse:
                     before_tile = T.alloc_shared((rows, columns), spec.dtype)
                     T.copy(
