@@ -22,7 +22,7 @@ import torch
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.linear_attention import delta, delta_backward
+from torch_tile.kernels.linear_attention import delta
 from torch_tile.kernels.ssm import ssd
 
 Tensors = Sequence[torch.Tensor]
@@ -78,6 +78,13 @@ def problems(device: str) -> Iterator[Problem]:
                     passes * elements * dtype.itemsize, partial(make, kind, shape, dtype, device),
                     {rival if on_gpu else "torch": asked}, quick=shape.quick,
                 )  # fmt: skip
+
+
+def operator(name: str) -> Any:
+    """Return an operator of the library, which replays its launches, as in models; a kernel's function does not."""
+    import torch_tile.ops  # noqa: F401 - registers it
+
+    return getattr(torch.ops.tile, name)
 
 
 def rival(function: str, module: str = "rivals.triton_kernels") -> Any:
@@ -161,14 +168,14 @@ def ssd_case(kind: str, s: Shape, dtype: torch.dtype, device: str) -> Case:
     wide = [t.double() for t in given]
     other, name = (in_torch, "torch") if device == "cpu" else (by_mamba, "mamba-ssm")
     offered = device == "cpu" or has_rivals()
-    ours = partial(ssd.ssd_chunk_scan, x, dt, a, b, c, d)
+    ours = partial(operator("ssd_chunk_scan"), x, dt, a, b, c, d)
     if kind == "forward":
         rivals: dict[str, Prepare] = {name: lambda: partial(other, *given)} if offered else {}
         return compared(ours, rivals, lambda: [in_torch(*wide)], lambda out: out[0] if isinstance(out, tuple) else out)
 
     def both() -> Tensors:
         ours()
-        dx, _, _, db, dc, *_ = ssd.ssd_chunk_scan_backward(upstream, None, x, dt, a, b, c, d)
+        dx, _, _, db, dc, *_ = operator("ssd_chunk_scan_backward")(upstream, None, x, dt, a, b, c, d)
         return dx, db, dc
 
     rivals = {name: differentiated(other, given, 3, upstream)} if offered else {}
@@ -232,10 +239,11 @@ def delta_case(kind: str, s: Shape, dtype: torch.dtype, device: str) -> Case:
     if device != "cpu":
         other = lambda *given: rival("fla_gated_delta_rule")(*given)  # noqa: E731
     offered, name = device == "cpu" or has_rivals(), "torch" if device == "cpu" else "fla"
-    ours, wide = partial(delta.gated_delta_rule, *given), [t.double() for t in given]
+    ours, wide = partial(operator("gated_delta_rule"), *given), [t.double() for t in given]
 
     def backward() -> Tensors:
-        return delta_backward.gated_delta_rule_backward(upstream, None, *given)[:3]
+        found: Tensors = operator("gated_delta_rule_backward")(upstream, None, *given)[:3]
+        return found
 
     def both() -> Tensors:
         ours()

@@ -39,13 +39,13 @@ from torch_tile.kernels.linear_attention.tiles import (
     chunks_of,
     config_for,
     load_rows,
-    load_times,
     most_keys,
     place_of,
     scan_config_for,
     store_inverse,
     store_rows,
     sum_decays,
+    weigh_times,
 )
 
 __all__ = ["Config", "gated_delta_rule", "reference"]
@@ -151,9 +151,8 @@ def scan_states(config: Config, spec: Spec) -> Any:
             found = T.alloc_fragment((size, columns), compute)
             stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
             found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
-            logs = T.alloc_fragment((size,), compute)
-            rates = T.alloc_fragment((size,), compute)
-            final = T.alloc_local((1,), compute)
+            logs = T.alloc_shared((size,), compute)
+            rates = T.alloc_shared((size,), compute)
             if spec.channels:
                 later = T.alloc_shared((size, rows), spec.dtype)
                 keeps = T.alloc_shared((rows,), compute)
@@ -166,13 +165,12 @@ def scan_states(config: Config, spec: Spec) -> Any:
                     inside = T.logical_and(i < s.k, at + j < s.v)
                     given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
                     state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
-            if chunks > 0:
-                first, count = place_of(s, others[1] if spec.packed else None, begin)
-                load_times(s, decays, betas, (bz, first, count, head), logs, rates, final)
             for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, others[1] if spec.packed else None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
+                T.copy(decays[bz, head, first : first + size], logs)
+                T.copy(betas[bz, head, first : first + size], rates)
                 if spec.channels:
                     T.copy(others[at_more][bz, first : first + size, head, 0:rows], later)
                     for i in T.Parallel(rows):
@@ -181,15 +179,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
                 if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
                     T.copy(state, stored)
                 T.copy(stored, states[bz, begin + n, head, 0:rows, at : at + columns])
-                for i in T.Parallel(size):
-                    own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
-                    left = T.exp2(T.if_then_else(i < count, final[0] - logs[i], 0.0))
-                    factor[i] = T.if_then_else(i < count, left * rates[i], 0.0)
-                keep = T.alloc_var(compute, T.exp2(final[0]))
-                next_first, next_count = place_of(
-                    s, others[1] if spec.packed else None, begin + T.min(n + 1, chunks - 1)
-                )
-                load_times(s, decays, betas, (bz, next_first, next_count, head), logs, rates, final)
+                keep = weigh_times(logs, rates, count, own, factor)
                 if spec.delta:
                     T.copy(state, state_tile)
                 for i, j in T.Parallel(rows, columns):
@@ -328,7 +318,8 @@ class Chunks:
         self.decays, self.betas = (self.of_times() for _ in range(2))
         times = [] if channels else [args.g]
         times += [] if args.beta is None else [args.beta]
-        self.run(sum_decays, *times, *self.starts, *self.table, self.decays, self.betas, self.slots)
+        sizes = self.slots, self.length
+        self.run(sum_decays, *times, *self.starts, *self.table, self.decays, self.betas, *sizes)
         self.grown_q, self.grown_k, self.later = self.q, self.k, self.k
         self.sums: list[torch.Tensor] = []
         if channels:
@@ -348,8 +339,8 @@ class Chunks:
         return self.v.new_empty(shape, dtype=dtype or self.compute)
 
     def of_times(self) -> torch.Tensor:
-        """Allocate numbers for each time, `[B, H, L]`."""
-        return self.empty(self.batch, self.heads, self.length)
+        """Allocate numbers for each time, `[B, H, padded]`: rows are whole chunks, which bulk copies can load."""
+        return self.empty(self.batch, self.heads, -(-self.length // self.config.chunk) * self.config.chunk)
 
     def pairs(self) -> torch.Tensor:
         """Allocate numbers for each time and the times of its chunk, `[B, L, H, chunk]`."""

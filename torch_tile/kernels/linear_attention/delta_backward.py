@@ -29,9 +29,9 @@ from torch_tile.kernels.linear_attention.tiles import (
     Spec,
     chunks_of,
     load_rows,
-    load_times,
     place_of,
     store_rows,
+    weigh_times,
 )
 from torch_tile.kernels.ssm.sums import add_up
 
@@ -49,6 +49,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
     initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
     both = 2 * size if spec.delta else size  # rows that teach the state before: queries, and behind them keys
+    stages = config.stages if config.staged else 1  # more would not fit
 
     @T.prim_func
     def delta_scan_gradients(
@@ -83,9 +84,8 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             found = T.alloc_fragment((size, columns), compute)
             stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
             found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
-            logs = T.alloc_fragment((size,), compute)
-            rates = T.alloc_fragment((size,), compute)
-            final = T.alloc_local((1,), compute)
+            logs = T.alloc_shared((size,), compute)
+            rates = T.alloc_shared((size,), compute)
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
             if spec.channels or not spec.delta:
@@ -98,10 +98,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                     inside = T.logical_and(i < s.k, at + j < s.v)
                     given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
                     state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
-            if chunks > 0:
-                first, count = place_of(s, others[1] if spec.packed else None, begin + chunks - 1)
-                load_times(s, decays, betas, (bz, first, count, head), logs, rates, final)
-            for n in T.Pipelined(chunks, num_stages=1):  # more would not fit
+            for n in T.Pipelined(chunks, num_stages=stages):
                 slot = begin + chunks - 1 - n
                 first, count = place_of(s, others[1] if spec.packed else None, slot)
                 T.copy(q[bz, first : first + size, group, 0:rows], tile[0:size, 0:rows])
@@ -118,19 +115,13 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                     T.copy(k[bz, first : first + size, group, 0:rows], later)
                 T.copy(grad[bz, first : first + size, head, at : at + columns], grad_tile)
                 T.copy(weights[bz, first : first + size, head, 0:size], weight)
+                T.copy(decays[bz, head, first : first + size], logs)
+                T.copy(betas[bz, head, first : first + size], rates)
                 T.copy(state, state_tile)
                 if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
                     T.copy(state, stored)
                 T.copy(stored, behind[bz, slot, head, 0:rows, at : at + columns])
-                for i in T.Parallel(size):
-                    own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
-                    left = T.exp2(T.if_then_else(i < count, final[0] - logs[i], 0.0))
-                    factor[i] = T.if_then_else(i < count, left * rates[i], 0.0)
-                keep = T.alloc_var(compute, T.exp2(final[0]))
-                next_first, next_count = place_of(
-                    s, others[1] if spec.packed else None, begin + T.max(chunks - 2 - n, 0)
-                )
-                load_times(s, decays, betas, (bz, next_first, next_count, head), logs, rates, final)
+                keep = weigh_times(logs, rates, count, own, factor)
                 for i, j in T.Parallel(size, columns):
                     value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
                     own_grad[i, j] = T.cast(value, spec.dtype)
@@ -243,15 +234,11 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
 
 
 @T.macro
-def dot_rows(s: Any, acc: Any, second: Any, place: tuple[Any, ...], out: Any) -> None:
-    """Set `out` to the product of each row of sums with that of keys `[B, L, G, K]`, whose rows begin at `place`."""
-    bz, first, group, column = place
-    rows, columns = acc.shape
-    product = T.alloc_fragment((rows, columns), acc.dtype)
-    for i, j in T.Parallel(rows, columns):
-        inside = T.logical_and(first + i < s.length, column + j < s.k)
-        there = second[bz, T.min(first + i, s.length - 1), group, T.min(column + j, s.k - 1)]
-        product[i, j] = T.if_then_else(inside, acc[i, j] * T.cast(there, acc.dtype), 0.0)
+def dot_rows(acc: Any, second: Any, out: Any) -> None:
+    """Set `out` to the product of each row of sums with the same row of a tile."""
+    product = T.alloc_fragment(acc.shape, acc.dtype)
+    for i, j in T.Parallel(*acc.shape):
+        product[i, j] = acc[i, j] * T.cast(second[i, j], acc.dtype)
     T.reduce_sum(product, out, dim=1)
 
 
@@ -263,6 +250,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
     parts = T.dynamic("parts")
+    apart = config.key_blocks > 1  # tiles of its own for each product, so that bulk copies of all are on their way
 
     @T.prim_func
     def delta_key_gradients(
@@ -286,14 +274,12 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
+            T.annotate_min_blocks_per_sm(config.key_blocks)
             group, part = bx // tiles, bx % tiles
             at, members = part * tile, s.h // s.g
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
-            row_tile = T.alloc_shared((size, tile), spec.dtype)
-            state_tile = T.alloc_shared((tile, tile), spec.dtype)
-            weight = T.alloc_shared((size, size), spec.dtype)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             left = T.alloc_shared((size,), compute)
@@ -317,8 +303,11 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                     left[i] = T.if_then_else(i < count, T.exp2(between), 0.0)
                 for kind in (0, 1, 2) if spec.delta else (0, 2):
                     rows_of, states_of = (grad, dv, errors)[kind], behind if kind == 2 else states
+                    if apart or kind == 0:
+                        row_tile = T.alloc_shared((size, tile), spec.dtype)
+                        state_tile = T.alloc_shared((tile, tile), spec.dtype)
                     T.clear(acc)
-                    for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
+                    for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=1 if apart else config.stages):
                         v = n * tile
                         T.copy(rows_of[bz, first : first + size, head, v : v + tile], row_tile)
                         T.copy(states_of[bz, slot, head, at : at + tile, v : v + tile], state_tile)
@@ -331,7 +320,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                         else:
                             acc[i, j] *= left[i]
                     if kind == 0:
-                        dot_rows(s, acc, q, (bz, first, group, at), dot)
+                        dot_rows(acc, q_tile, dot)
                         if not spec.delta:
                             for i in T.Parallel(size):
                                 if i < count:
@@ -339,32 +328,27 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                         for i, j in T.Parallel(size, tile):
                             of_q[i, j] += acc[i, j]
                     elif kind == 1:
-                        dot_rows(s, acc, k, (bz, first, group, at), more)
+                        dot_rows(acc, k_tile, more)
                         for i in T.Parallel(size):
                             if i < count:
                                 outs[bz, head, part, first + i] = dot[i] + more[i]
                         for i, j in T.Parallel(size, tile):
                             of_k[i, j] += acc[i, j]
                     else:
-                        dot_rows(s, acc, k, (bz, first, group, at), dot)
+                        dot_rows(acc, k_tile, dot)
                         for i in T.Parallel(size):
                             if i < count:
                                 ins[bz, head, part, first + i] = dot[i]
                         for i, j in T.Parallel(size, tile):
                             of_k[i, j] += acc[i, j] * factor[i]
-                T.copy(of_queries[bz, first : first + size, head, 0:size], weight)
-                if spec.packed:
-                    for i, j in T.Parallel(size, size):
-                        weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
-                T.gemm(weight, k_tile, of_q)
-                T.gemm(weight, q_tile, of_k, transpose_A=True)
-                if spec.delta:
-                    T.copy(others[-1][bz, first : first + size, head, 0:size], weight)
+                for pairs in (of_queries, others[-1]) if spec.delta else (of_queries,):
+                    weight = T.alloc_shared((size, size), spec.dtype)
+                    T.copy(pairs[bz, first : first + size, head, 0:size], weight)
                     if spec.packed:
                         for i, j in T.Parallel(size, size):
                             weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
-                    T.gemm(weight, k_tile, of_k)
-                    T.gemm(weight, k_tile, of_k, transpose_A=True)
+                    T.gemm(weight, k_tile, of_q if pairs is of_queries else of_k)
+                    T.gemm(weight, q_tile if pairs is of_queries else k_tile, of_k, transpose_A=True)
             store_rows(s, of_q, dq, (bz, first, count, group, at))
             store_rows(s, of_k, dk, (bz, first, count, group, at))
 
@@ -386,7 +370,10 @@ def state_products(config: Config, spec: Spec) -> Any:
         slots: T.int32,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            first, count = place_of(s, others[0] if spec.packed else None, slot)
+            if spec.packed:
+                first, count = place_of(s, others[0], slot)
+            else:  # behind the sequence decays stay what they are at its end
+                first, count = slot * config.chunk, config.chunk
             before = T.alloc_shared((rows, columns), spec.dtype)
             after = T.alloc_shared((rows, columns), spec.dtype)
             products = T.alloc_fragment((rows, columns), compute)
@@ -517,7 +504,7 @@ def gated_delta_rule_backward(
         last, spec = [args.grad_state], replace(spec, initial=args.grad_state.dtype)
     places = *chunks.starts, *table, *chunks.later_keys, *inverses, *last
     operands = chunks.grown_q, chunks.grown_k, grad, weights, *times, *places, dv, behind, of_first, chunks.scale
-    chunks.run(scan_gradients, *operands, spec=spec)
+    chunks.run(scan_gradients, *operands, spec=spec, config=chunks.scan_config)
     of_queries, outs, ins = chunks.pairs(), chunks.of_times(), chunks.of_times()
     of_keys = [chunks.pairs() for _ in inverses]
     operands = chunks.q, chunks.k, grad, dv, errors, *times, *table, *of_keys, of_queries, outs, ins, *launch
@@ -576,4 +563,4 @@ def gradients_of_channels(
     results = found.dq, found.dk, found.dg, rates, chunks.slots, chunks.scale
     chunks.run(channel_gradients, *operands, chunks.betas, *chunks.table, *of_delta, *results)
     for dbeta in found.dbeta:
-        add_up(rates.view(tiles, -1, 1), dbeta.view(-1), chunks.machine)
+        add_up(rates.view(tiles, -1), dbeta.view(-1), chunks.machine)

@@ -33,8 +33,9 @@ class Config:
 
     A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`, or
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
-    most sums at once, have `key_threads`. `blocks` that find the pairs of chunks shall share a multiprocessor. Results
-    of scans that are `staged` leave through shared memory, from where bulk copies take them.
+    most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
+    find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
+    take them.
     """
 
     chunk: int = 64
@@ -45,6 +46,7 @@ class Config:
     channel_tile: int = 32
     threads: int = 128
     key_threads: int = 128
+    key_blocks: int = 1
     stages: int = 2
     blocks: int = 1
     staged: bool = False
@@ -103,7 +105,7 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
     staged = hopper and not (wide or channels)  # their tiles leave no room
     stages = stages if _scan_of_states(size, rows, values, stages, channels, staged).fits(machine.target) else 1
     config = Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
-    return replace(config, blocks=3, staged=staged) if hopper else config
+    return replace(config, blocks=3, staged=staged, key_threads=128, key_blocks=2) if hopper else config
 
 
 def scan_config_for(config: Config, machine: Machine, states: int, values: int) -> Config:
@@ -152,8 +154,8 @@ class Sizes:
         return T.Tensor((self.b, self.length, self.h, self.v), self.spec.dtype)
 
     def of_times(self) -> Any:
-        """Return the type of numbers for each time, `[B, H, L]`."""
-        return T.Tensor((self.b, self.h, self.length), self.spec.compute)
+        """Return the type of numbers for each time, `[B, H, padded]`: rows are whole chunks."""
+        return T.Tensor((self.b, self.h, dynamic("padded", self.config.chunk)), self.spec.compute)
 
     def of_channels(self) -> Any:
         """Return the type of numbers for each channel of a head's keys, `[B, L, H, K]`."""
@@ -228,17 +230,17 @@ def chunks_of(s: Any, starts: Any, sequence: Any) -> Any:
 
 
 @T.macro
-def load_times(s: Any, decays: Any, betas: Any, place: tuple[Any, ...], logs: Any, rates: Any, final: Any) -> None:
-    """Load decays and betas of a chunk, and the decay at its end.
+def weigh_times(logs: Any, rates: Any, count: Any, own: Any, factor: Any) -> Any:
+    """Find what each time of a chunk sees of the state before and leaves to the one behind; return what that one keeps.
 
-    A scan loads those of the next chunk while it computes, so that no thread waits for them.
+    logs, rates: decays since the chunk's start, and betas. Times from `count` on see and leave nothing.
     """
-    bz, first, count, head = place
-    for i in T.Parallel(s.config.chunk):
-        time = T.max(T.min(first + i, s.length - 1), 0)
-        logs[i] = decays[bz, head, time]
-        rates[i] = betas[bz, head, time]
-    final[0] = decays[bz, head, T.max(T.min(first + count - 1, s.length - 1), 0)]
+    final = logs[T.max(count - 1, 0)]
+    for i in T.Parallel(logs.shape[0]):
+        own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
+        left = T.exp2(T.if_then_else(i < count, final - logs[i], 0.0))
+        factor[i] = T.if_then_else(i < count, left * rates[i], 0.0)
+    return T.alloc_var(logs.dtype, T.exp2(final))
 
 
 @T.macro
@@ -324,7 +326,7 @@ def load_rows(s: Any, x: Any, tile: Any, place: tuple[Any, ...]) -> None:
 
 @jit
 def sum_decays(config: Config, spec: Spec) -> Any:
-    """Build the kernel for decays from the start of each chunk, exponents of 2, and for betas, both `[B, H, L]`.
+    """Build the kernel for decays from the start of each chunk, exponents of 2, and for betas, both `[B, H, padded]`.
 
     Where channels decay, these decays are 0; without beta, betas are 1. For packed sequences it also writes the table
     of chunks.
@@ -340,6 +342,7 @@ def sum_decays(config: Config, spec: Spec) -> Any:
         decays: s.of_times(),
         betas: s.of_times(),
         slots: T.int32,
+        length: T.int32,  # without decays and betas no operand says it
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
             tile = T.alloc_shared((HEADS, size), compute)
@@ -347,8 +350,8 @@ def sum_decays(config: Config, spec: Spec) -> Any:
             count = T.alloc_var("int32", 0)
             if spec.packed:
                 for n in T.serial(s.starts_of - 1):
-                    begin = T.min(T.max(T.cast(others[-2][n], "int32"), 0), s.length)
-                    end = T.min(T.max(T.cast(others[-2][n + 1], "int32"), begin), s.length)
+                    begin = T.min(T.max(T.cast(others[-2][n], "int32"), 0), length)
+                    end = T.min(T.max(T.cast(others[-2][n + 1], "int32"), begin), length)
                     chunk = slot - (begin // size + n)
                     if T.logical_and(chunk >= 0, chunk * size < end - begin):
                         first = begin + chunk * size
@@ -358,19 +361,20 @@ def sum_decays(config: Config, spec: Spec) -> Any:
                         others[-1][slot, i] = T.if_then_else(i == 0, first, count)
             else:
                 first = slot * size
-                count = T.min(size, s.length - first)
+                count = T.min(size, length - first)
+            filled = count if spec.packed else size  # times behind the sequence neither decay nor add
             for j, i in T.Parallel(size, HEADS):
-                head, time = T.min(bx * HEADS + i, s.h - 1), T.min(first + j, s.length - 1)
+                head, time = T.min(bx * HEADS + i, s.h - 1), T.min(first + j, length - 1)
                 if spec.channels:
                     tile[i, j] = 0.0
                 else:
                     tile[i, j] = T.if_then_else(j < count, T.cast(others[0][bz, time, head], compute) * LOG2_E, 0.0)
                 rate = T.cast(others[len(given) - 1][bz, time, head], compute) if spec.delta else 1.0
-                if j < count:
-                    betas[bz, bx * HEADS + i, first + j] = rate
+                if j < filled:
+                    betas[bz, bx * HEADS + i, first + j] = T.if_then_else(j < count, rate, 0.0)
             T.cumsum(tile, dim=1)
             for i, j in T.Parallel(HEADS, size):
-                if j < count:
+                if j < filled:
                     decays[bz, bx * HEADS + i, first + j] = tile[i, j]
 
     return linear_attention_sum_decays

@@ -278,16 +278,25 @@ def pass_states(config: Config, spec: Spec) -> Any:
         last: T.Tensor(state_shape, compute),
     ):
         tiles = T.ceildiv(s.p, rows)
-        with T.Kernel(tiles * T.ceildiv(s.n, columns), s.h, s.b, threads=config.threads) as (bx, head, bz):
-            p, n = bx % tiles * rows, bx // tiles * columns
+        with T.Kernel(s.h * s.b, tiles, T.ceildiv(s.n, columns), threads=config.threads) as (bx, tile_p, tile_n):
+            head, bz, p, n = bx % s.h, bx // s.h, tile_p * rows, tile_n * columns
             state = T.alloc_fragment((rows, columns), compute)
+            own_tile = T.alloc_shared((rows, columns), compute)
             T.clear(state)
             if spec.initial is not None:
                 for i, j in T.Parallel(rows, columns):
                     given = others[int(spec.packed)][bz, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
                     state[i, j] = T.cast(given, compute)
-            for k in T.serial(s.count):
+            for k in T.Pipelined(s.count, num_stages=config.pass_stages):
                 chunk = s.count - 1 - k if spec.reverse else k
+                # Not n: a variable is not known to be a multiple, which copies of 16 bytes need.
+                T.copy(own[bz, chunk, head, p : p + rows, tile_n * columns : (tile_n + 1) * columns], own_tile)
+                if spec.reverse:
+                    before_tile = T.alloc_shared((rows, columns), spec.dtype)
+                    T.copy(
+                        others[-2][bz, chunk, head, p : p + rows, tile_n * columns : tile_n * columns + columns],
+                        before_tile,
+                    )
                 keep = T.exp2(decays[bz, head, chunk * config.chunk + config.chunk - 1])
                 if spec.packed:
                     keep = T.if_then_else(others[0][bz, chunk * config.chunk + config.chunk - 1] == 0, keep, 0.0)
@@ -297,18 +306,16 @@ def pass_states(config: Config, spec: Spec) -> Any:
                     total = T.alloc_fragment((1,), compute)
                     for i, j in T.Parallel(rows, columns):
                         inside = T.logical_and(p + i < s.p, n + j < s.n)
-                        there = others[-2][bz, chunk, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
-                        value = T.cast(there, compute) * keep * state[i, j]
+                        value = T.cast(before_tile[i, j], compute) * keep * state[i, j]
                         product[i, j] = T.if_then_else(inside, value, 0.0)
                     T.reduce_sum(product, of_rows, dim=1)
                     T.reduce_sum(of_rows, total, dim=0)
                     for i in T.Parallel(1):
-                        others[-1][bz, head, chunk, bx + i] = total[i]
+                        others[-1][bz, head, chunk, tile_n * tiles + tile_p + i] = total[i]
                 for i, j in T.Parallel(rows, columns):
                     before[bz, chunk + (1 if spec.reverse else 0), head, p + i, n + j] = T.cast(state[i, j], spec.dtype)
                 for i, j in T.Parallel(rows, columns):
-                    added = own[bz, chunk, head, T.min(p + i, s.p - 1), T.min(n + j, s.n - 1)]
-                    state[i, j] = state[i, j] * keep + added
+                    state[i, j] = state[i, j] * keep + own_tile[i, j]
             for i, j in T.Parallel(rows, columns):
                 end = 0 if spec.reverse else s.count
                 before[bz, end, head, p + i, n + j] = T.cast(state[i, j], spec.dtype)
@@ -602,7 +609,7 @@ class Scan:
             return
         sums = self.empty(parts, *out.shape)
         self.run(group_scan, replace(spec, split=True), *operands, sums, config=config)
-        add_up(sums.view(parts, -1, 1), out.view(-1), self.machine)
+        add_up(sums.view(parts, -1), out.view(-1), self.machine)
 
     def outputs(self, spec: Spec, *operands: Any) -> None:
         """Launch `chunk_scan`."""
@@ -692,13 +699,13 @@ def ssd_chunk_scan_backward(
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
     operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
     scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
-    add_up(of_A.view(-1, heads, 1), dA, scan.machine)
+    add_up(of_A.view(-1, heads), dA, scan.machine)
     if args.dt_bias is not None:
-        add_up(of_bias[0].view(-1, heads, 1), dbias, scan.machine)
+        add_up(of_bias[0].view(-1, heads), dbias, scan.machine)
     if args.D is not None:
         # First over times, where many blocks add up, then over a head's channels.
         parts = scan.empty(heads, head_dim) if args.D.dim() == 1 else dD
-        add_up(of_D[0].view(-1, heads * head_dim, 1), parts.view(-1), scan.machine)
+        add_up(of_D[0].view(-1, heads * head_dim), parts.view(-1), scan.machine)
         if args.D.dim() == 1:
             add_up(parts[None], dD, scan.machine)
     return results

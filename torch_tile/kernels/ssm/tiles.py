@@ -18,7 +18,8 @@ DECAY_HEADS = 8  # heads of a block that sums up decays
 class Config:
     """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
-    A tile has `head_tile` columns of P and `state_tile` columns of N.
+    A tile has `head_tile` columns of P and `state_tile` columns of N. States of `pass_stages` chunks are on their way
+    while they are passed on.
     """
 
     chunk: int = 64
@@ -28,6 +29,7 @@ class Config:
     state_tile: int = 64
     threads: int = 128
     stages: int = 2
+    pass_stages: int = 4
     shared_weights: bool = False
     heads: int = 1
     blocks: int = 1
