@@ -37,6 +37,7 @@ kept: Kept = Kept()
 _numbers = itertools.count()
 _registered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+_kernels: dict[str, JITKernel] = {}  # by the names of their operators
 
 
 def custom_op(
@@ -122,6 +123,13 @@ def written_params(program: Program) -> set[int]:
     return {n for n, param in enumerate(program.params) if param in found}
 
 
+def kernel_of(operator: str) -> JITKernel | None:
+    """Return the kernel of an operator, by the operator's name, as in `torch_tile_kernels::scale_0`; None if no kernel
+    has it.
+    """
+    return _kernels.get(operator)
+
+
 def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..., Any]:
     """Register a kernel as an operator of torch, with its schema, fake kernel and gradient."""
     import torch
@@ -143,8 +151,9 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
     library.define(f"{name}({', '.join(parts)}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
     run = kernel.run if returned else lambda *args: (kernel.run(*args), None)[1]
     library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: _fake(kernel, returned, args), lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: fake_results(kernel, returned, args), lib=library)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    _kernels[operator.name()] = kernel
     if backward is None:
         library.impl(
             name, lambda keys, *args: _without_gradient(kernel, operator, keys, args), "Autograd", with_keyset=True
@@ -164,8 +173,8 @@ def _schema_of(param: Buffer | Var, changed: bool) -> str:
     return f"{'float' if param.dtype.is_float else 'bool' if param.dtype.kind == 'bool' else 'SymInt'} {name}"
 
 
-def _fake(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> Any:
-    """Return the kernel's results for tensors without data; check arguments as a call does."""
+def fake_results(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> Any:
+    """Return the results of a kernel for tensors without data; check arguments as a call does."""
     import torch
 
     binding = kernel.launcher.binding

@@ -9,7 +9,10 @@ from typing import Any
 
 from torch_tile.diagnostics.spelling import did_you_mean
 
-FAMILIES = ("attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "softmax", "loss", "scan", "route")
+FAMILIES = (
+    "attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "softmax", "loss", "scan", "route",
+    "own_kernel",
+)  # fmt: skip
 SELECT = ("fastest", "tile")
 OPTIONS = ("select", "families")
 

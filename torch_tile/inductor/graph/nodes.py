@@ -430,7 +430,9 @@ def evaluate(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 # Source of a node in the model: its module, and the lines of Python that led to it.
 
-_OWN = str(Path(__file__).parents[1] / "report" / "explain.py")  # this file calls the model and is not part of it
+_PACKAGE = Path(__file__).parents[2]
+_CALLERS = {str(_PACKAGE / file) for file in ("inductor/report/explain.py", "kernel.py", "jit.py")}
+"""Files of ours that call a model or a user's kernel, and are no part of the model."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')
 
 
@@ -465,7 +467,7 @@ class Frame:
 def frames_of(node: Node) -> tuple[Frame, ...]:
     """Return the stack frames that led to a node, outermost first; empty if the graph has no stack trace."""
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return tuple(Frame(file, int(line), function.strip()) for file, line, function in found if file != _OWN)
+    return tuple(Frame(file, int(line), function.strip()) for file, line, function in found if file not in _CALLERS)
 
 
 def module_of(node: Node) -> str:

@@ -243,8 +243,7 @@ def write_pages(
     scales, and `makes` says of those of keys and of values whether they are made here.
     """
     heads, rows, sequences, columns, pages = T.dynamic("heads, rows, sequences, columns, pages")
-    # Loads from a known number of slabs need no guard: a guarded one loses payloads of NaN, which packed latents have.
-    slabs = 1 if ragged else sequences
+    slabs = 1 if ragged else sequences  # packed sequences lie in one
     sizes = list(zip("kv", widths, strict=True))
     new_types = [strided(name, (slabs, rows, heads, width), dtype) for name, width in sizes]
     page_types = [strided(f"{name}_pages", (pages, page, heads, width), page_dtype) for name, width in sizes]

@@ -162,16 +162,6 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
             tile[(j, *c)] = x[(_page(given, x, span, position // page), head, position % page, *c)]
 
 
-def place_of_key(given: Given, x: Any, span: Span, position: Any) -> tuple[Any, Any]:
-    """Return the first index and the row of a position of a sequence in contiguous keys or in pages. Rows behind the
-    end of the sequence are some that exist.
-    """
-    page = given.layout.page
-    if page:
-        return _page(given, x, span, position // page), position % page
-    return span.slab, T.min(after(span.first_key, position), x.shape[2] - 1)
-
-
 def after(first: Any, number: Any) -> Any:
     """Return the row index `first + number`, without an addition where `first` is the constant 0."""
     return number if isinstance(first, int) and first == 0 else first + number
@@ -258,6 +248,5 @@ __all__ = [
     "clear_past",
     "dense_span",
     "load_keys",
-    "place_of_key",
     "plan",
 ]
