@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.progress import waiting
 from torch_tile.hardware import Target
 
 _log = logging.getLogger("torch_tile")
@@ -110,14 +111,15 @@ def all_of(
 
 @contextlib.contextmanager
 def progress(total: int | None, what: str) -> Iterator[Callable[[], object]]:
-    """Show a progress bar on a terminal, if tqdm is installed; yield the function to call after each step.
+    """Show a progress bar on a terminal, or a clock without tqdm; yield the function to call after each step.
 
     `total` is None if the number of steps is unknown. TQDM_DISABLE=1 hides the bar, as it hides all bars of tqdm.
     """
     try:
         tqdm = import_module("tqdm").tqdm
     except ModuleNotFoundError:
-        yield lambda: None
+        with waiting(what):
+            yield lambda: None
         return
     with tqdm(total=total, desc=what, leave=False, disable=None) as bar:
         yield bar.update

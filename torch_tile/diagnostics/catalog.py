@@ -8,7 +8,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     # front end
     "no_source": (
         "the source of `{name}` cannot be read",
-        "define the kernel in a file (functions typed at a prompt or built by exec have no source)",
+        "define the kernel in a file or a notebook cell. Functions built by exec, or typed at a prompt before Python "
+        "3.13, have no source. For generated text, add its lines to linecache.cache under the name given to compile()",
     ),
     "nested_too_deep": (
         "`{name}` nests branches and loops deeper than Python compiles them: each `elif` is one level",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch_tile.show(kernel)`: a kernel for a GPU as one page of pictures, inline in notebooks or in a file.
 
-The page has the schedule, the shared memory, the layout of each tile, the limits of the machine and the text. It needs
-no GPU, no script and no network.
+The page has the schedule, the limits of the machine, a timeline, the shared memory, the layout of each tile and the
+text. It needs no GPU, no script and no network.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Program
 from torch_tile.language import PrimFunc
 from torch_tile.tools.show import lowered, tiles
+from torch_tile.tools.timeline import KINDS, events_of, picture
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -85,6 +86,7 @@ class KernelPage:
             f"<p><b>{escape(_verdict(kernel))}</b></p>",
             "<h2>Schedule</h2>", _schedule(kernel),
             "<h2>Roofline</h2>", _roofline(kernel),
+            "<h2>Timeline</h2>", _timeline(kernel.program, flat, kernel.target),
             "<h2>Shared memory</h2>", _memory(flat),
             "<h2>Layouts</h2>", *_layouts(laid_out, build),
             f"<details><summary>CUDA text</summary><pre>{escape(kernel.source)}</pre></details>",
@@ -167,6 +169,19 @@ def _scaled(count: float) -> str:
     return f"{count:.3g} "
 
 
+def _timeline(program: Program, flat: Program, target: Target) -> str:
+    """Draw what roles, copies and products of one block do at the same time."""
+    drawn = picture(events_of(program, flat, target))
+    if not drawn:
+        return "<p>No call could be made up that the simulator runs.</p>"
+    legend = " ".join(f'<span class="key {kind}"></span> {word}' for kind, word in KINDS.items())
+    model = (
+        "The block in the middle of the grid runs in the simulator, on zeros. Copies and products take the time of the "
+        "cost model, other statements that of their instructions; ordinary loads have no latency."
+    )
+    return f'<p>{legend}</p><div class="wide">{drawn}</div><p>{model}</p>'
+
+
 def _memory(flat: Program) -> str:
     """Draw where each tile lies in the shared memory of a block, and tiles that reuse bytes in rows of their own."""
     parts = []
@@ -220,7 +235,10 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--
 code, pre { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
 pre, .wide { overflow-x: auto; }
 summary { cursor: pointer; } details { margin: .4rem 0; }
-svg text { fill: currentColor; } .wide svg text { fill: #1d2330; }
+svg text { fill: currentColor; } details .wide svg text { fill: #1d2330; }
+.copy { fill: #2b8a3e; background: #2b8a3e; } .product { fill: var(--mark); background: var(--mark); }
+.wait { fill: #e8590c; background: #e8590c; } .code { fill: var(--dim); background: var(--dim); }
+.key { display: inline-block; width: .8em; height: .8em; }
 svg .shared rect { fill: var(--mark); fill-opacity: .25; stroke: var(--mark); }
 svg .barrier rect { fill: var(--dim); } .mark { fill: var(--mark); }
 .drop { stroke: var(--dim); stroke-dasharray: 4 4; }

@@ -199,9 +199,9 @@ def _put(
     if ok is not None:
         index, raw = index[ok], raw[ok]
     places, trace = index[:, None], tensor.trace
-    assert isinstance(trace, OrderedTrace)
-    trace.before_write(places, np.full(len(index), thread), tensor.name, span, atomic=bool(combine))
-    trace.written_by_agent(places, *done, atomic=bool(combine))
+    if isinstance(trace, OrderedTrace):
+        trace.before_write(places, np.full(len(index), thread), tensor.name, span, atomic=bool(combine))
+        trace.written_by_agent(places, *done, atomic=bool(combine))
     if combine:
         before, new = (decode(x, tensor.dtype) for x in (tensor.peek(index), raw))
         raw = encode(_COMBINE[combine](before, new), tensor.dtype)

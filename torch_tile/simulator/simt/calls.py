@@ -23,6 +23,7 @@ from torch_tile.simulator.simt.values import Value
 
 if TYPE_CHECKING:
     from torch_tile.simulator.simt.expressions import Expressions
+    from torch_tile.simulator.simt.timeline import Timeline
 
 Run = Callable[[], Value]
 Handler = Callable[["Place"], Run]
@@ -49,8 +50,12 @@ class Calls:
     tasks: Tasks
     table: Mapping[str, Handler]
 
-    def __init__(self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler]):
+    def __init__(
+        self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler],
+        timeline: Timeline | None = None,
+    ):  # fmt: skip
         self.threads, self.shared, self.clock, self.tasks, self.table = threads, shared, clock, tasks, table
+        self.timeline = timeline
         self.reset()
 
     def reset(self) -> None:
@@ -61,7 +66,9 @@ class Calls:
 
     def compile(self, call: Call, expressions: Expressions) -> Run:
         """Return the function that runs `call`."""
-        return self.table[call.name](Place(self, call, expressions))
+        place = Place(self, call, expressions)
+        run = self.table[call.name](place)
+        return run if self.timeline is None else self.timeline.watch(place, run)
 
     def state(self, kind: type[S]) -> S:
         """Return the state of one kind of intrinsics; each block begins with a new one."""
@@ -105,6 +112,8 @@ class Calls:
             )
         threads.findings.barriers += 1
         self.clock.barrier()
+        if self.timeline is not None:
+            self.timeline.wait(threads.ids, self.timeline.now(threads.ids), "barrier", span)
 
     def commit(self) -> None:
         """Close the current copy group of each running thread."""

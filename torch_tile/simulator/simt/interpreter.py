@@ -45,6 +45,7 @@ from torch_tile.simulator.simt.prescan import (
 )
 from torch_tile.simulator.simt.races import Clock, OrderedTrace, Trace, VectorClock
 from torch_tile.simulator.simt.roles import Stuck, Task, Tasks
+from torch_tile.simulator.simt.timeline import Timeline, instructions
 from torch_tile.simulator.simt.values import Value
 from torch_tile.simulator.simt.wgmma import WGMMA
 
@@ -55,17 +56,18 @@ MOST_ITERATIONS = 1_000_000  # of a `while`
 
 def run_threads(
     program: st.Program, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
-    blocks: Iterable[tuple[int, ...]] | None = None,
+    blocks: Iterable[tuple[int, ...]] | None = None, timeline: Timeline | None = None,
 ) -> Findings:  # fmt: skip
     """Run a program of stage FLAT on CPU tensors.
 
     `tensors` holds the tensors of buffers, `values` the values of dimensions and scalar parameters. `blocks` chooses
-    blocks, x first; None runs all. Tensors are written in place. Raises InternalError for IR of another stage.
+    blocks, x first; None runs all. With a `timeline`, which gives the events of one block times, races of tensors are
+    not looked for. Tensors are written in place. Raises InternalError for IR of another stage.
     """
     findings = Findings()
     with np.errstate(all="ignore"):
         for kernel in program.kernels:
-            machine = _Machine(program, kernel, tensors, values, findings)
+            machine = _Machine(program, kernel, tensors, values, findings, timeline)
             for together in concurrent_blocks(kernel, [int(evaluate(n, values)) for n in kernel.grid], blocks):
                 machine.run(together)
     return findings
@@ -81,9 +83,9 @@ class _Machine(Visitor):
 
     def __init__(
         self, program: st.Program, kernel: st.Kernel, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
-        findings: Findings,
+        findings: Findings, timeline: Timeline | None = None,
     ):  # fmt: skip
-        self.kernel, self.findings = kernel, findings
+        self.kernel, self.findings, self.timeline = kernel, findings, timeline
         self.linked = is_linked(kernel)
         blocks = math.prod(kernel.cluster) if self.linked else 1
         self.threads = Threads(math.prod(kernel.threads), findings, blocks)
@@ -93,7 +95,9 @@ class _Machine(Visitor):
         self.tasks = Tasks(self.saved, self.restore)
         table = CALLS | (CONCURRENT if concurrent else {}) | (CLUSTER if self.linked else {})
         table[foreign.NAME] = run_foreign
-        self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table)
+        self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table, timeline)
+        if timeline is not None:
+            timeline.begin(self.threads)
         self.products = set(product_registers(kernel))
         self.values: dict[Var, Value] = {**values}
         self.memory: dict[Buffer, Memory] = {}
@@ -115,7 +119,7 @@ class _Machine(Visitor):
     def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
         """Return the memory of a tensor; a tensor that the kernel writes gets a trace of its accesses."""
         found = Global(buffer, data, self.threads)
-        if any(writes(node, buffer) for node in walk(self.kernel.body)):
+        if self.timeline is None and any(writes(node, buffer) for node in walk(self.kernel.body)):
             found.trace = self.trace(found.size)
         return found
 
@@ -223,7 +227,20 @@ class _Machine(Visitor):
         def let() -> None:
             values[var] = run()
 
-        return let
+        return self.timed(node, let)
+
+    def timed(self, node: st.Let | st.Store, step: Step) -> Step:
+        """Let a statement take its time in the timeline, if there is one."""
+        timeline = self.timeline
+        if timeline is None:
+            return step
+        count, span = instructions(node), node.span
+
+        def run() -> None:
+            timeline.code(count, span)
+            step()
+
+        return run
 
     def visit_Alloc(self, node: st.Alloc) -> Step:
         """Compile the allocation of a variable, tile, barrier buffer or register array."""
@@ -268,7 +285,7 @@ class _Machine(Visitor):
     def visit_Store(self, node: st.Store) -> Step:
         memory, span = self.memory[node.buffer], node.span
         index, value = self.expressions.index(node), self.expressions.element(node.value)
-        return lambda: memory.store(index(), value(), span)
+        return self.timed(node, lambda: memory.store(index(), value(), span))
 
     def visit_Do(self, node: st.Do) -> Step:
         """Compile a call for its effect."""
