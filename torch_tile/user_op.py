@@ -126,7 +126,7 @@ def written_params(program: Program) -> set[int]:
 
 
 def kernel_of(operator: str) -> JITKernel | None:
-    """Return the kernel of an operator, by its name, as in `torch_tile_kernels::scale_1f0c`; None if no kernel has it."""
+    """Return the kernel of the operator of this name, as `torch_tile_kernels::scale_1f0c`; None if no kernel has it."""
     return _kernels.get(operator)
 
 

@@ -64,7 +64,7 @@ FIXED = (
     "group_tokens",
     "linear_attention_",
     "ssd_",
-)  # tiles of one size each, which every GPU must hold
+)  # tiles of one size for each kind of GPU, which must hold them; test/cubins has the smallest GPUs
 
 
 @dataclass
@@ -110,7 +110,7 @@ def test_is_what_the_compiler_allocates(case, target, planned):
     for one in planned(case, target):
         allocated = max(entry.shared_bytes for entry in one.entries)
         if one.name.startswith(FIXED):
-            assert allocated <= Target.of("cuda:sm_120").shared_limit, one
+            assert allocated <= limit, one
             continue
         if one.name not in FOOTPRINTS:
             assert allocated <= SPARE, one

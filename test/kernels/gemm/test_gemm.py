@@ -190,7 +190,7 @@ def test_one_row(spec, rounds, problems, check):
         )
 
 
-@pytest.mark.parametrize("rows, columns, panel", [(1, 1, 8), (5, 3, 2), (16, 4, 8), (3, 7, 4)])
+@pytest.mark.parametrize("rows, columns, panel", [(1, 1, 8), (5, 3, 2), (16, 4, 8), (3, 7, 4), (5, 3, 0)])
 def test_every_tile_has_its_turn(rows, columns, panel):
     @T.prim_func
     def order(seen: T.Tensor((2, rows, columns), T.int32)):

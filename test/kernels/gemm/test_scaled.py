@@ -125,11 +125,17 @@ def test_aligned_rows(form, engine, problems, check):
 @pytest.mark.parametrize("together", [1, 2])
 def test_persistent_blocks(together, engine, problems, check):
     """Blocks take several tiles each, alone or in clusters that share tiles of b; tiles have two runs of scales."""
-    config = Config(64, 96, 128, 128, 3, panel=8, staged=True, blocks=4, splits=together)
+    panel = problems.pick(0, 1, 2, 8)  # 0: no panels
+    config = Config(64, 96, 128, 128, 3, panel=panel, staged=True, blocks=4, splits=together)
     m, n, k = 150, 136, 128 * problems.pick(2, 3)
     args = arguments(problems, FORMS["blocks"], m, n, k)
     args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
-    check(scaled_gemm(*args, [], "", "", BF16, config=config), exact(*args, [], "", ""), f"{m}x{n}x{k}", BF16)
+    check(
+        scaled_gemm(*args, [], "", "", BF16, config=config),
+        exact(*args, [], "", ""),
+        f"{m}x{n}x{k}, panel {panel}",
+        BF16,
+    )
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)

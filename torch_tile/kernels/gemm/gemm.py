@@ -124,8 +124,9 @@ def matmul(config: Config, spec: Spec) -> Any:
 def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
     """Map a tile's number to its batch, row and column; tiles go panel by panel for L2 reuse.
 
-    Tiles come in bands of `panel` rows, along the columns in each.
+    Tiles come in bands of `panel` rows, along the columns in each. Without panels, a band is one row.
     """
+    panel = max(panel, 1)
     matrix = T.min(rows * columns, MOST_TILES)
     bz, inside = number // matrix, number % matrix
     band, place = inside // (panel * columns), inside % (panel * columns)

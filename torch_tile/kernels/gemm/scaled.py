@@ -556,7 +556,7 @@ def _timed_config(problem: Problem, machine: Machine) -> Config | None:
     best = min(TIMED, key=lambda config: _microseconds(config, problem, machine))
     tile = best.block_m, best.block_n, best.threads
     stays = tile[:2] == (128, 128) and _tiles(tile, problem) > machine.num_sms
-    panel = 8 if problem.m > 8 * best.block_m else 0
+    panel = 8 if stays or problem.m > 8 * best.block_m else 0
     return replace(best, staged=True, panel=panel, blocks=machine.num_sms if stays else 0)
 
 
