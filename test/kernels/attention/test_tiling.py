@@ -7,7 +7,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.attention.operands import Operand
-from torch_tile.kernels.attention.spec import Spec
+from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.attention.tiling import HOPPER, Problem, config_for, splits_for
 from torch_tile.kernels.common import Machine
 from torch_tile.tools.library import Case, compiled
@@ -144,6 +144,13 @@ def test_few_queries_measured_on_an_h200(sequences, queries, cut, splits):
     config = config_for(replace(FORM, causal=False, grouped=True), problem, H200)
     assert (config.block_q, config.block_kv) == cut and config.packed
     assert splits_for(config, problem, H200) == splits and config.split == (splits > 1)
+
+
+@pytest.mark.parametrize("sequences, splits", [(8, 6), (64, 3), (128, 3)])  # of 64 on 8 heads, measured: 3 of 64
+def test_blocks_of_float8_keys_fill_the_last_wave(sequences, splits):
+    config = Config(16, 64, 128, 3, shared_probs=True, blocks=3, narrow=True)
+    assert splits_for(config, Problem(sequences * 8, 8, 8192, 8), H200) == splits
+    assert splits_for(replace(config, narrow=False), Problem(64 * 8, 8, 8192, 8), H200) == 1
 
 
 def hopper_source(heads=8, rows=512, size=64, config=None, **options):

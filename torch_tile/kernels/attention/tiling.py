@@ -52,12 +52,15 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     """Choose the number of splits of the keys: a block for each SM, but none below four tiles or LEAST_SPLIT keys.
 
-    Blocks of few rows mostly wait for memory: as many as `config.blocks` run on an SM at once.
+    Blocks of few rows mostly wait for memory: as many as `config.blocks` run on an SM at once. Those that widen float8
+    keys are bound by arithmetic, so splits also fill the last of several waves.
     """
     problem = typical(problem)
     most = problem.keys // max(LEAST_SPLIT, 4 * config.block_kv)
-    room = machine.num_sms * (config.blocks if config.shared_probs else 1)
-    return max(1, min(room // _blocks(config, problem), most))
+    room, blocks = machine.num_sms * (config.blocks if config.shared_probs else 1), _blocks(config, problem)
+    if config.narrow and blocks > room:
+        return min(range(1, max(1, min(MOST_IN_WAVES, most)) + 1), key=lambda n: (-(-blocks * n // room) / n, n))
+    return max(1, min(room // blocks, most))
 
 
 def _blocks(config: Config, problem: Problem) -> int:
@@ -65,6 +68,7 @@ def _blocks(config: Config, problem: Problem) -> int:
     return problem.heads * -(-problem.rows // config.block_q)
 
 
+MOST_IN_WAVES = 3  # splits of a launch of several waves: what was measured
 LEAST_SPLIT = 512  # keys: joining splits takes longer than a block takes for as many
 
 # Tilings by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
