@@ -10,8 +10,9 @@ operand of the same shape and type comes through that tile. Other copies into th
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -109,6 +110,16 @@ def _is_whole(region: Region) -> bool:
     return shape is not None and corners == [(0, n) for n in shape]
 
 
+@contextlib.contextmanager
+def _on_the_line_of(author: Stmt) -> Iterator[None]:
+    """Give new nodes the line of an author's statement."""
+    span_source.append(lambda: author.span)
+    try:
+        yield
+    finally:
+        span_source.pop()
+
+
 class _Stores(Rewriter):
     """Replaces each store into `result` by one of the epilogue's value into `new`; copies become nests of stores.
 
@@ -147,40 +158,33 @@ class _Stores(Rewriter):
             """Compute the value of one element."""
             value = cast(cast(Load(fill.src.buffer, spread(fill.src, point)), tile.buffer.dtype), self.result.dtype)
             at = {} if through is None else {through: Load(tile.buffer, spread(tile, point))}
-            return self._stored(fill, values, spread(tile, point), value, spread(place, point), at)
+            return self._stored(values, spread(tile, point), value, spread(place, point), at)
 
-        region = rebuilt(tile, buffer=values)
-        nest = parallel(squeezed(tile), element)
-        brought = () if through is None else (Copy(rebuilt(place, buffer=through), tile),)
-        return Block((Alloc(values), *brought, nest, rebuilt(fill, src=region)))
+        with _on_the_line_of(fill):
+            brought = () if through is None else (Copy(rebuilt(place, buffer=through), tile),)
+            nest, last = parallel(squeezed(tile), element), rebuilt(fill, src=rebuilt(tile, buffer=values))
+            return Block((Alloc(values), *brought, nest, last))
 
     def visit_Store(self, node: Store) -> Stmt:
         """Apply the epilogue to the stored value."""
         if node.buffer is not self.result:
             return node
-        return self._stored(node, self.new, node.indices, node.value, node.indices)
+        with _on_the_line_of(node):
+            return self._stored(self.new, node.indices, node.value, node.indices)
 
     def _stored(
-        self, author: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, place: tuple[Expr, ...],
+        self, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, place: tuple[Expr, ...],
         loaded: Mapping[Buffer, Expr] = MappingProxyType({}),
     ) -> Block:  # fmt: skip
-        """Store the epilogue of a value with a `place` in the result, on the line of `author`, its statement.
-
-        Some operands may have been loaded.
-        """
+        """Store the epilogue of a value with a `place` in the result. Some operands may have been loaded."""
         from torch_tile.kernels.epilogue import emit
 
         compute = float64 if self.result.dtype == float64 else float32
-        span_source.append(lambda: author.span)
-        try:
-            with tracing() as at, at.open("the epilogue") as scope:
-                operands = [loaded[x] if x in loaded else self._operand(place, kind, x) for kind, x in self.aux]
-                inputs = {"acc0": cast(value, compute)} | {f"x{n}": cast(x, compute) for n, x in enumerate(operands)}
-                result = emit.apply(self.epilogue, inputs, compute, self.new.dtype.bits <= 16)
-            store = Store(buffer, indices, cast(result, self.new.dtype))
-        finally:
-            span_source.pop()
-        return Block((*scope.stmts, store))
+        with tracing() as at, at.open("the epilogue") as scope:
+            operands = [loaded[x] if x in loaded else self._operand(place, kind, x) for kind, x in self.aux]
+            inputs = {"acc0": cast(value, compute)} | {f"x{n}": cast(x, compute) for n, x in enumerate(operands)}
+            result = emit.apply(self.epilogue, inputs, compute, self.new.dtype.bits <= 16)
+        return Block((*scope.stmts, Store(buffer, indices, cast(result, self.new.dtype))))
 
     @staticmethod
     def _operand(place: tuple[Expr, ...], kind: str, x: Buffer) -> Expr:
