@@ -84,13 +84,12 @@ def check(got, a, b, aux, text):
 
 
 @pytest.mark.parametrize("engine", ["cpu", "cuda:sm_80", "cuda:sm_90a", "text"])
-@pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("form", FORMS)
-def test_values(form, epilogue, engine, seed):
+def test_values(form, engine, seed):
     torch.manual_seed(seed)
     choose = random.Random(seed)
     m, n, k = 8 * choose.randint(1, 20), 8 * choose.randint(1, 20), 8 * choose.randint(1, 12)
-    kinds, dtypes, text = EPILOGUES[epilogue]
+    kinds, dtypes, text = EPILOGUES[choose.choice(list(EPILOGUES))]
     kernel = torch_tile.compile(
         product(form, m, n, k), out_idx=[-1], target="cuda:sm_90a" if engine == "text" else engine
     )
