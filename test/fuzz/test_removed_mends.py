@@ -126,7 +126,7 @@ class Mend:
 
 KINDS = {
     "partial nests": Mend(bind_loop._Binder, "_stays_in_padding", yes, "sm_80", (167,)),
-    "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (3,)),
+    "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (4,)),
     "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (12,)),
     "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text", (22,)),
     "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (17,)),
