@@ -54,13 +54,14 @@ def check_batched(op: str, args: Any) -> None:
 
 
 def check_pages(
-    op: str, pages: int, page: int, table: tuple[str, Tensor | None], lengths: tuple[str, Tensor | None]
+    op: str, cache: torch.Size, table: tuple[str, Tensor | None], lengths: tuple[str, Tensor | None]
 ) -> None:
     """Check that lengths fit a table of pages, or a page where there is none, and that their pages exist.
 
-    Tables and lengths come with their names. Only the CPU checks, since a GPU would have to wait.
+    `cache` is how many pages there are, and their size. Tables and lengths come with their names. Only the CPU checks,
+    since a GPU would have to wait.
     """
-    (table_name, numbers), (lengths_name, ends) = table, lengths
+    (pages, page), (table_name, numbers), (lengths_name, ends) = cache, table, lengths
     capacity = page if numbers is None else numbers.shape[1] * page
     if ends is not None and ends.device.type == "cpu" and ends.numel():
         low, high = (int(n) for n in ends.aminmax())

@@ -96,7 +96,7 @@ def _run(args: AppendArgs[Tensor]) -> None:
     """Launch `tile.append_to_pages`."""
     _check(args)
     table, lengths = ("block_tables", args.block_tables), ("lengths", args.lengths)
-    check_pages(OP, *args.k_pages.shape[:2], table, lengths)
+    check_pages(OP, args.k_pages.shape[:2], table, lengths)
     if args.cu_seqlens is not None:
         check_starts(OP, "cu_seqlens", args.cu_seqlens, args.max_seqlen, args.k.shape[0], "k")
     kernels("attention.paged").append_to_pages(args)

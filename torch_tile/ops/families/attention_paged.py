@@ -100,8 +100,8 @@ def _check_scale(op: str, name: str, x: Tensor, of: str, pages: Tensor, scale: T
 
 def _check_values(args: PagedArgs[Tensor]) -> None:
     """Check the values of the int32 tensors of `tile.attention_paged`, on the CPU only."""
-    op, (pages, page) = "attention_paged", args.k_pages.shape[:2]
-    check_pages(op, pages, page, ("block_tables", args.block_tables), ("lengths", args.lengths))
+    op, table = "attention_paged", ("block_tables", args.block_tables)
+    check_pages(op, args.k_pages.shape[:2], table, ("lengths", args.lengths))
     if args.cu_seqlens_q is not None:
         check_starts(op, "cu_seqlens_q", args.cu_seqlens_q, args.max_seqlen_q, args.q.shape[0], "q")
 

@@ -85,7 +85,7 @@ def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
     """Check that lengths fit the cache, that their pages exist and that a schedule is theirs."""
     if args.kv.device.type != "cpu":
         return
-    check_pages("mla_decode", *args.kv.shape[:2], ("block_table", args.block_table), ("seq_lens", args.seq_lens))
+    check_pages("mla_decode", args.kv.shape[:2], ("block_table", args.block_table), ("seq_lens", args.seq_lens))
     if args.schedule is not None and args.seq_lens is not None:
         _check_plan(args.schedule, args.seq_lens)
 

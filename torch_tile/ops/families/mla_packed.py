@@ -107,7 +107,7 @@ def _results(q: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_values(op: str, cache: Tensor, args: Any) -> None:
     """Check that lengths fit the cache and that their pages exist."""
-    check_pages(op, *cache.shape[:2], ("block_table", args.block_table), ("seq_lens", args.seq_lens))
+    check_pages(op, cache.shape[:2], ("block_table", args.block_table), ("seq_lens", args.seq_lens))
 
 
 def _sharding_of_fp8(args: MlaDecodeFp8Args[Spec]) -> Rule:
