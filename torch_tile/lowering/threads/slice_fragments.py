@@ -79,7 +79,7 @@ def _cuts(loop: For) -> bool:
 
 def _accesses(node: Node) -> list[Any]:
     """Return the accesses to elements of fragments."""
-    return [n for kind in (Load, Store) for n in find(node, kind) if n.buffer.scope == "fragment"]
+    return [n for n in (*find(node, Load), *find(node, Store)) if n.buffer.scope == "fragment"]
 
 
 def _shrunk(nest: For) -> For:
