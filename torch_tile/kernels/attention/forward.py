@@ -21,7 +21,15 @@ from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
-from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, scale_scores, scale_types, scale_weights, widen
+from torch_tile.kernels.attention.scaled_keys import (
+    E4M3,
+    Scales,
+    in_units,
+    scale_scores,
+    scale_types,
+    scale_weights,
+    widen,
+)
 from torch_tile.kernels.attention.sequences import (
     DENSE,
     Given,
@@ -249,11 +257,14 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 )
 
                 T.copy(q[span.slab, head, member, span.row, 0], q_tile)
-                queries = q_tile
-                if config.resident:
-                    q_registers = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
-                    T.copy(q_tile, q_registers)
-                    queries = q_registers
+                queries, unit_of_row = q_tile, None
+                if config.narrow and spec.dtype == torch.bfloat16:
+                    queries = T.alloc_fragment((rows, spec.tile_d), torch.float16)
+                    unit_of_row = T.alloc_fragment((rows,), accum)
+                    in_units(q_tile, queries, unit_of_row)
+                elif config.resident:
+                    queries = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
+                    T.copy(q_tile, queries)
                 T.clear(acc)
                 T.clear(partial_sums)
                 begin_rows(row_max, base)
@@ -286,7 +297,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                             widen(k_stored, k_scales, k_tile)
                     T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     if config.narrow:
-                        scale_scores(scores, k_scales)
+                        scale_scores(scores, k_scales, unit_of_row)
                     if spec.score:
                         score_text.modify(spec.program, scores, scale, aux, here, step * keys)
                     if spec.mask is not None or not spec.folded:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.kernels.attention.softmax import power_above
 from torch_tile.kernels.common import strided
 
 E4M3 = torch.float8_e4m3fn
@@ -35,11 +36,35 @@ def widen(stored: Any, scales: Any, tile: Any) -> None:
         tile[j, c] = T.cast(T.cast(raw[j, c], T.float32) * scales[j], tile.dtype)
 
 
+LEAST_PEAK, MOST_PEAK = 2.0**-100, 2.0**100  # of a row of queries, so that its unit and one over it are normal numbers
+
+
 @T.macro
-def scale_scores(scores: Any, scales: Any) -> None:
-    """Multiply scores `[rows, keys]` by the scale of each key."""
+def in_units(tile: Any, queries: Any, unit: Any) -> None:
+    """Write a tile of bfloat16 queries as float16, each row as multiples of a power of two, `unit` `[rows]`.
+
+    Float8 then becomes the type of the queries in one instruction for a pair. A row's largest magnitude is 0.5 to 1
+    units, and numbers from 2^-14 units on are exact. Rows of larger or smaller magnitudes than 2^100 and 2^-100 have
+    the unit of those.
+    """
+    rows, columns = tile.shape
+    values, peak = T.alloc_fragment((rows, columns), unit.dtype), T.alloc_fragment((rows,), unit.dtype)
+    units = T.alloc_shared((rows,), unit.dtype)
+    for i, c in T.Parallel(rows, columns):
+        values[i, c] = T.cast(tile[i, c], unit.dtype)
+    T.reduce_absmax(values, peak, dim=1)
+    for i in T.Parallel(rows):
+        units[i] = power_above(T.clamp(peak[i], LEAST_PEAK, MOST_PEAK))
+    T.copy(units, unit)
+    for i, c in T.Parallel(rows, columns):
+        queries[i, c] = T.cast(T.cast(tile[i, c], unit.dtype) / units[i], queries.dtype)
+
+
+@T.macro
+def scale_scores(scores: Any, scales: Any, unit: Any) -> None:
+    """Multiply scores `[rows, keys]` by the scale of each key, and by the unit of each row if there is one."""
     for i, j in T.Parallel(*scores.shape):
-        scores[i, j] = scores[i, j] * scales[j]
+        scores[i, j] = scores[i, j] * (scales[j] if unit is None else scales[j] * unit[i])
 
 
 @T.macro
