@@ -162,14 +162,18 @@ TILE_DEVICE void narrow_pair(e5m2* p, float a, float b) { *reinterpret_cast<uint
 // permutation for each four elements where j is not next to i.
 TILE_DEVICE void widen_pair(f16* p, const e4m3* from, int i, int j) {
 #if __CUDA_ARCH__ >= 890
-  uint16_t bytes = uint16_t(from[i].bits | from[j].bits << 8);
+  uint32_t word = from[i].bits | from[j].bits << 8;
+  bool upper = false;
   if (j == i + 1 && i % 2 == 0) {
-    bytes = reinterpret_cast<const uint16_t*>(from)[i / 2];
+    word = reinterpret_cast<const uint32_t*>(from)[i / 4], upper = i % 4 == 2;
   } else if (j == i + 2 && i % 4 < 2) {
-    uint32_t even_then_odd = __byte_perm(reinterpret_cast<const uint32_t*>(from)[i / 4], 0, 0x3120);
-    bytes = uint16_t(i % 2 ? even_then_odd >> 16 : even_then_odd);
+    word = __byte_perm(reinterpret_cast<const uint32_t*>(from)[i / 4], 0, 0x3120), upper = i % 2;
   }
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(*reinterpret_cast<uint32_t*>(p)) : "h"(bytes));
+  uint32_t& pair = *reinterpret_cast<uint32_t*>(p);
+  if (upper)
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }" : "=r"(pair) : "r"(word));
+  else
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(pair) : "r"(word));
 #else
   narrow_pair(p, widen(from[i]), widen(from[j]));
 #endif

@@ -7,6 +7,7 @@ arguments.py), lse is contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,11 +24,13 @@ from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
 from torch_tile.kernels.attention.scaled_keys import (
     E4M3,
+    GAIN,
     Scales,
     in_units,
+    raise_scores,
     scale_scores,
     scale_types,
-    scale_weights,
+    sign_weights,
     widen,
 )
 from torch_tile.kernels.attention.sequences import (
@@ -247,8 +250,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     )
                     k_scales, v_scales = (T.alloc_shared((keys,), T.float32) for _ in range(2))
                 scores = T.alloc_fragment((rows, keys), accum)
-                # Weights times scales of values, which are numbers of any size, need bfloat16's range.
-                probs_dtype = torch.bfloat16 if config.narrow else spec.dtype
+                probs_dtype = torch.float16 if config.narrow else spec.dtype
                 probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), probs_dtype)
                 acc = T.alloc_fragment((rows, spec.tile_dv), accum)
                 row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
@@ -310,19 +312,26 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                             query = row % q_len if packed else row
                             seen = spec.sees(query, step * keys, j, keys, span.q_offset, window, span.keys)
                             scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                    exponentiate(scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts)
+                    gain, sizes = 0.0, None
+                    if config.narrow:
+                        gain, sizes = GAIN, T.alloc_fragment((keys,), accum)
+                        load_keys(given, v_scale, v_scales, span, head, step)
+                        clear_past(v_scales, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
+                        raise_scores(scores, v_scales, sizes, scale_log2)
+                    exponentiate(
+                        scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts, gain=gain,
+                        sizes=sizes,
+                    )  # fmt: skip
                     for i, c in T.Parallel(rows, spec.tile_dv):
                         acc[i, c] *= rescale[i]
                     load_keys(given, v, v_stored, span, head, step)
                     may_end = iteration == 0 if spec.backwards(config) else True
-                    if spec.scaled:
-                        load_keys(given, v_scale, v_scales, span, head, step)
-                        if config.narrow:
-                            clear_past(v_scales, step * keys, span.keys, may_end)
-                            scale_weights(scores, v_scales, probs)
-                        else:
+                    if config.narrow:
+                        sign_weights(scores, v_scales, probs)
+                    else:
+                        if spec.scaled:
+                            load_keys(given, v_scale, v_scales, span, head, step)
                             widen(v_stored, v_scales, v_tile)
-                    if not config.narrow:
                         T.copy(scores, probs)
                     if not layout.fixed:
                         clear_past(v_tile, step * keys, span.keys, may_end)
@@ -333,6 +342,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 for i in T.Parallel(rows):
                     if lse_types:
                         log_sum = row_max[i] * unit + T.log(row_sum[i])
+                        if config.narrow:
+                            log_sum = log_sum - GAIN * math.log(2)
                         if not layout.ragged:
                             others[-1][(*place, block * rows + i)] = log_sum
                         elif span.first + i < span.length:

@@ -2,7 +2,8 @@
 """Keys and values in float8 with a scale for each position, which the kernels of attention widen to the queries' dtype.
 
 A key is `values * scale`, computed in float32 and rounded once to the queries' dtype. Where products widen the numbers
-(`Config.narrow`), the scale of a key multiplies its scores instead, and the scale of a value its weights.
+(`Config.narrow`), the scale of a key multiplies its scores instead, and the scale of a value goes into the exponents of
+its weights.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def in_units(tile: Any, queries: Any, unit: Any) -> None:
         queries[i, c] = T.cast(T.cast(tile[i, c], unit.dtype) / units[i], queries.dtype)
 
 
+GAIN = 14.0  # weights beside float8 values are float16, at most 2 ** 14.5: those of 2 ** -28 are still exact
+LEAST_SCALE = 2.0**-60  # of a value, else its weight over its scale may pass what float32 holds
+
+
 @T.macro
 def scale_scores(scores: Any, scales: Any, unit: Any) -> None:
     """Multiply scores `[rows, keys]` by the scale of each key, and by the unit of each row if there is one."""
@@ -68,10 +73,27 @@ def scale_scores(scores: Any, scales: Any, unit: Any) -> None:
 
 
 @T.macro
-def scale_weights(weights: Any, scales: Any, probs: Any) -> None:
-    """Write weights times the scale of each value, which is finite, rounded to the dtype of `probs`."""
+def raise_scores(scores: Any, scales: Any, sizes: Any, scale_log2: Any) -> None:
+    """Raise scores so that the weight `2 ** (scale_log2 * score)` of a key is times the magnitude of its value's scale.
+
+    A row's weights are relative to its largest then, whatever scales there are, and fit in float16. Divide sums of
+    weights by the magnitudes, which `sizes` `[keys]` become. One of 0 counts as LEAST_SCALE. Scores are rounded
+    once more, by which weights differ as by any rounding of scores.
+    """
+    over = 1.0 / scale_log2
+    rise = T.alloc_fragment(sizes.shape, sizes.dtype)
+    for j in T.Parallel(*sizes.shape):
+        sizes[j] = T.max(T.abs(scales[j]), LEAST_SCALE)
+        rise[j] = T.log2(sizes[j]) * over
+    for i, j in T.Parallel(*scores.shape):
+        scores[i, j] = scores[i, j] + rise[j]
+
+
+@T.macro
+def sign_weights(weights: Any, scales: Any, probs: Any) -> None:
+    """Write weights of `raise_scores` with the sign of the scale of each value, rounded to the dtype of `probs`."""
     for i, j in T.Parallel(*weights.shape):
-        probs[i, j] = T.cast(weights[i, j] * scales[j], probs.dtype)
+        probs[i, j] = T.cast(T.copysign(weights[i, j], scales[j]), probs.dtype)
 
 
 @dataclass(frozen=True, eq=False)
