@@ -215,6 +215,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
         blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(length, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
+            if config.split:
+                T.pdl_trigger()
             heads = kv_heads * members
             # Outside of the loop, so that a tile leaves while the block works on its next one.
             staged = T.alloc_shared((rows, spec.tile_dv), spec.dtype) if config.persistent else None
