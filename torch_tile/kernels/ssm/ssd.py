@@ -680,15 +680,14 @@ def ssd_chunk_scan_backward(
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
     outputs, to_states, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(3))
-    later, earlier = (scan.empty(batch, heads, scan.padded) for _ in range(2))
+    pairs = scan.empty(batch, heads, scan.padded)
     scores = scan.scores()
     times = scan.steps, scan.decays
     back = replace(scan.plain, reverse=True)
     dots = replace(scan.plain, dots=True)
     scan.outputs(dots, scores, scan.x, scan.C, *times, before, *scan.marks, grad, outputs)
-    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, later)
+    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, pairs)
     scores = scan.scores(reverse=True)
-    scan.run(pair_sums, back, scores, scan.x, grad, *times, *scan.marks, earlier)
     of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
     spec = replace(back, D=None if args.D is None else args.D.dtype)
     operands = scores, grad, scan.B, *times, behind, *scan.marks, scan.x, *scan.skip()
@@ -697,7 +696,7 @@ def ssd_chunk_scan_backward(
     scan.sum_heads(back, (scan.x, grad, scan.C, *times, behind, *scan.marks), dB)
     of_A = scan.empty(batch, chunks + 1, heads)
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
-    operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
+    operands = args.dt, args.A, scan.steps, pairs, outputs, to_states, inputs, ends, *scan.bias, *of_bias
     scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
     add_up(of_A.view(-1, heads), dA, scan.machine)
     if args.dt_bias is not None:
