@@ -183,8 +183,10 @@ def test_chunks_on_gpus():
     machine = Machine(Target("cuda", 90), 132)
     assert [config_for(torch.bfloat16, n, machine).chunk for n in (5, 700, 8192)] == [64, 128, 256]
     config = config_for(torch.bfloat16, 8192, machine)
-    assert [config_of_states(config, torch.bfloat16, n, machine).state_tile for n in (64, 128)] == [64, 128]
-    assert config_of_states(config, torch.float32, 128, machine) is config
+    of_states = [config_of_states(config, torch.bfloat16, n, 8, machine) for n in (64, 128)]
+    assert [(c.state_tile, c.heads) for c in of_states] == [(64, 2), (128, 2)]
+    assert config_of_states(config, torch.bfloat16, 128, 1, machine).heads == 1
+    assert config_of_states(config, torch.float32, 128, 8, machine) is config
     spec = Spec(torch.bfloat16, vector=8)
     held = {n: config_of_scan(config, spec, n, 128, machine) for n in (1, 64)}
     assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (4, 128)]
