@@ -8,8 +8,8 @@ that finds it there compiles the fused kernel at the first call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,23 +28,41 @@ _library.define(
 )
 
 
-def split(kernel: JITKernel, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Sort the arguments of a kernel by the lists of the operator: tensors, integers and floats."""
+class EpilogueCall(NamedTuple):
+    """The arguments of the operator: a kernel's operator and arguments by type, then the epilogue and its operands."""
+
+    operator: str
+    tensors: Sequence[torch.Tensor]
+    ints: Sequence[Any]
+    floats: Sequence[float]
+    aux: Sequence[torch.Tensor]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+def by_type(kernel: JITKernel, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Sort the arguments of a kernel into the lists of the operator: tensors, integers and floats."""
     lists: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    for param, value in zip(kernel.launcher.binding.given, args, strict=True):
-        lists[_list_of(param)].append(value)
+    for (kind, _), value in zip(_places(kernel), args, strict=True):
+        lists[kind].append(value)
     return lists
 
 
-def _list_of(param: Any) -> int:
-    """Return the number of the list that holds the argument for a parameter."""
-    return 0 if isinstance(param, Buffer) else 2 if param.dtype.is_float else 1
+def _places(kernel: JITKernel) -> list[tuple[int, int]]:
+    """Return, for each argument of a kernel, the number of its list in `by_type` and its index there."""
+    counts, places = [0, 0, 0], []
+    for param in kernel.launcher.binding.given:
+        kind = 0 if isinstance(param, Buffer) else 2 if param.dtype.is_float else 1
+        places.append((kind, counts[kind]))
+        counts[kind] += 1
+    return places
 
 
-def _joined(kernel: JITKernel, *lists: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a kernel in their order, from the lists that `split` made."""
-    sources = [iter(each) for each in lists]
-    return [next(sources[_list_of(param)]) for param in kernel.launcher.binding.given]
+def _in_order(call: EpilogueCall, places: Sequence[tuple[int, int]]) -> list[Any]:
+    """Return the arguments of the kernel in their order."""
+    lists = call.tensors, call.ints, call.floats
+    return [lists[kind][index] for kind, index in places]
 
 
 def result_of(kernel: JITKernel) -> Buffer | None:
@@ -85,34 +103,48 @@ def with_epilogue(
     return compile_program(program, kernel.out_idx, kernel.target, kernel.build.options)
 
 
-def _run(
-    operator: str, tensors: Sequence[torch.Tensor], ints: Sequence[int], floats: Sequence[float],
-    aux: Sequence[torch.Tensor], kinds: str, epilogue: str, dtype: torch.dtype,
-) -> torch.Tensor:  # fmt: skip
-    """Run the fused kernel. A kernel of the same name that takes no epilogue, in another process, is followed by it."""
+@functools.cache
+def _runner(
+    operator: str, kinds: str, epilogue: str, dtype: torch.dtype, *aux: torch.dtype
+) -> Callable[[EpilogueCall], torch.Tensor]:
+    """Compile the fused kernel, and return what runs it for a call.
+
+    A kernel of the same name that takes no epilogue, in another process, is followed by it.
+    """
     from torch_tile.kernels.epilogue.fuse_into_stores import CannotFuseError
     from torch_tile.kernels.epilogue.program import evaluate
 
     kernel = _known(operator)
-    args = _joined(kernel, tensors, ints, floats)
-    try:
-        fused = with_epilogue(kernel, kinds, epilogue, tuple(x.dtype for x in aux), dtype)
-    except CannotFuseError:
-        value = kernel.run(*args)
+    places = _places(kernel)
+
+    def in_two_steps(call: EpilogueCall) -> torch.Tensor:
+        value = kernel.run(*_in_order(call, places))
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-        return evaluate(epilogue, [value.to(wide)], [x.to(wide) for x in aux]).to(dtype)
-    result: torch.Tensor = fused.run(*args, *(x.contiguous() for x in aux))
-    return result
+        return evaluate(epilogue, [value.to(wide)], [x.to(wide) for x in call.aux]).to(dtype)
+
+    def in_one(call: EpilogueCall) -> torch.Tensor:
+        result: torch.Tensor = run(*_in_order(call, places), *[x.contiguous() for x in call.aux])
+        return result
+
+    try:
+        run = with_epilogue(kernel, kinds, epilogue, aux, dtype).run
+    except CannotFuseError:
+        return in_two_steps
+    return in_one
 
 
-def _fake(
-    operator: str, tensors: Sequence[torch.Tensor], ints: Sequence[Any], floats: Sequence[float],
-    aux: Sequence[torch.Tensor], kinds: str, epilogue: str, dtype: torch.dtype,
-) -> torch.Tensor:  # fmt: skip
+def _run(*given: Any) -> torch.Tensor:
+    """Run the fused kernel."""
+    call = EpilogueCall(*given)
+    return _runner(call.operator, call.kinds, call.epilogue, call.dtype, *[x.dtype for x in call.aux])(call)
+
+
+def _fake(*given: Any) -> torch.Tensor:
     """Return the kernel's result, in the dtype of the epilogue, without data."""
-    kernel = _known(operator)
-    result: torch.Tensor = fake_results(kernel, [result_of(kernel)], _joined(kernel, tensors, ints, floats))
-    return torch.empty_like(result, dtype=dtype)
+    call = EpilogueCall(*given)
+    kernel = _known(call.operator)
+    result: torch.Tensor = fake_results(kernel, [result_of(kernel)], _in_order(call, _places(kernel)))
+    return torch.empty_like(result, dtype=call.dtype)
 
 
 _library.impl("with_epilogue", _run, "CompositeExplicitAutograd")

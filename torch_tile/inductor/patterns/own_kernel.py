@@ -44,7 +44,7 @@ def _fuse(context: Context, node: Node, kernel: JITKernel) -> None:
             rewrite.discard()
             raise Miss(f"the kernel {kernel.__name__} takes no epilogue: {why}", "store its result by T.copy, once")
         args = list(named_args(node, node.target).values())
-        lists = own_kernel.split(kernel, args)
+        lists = own_kernel.by_type(kernel, args)
         op = getattr(torch.ops, NAMESPACE).with_epilogue.default
         new = rewrite.call(op, node.target.name(), *lists, aux, kinds, text, dtype(out))  # type: ignore[union-attr]
         new = rewrite.reshape(new, shape(out))
