@@ -30,6 +30,7 @@ MOST_BLOCKS = 32  # of a multiprocessor
 MOST_THREADS = 1024  # of a block
 MOST_BLOCKS_OF_CLUSTER = 8  # for which every chip with clusters has room
 GRID_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid in x, y and z
+LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed in 32 bits: rounding it up to whole tiles does not overflow
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every function may have
 VECTOR_BYTES = 16  # of the widest access of a thread; its address is a multiple of them

@@ -5,25 +5,16 @@ Each is written anew for our language, and compared with what torch or plain Pyt
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reported import Case, whole, zeros
+from reported import Case, Cases, whole, zeros
 
 import torch_tile.language as T
 
-CASES: list[Callable[[], Case]] = []
-OF_THREADS = ("warp_sums_of_wide_integers", "neighbours_of_warps")  # which tiles and CPUs do not have
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    """Add a case to the test."""
-    CASES.append(make)
-    return make
+case = Cases()
 
 
 # -- indices that go round or reverse ----------------------------------------------------------------------------------
@@ -162,7 +153,7 @@ def index_beyond_32_bits_on_the_way() -> Case:
 # -- reductions and scans ----------------------------------------------------------------------------------------------
 
 
-@case
+@case.of_threads
 def warp_sums_of_wide_integers() -> Case:
     """The upper half of 64 bits takes part."""
 
@@ -662,14 +653,4 @@ def pipeline_without_a_turn() -> Case:
     return kernel, [a, lengths, zeros(5, 32)], {2: 1 + (a * kept).sum(1)}
 
 
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_reported_kinds(
-    make: Callable[[], Case], seed: int, way: Callable[..., None], request: pytest.FixtureRequest
-) -> None:
-    if make.__name__ in OF_THREADS and request.node.callspec.params["way"] in ("meaning", "cpu"):
-        pytest.skip("is a program for threads")
-    torch.manual_seed(seed)
-    kernel, args, wanted = make()
-    way(kernel, *args)
-    for place, value in wanted.items():
-        torch.testing.assert_close(args[place], value, rtol=0, atol=0, equal_nan=True, msg=f"argument {place}")
+test_reported_kinds = case.test()

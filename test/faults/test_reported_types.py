@@ -5,25 +5,16 @@ Each is written anew for our language, and compared with what torch or plain Pyt
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reported import Case, whole, zeros
+from reported import Case, Cases, whole, zeros
 
 import torch_tile.language as T
 
-CASES: list[Callable[[], Case]] = []
-OF_THREADS = ("warp_sums_of_wide_integers", "neighbours_of_warps")  # which tiles and CPUs do not have
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    """Add a case to the test."""
-    CASES.append(make)
-    return make
+case = Cases()
 
 
 # -- types, literals and bits ------------------------------------------------------------------------------------------
@@ -498,7 +489,7 @@ def second_kernel_reads_what_the_first_wrote() -> Case:
     return kernel, [a, zeros(50), zeros(50)], {1: a + 1, 2: (a + 1).flip(0) * 2}
 
 
-@case
+@case.of_threads
 def neighbours_of_warps() -> Case:
     """Shuffles cross within a warp, and not from one warp to the other."""
 
@@ -512,14 +503,4 @@ def neighbours_of_warps() -> Case:
     return kernel, [a, zeros(64).int()], {1: a[at ^ 5] * 1000 + a[at ^ 16]}
 
 
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_reported_types(
-    make: Callable[[], Case], seed: int, way: Callable[..., None], request: pytest.FixtureRequest
-) -> None:
-    if make.__name__ in OF_THREADS and request.node.callspec.params["way"] in ("meaning", "cpu"):
-        pytest.skip("is a program for threads")
-    torch.manual_seed(seed)
-    kernel, args, wanted = make()
-    way(kernel, *args)
-    for place, value in wanted.items():
-        torch.testing.assert_close(args[place], value, rtol=0, atol=0, equal_nan=True, msg=f"argument {place}")
+test_reported_types = case.test()

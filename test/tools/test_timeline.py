@@ -110,7 +110,7 @@ def test_sizes_known_at_run_time_are_made_up():
             for i in T.Parallel(256):
                 A[bx * 256 + i] = A[bx * 256 + i] * factor
 
-    assert {e.kind for e in events(scale, AMPERE)} == {"code"}
+    assert {e.kind for e in events(scale, AMPERE)} == {"compute"}
 
 
 def test_bars_of_a_line_lie_beside_each_other():

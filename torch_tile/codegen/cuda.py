@@ -17,7 +17,7 @@ from torch_tile.codegen.cuda_wgmma import wgmma_functions
 from torch_tile.codegen.sources import CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import error
-from torch_tile.hardware import BULK_BYTES, GRID_LIMITS, Target
+from torch_tile.hardware import BULK_BYTES, GRID_LIMITS, LARGEST_SIZE, Target
 from torch_tile.intrinsics import lookup
 from torch_tile.intrinsics.memory import option
 from torch_tile.ir import dtype as dtypes
@@ -31,7 +31,6 @@ from torch_tile.ir.stmt import Kernel, Program, Role, Store, dimensions
 SHARED = "shared_memory"  # the name of the block's shared memory
 MAP_ALIGNMENT = BULK_BYTES  # of a tensor that has a tensor map
 LARGEST_GRID, MOST_BLOCKS = GRID_LIMITS[:2]  # in x, and in y and z
-LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
 KINDS = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
     "uint64": "Q", "float32": "f", "float64": "d", "float16": "H", "bfloat16": "H", "float8_e4m3fn": "B",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_tile.compiler.binding import Binding, Sizes, scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.hardware import GRID_LIMITS, Target, runs_on
+from torch_tile.hardware import GRID_LIMITS, LARGEST_SIZE, Target, runs_on
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import walk
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from torch_tile.codegen.sources import CudaSource, Entry
 
-LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
 # Functions of the driver, in the order of csrc/launch_driver.h.
 NATIVE_FUNCTIONS = "cuLaunchKernel", "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuTensorMapEncodeTiled"
@@ -296,9 +295,9 @@ def grid_of(entry: Entry, values: Mapping[Var, Scalar]) -> tuple[int, int, int]:
 def passed_size(var: Var, kind: str, sizes: Sizes) -> int:
     """Return the size that a launch passes; `kind` is "i" for one of 32 bits, which refuses larger ones."""
     size = sizes[var]
-    if kind == "i" and size > LARGEST_INT:
+    if kind == "i" and size > LARGEST_SIZE:
         fix = f'T.dynamic("{var.name}", "int64") takes more'
-        raise LaunchError(f"size `{var.name}` = {size} is too large for a 32-bit index (at most {LARGEST_INT}); {fix}")
+        raise LaunchError(f"size `{var.name}` = {size} is too large for a 32-bit index (at most {LARGEST_SIZE}); {fix}")
     return size
 
 

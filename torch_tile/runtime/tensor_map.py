@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_tile.codegen.sources import MapArg
 
 SIZE, ALIGNMENT = 128, 64  # bytes of a map, and of what its address is a multiple, on the host as in a kernel
-LARGEST_SIZE, STRIDE_LIMIT = 2**32, 2**40
+SIZE_LIMIT, STRIDE_LIMIT = 2**32, 2**40
 KEPT = 16  # maps of one form, for as many addresses
 
 # CUtensorMapDataType. Types of 8 bits are all bytes to it, and products round float32 to tf32 themselves.
@@ -61,10 +61,10 @@ def map_form(arg: MapArg, name: str, values: Mapping[Var, Scalar]) -> MapForm:
     sizes, strides = ([size_of(x, values, name) for x in given] for given in (arg.sizes, arg.strides))
     _check_box(arg, name)
     for dim, size in enumerate(sizes):
-        if not 1 <= size <= LARGEST_SIZE:
+        if not 1 <= size <= SIZE_LIMIT:
             advice = "compute without the kernel where a tensor is empty" if size < 1 else "split the tensor"
             raise LaunchError(
-                f"argument `{name}` has size {size} in dimension {dim}; copies by tensor map take 1 to {LARGEST_SIZE}: "
+                f"argument `{name}` has size {size} in dimension {dim}; copies by tensor map take 1 to {SIZE_LIMIT}: "
                 f"{advice}"
             )
     last = len(sizes) - 1

@@ -237,7 +237,7 @@ pre, .wide { overflow-x: auto; }
 summary { cursor: pointer; } details { margin: .4rem 0; }
 svg text { fill: currentColor; } details .wide svg text { fill: #1d2330; }
 .copy { fill: #2b8a3e; background: #2b8a3e; } .product { fill: var(--mark); background: var(--mark); }
-.wait { fill: #e8590c; background: #e8590c; } .code { fill: var(--dim); background: var(--dim); }
+.wait { fill: #e8590c; background: #e8590c; } .compute { fill: var(--dim); background: var(--dim); }
 .key { display: inline-block; width: .8em; height: .8em; }
 svg .shared rect { fill: var(--mark); fill-opacity: .25; stroke: var(--mark); }
 svg .barrier rect { fill: var(--dim); } .mark { fill: var(--mark); }

@@ -17,12 +17,12 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.stmt import Program, dimensions
 from torch_tile.simulator.simt.interpreter import run_threads
-from torch_tile.simulator.simt.timeline import COPIES, PRODUCTS, Event, Full, Timeline
+from torch_tile.simulator.simt.timeline import COPIES, PRODUCTS, EnoughEvents, Event, Timeline
 
 UNKNOWN_SIZE = 1024  # of a dimension known only at run time
 MOST_BYTES = 1 << 31  # of made-up tensors
 ROW = 22  # points of height of a bar
-KINDS = {"copy": "copy", "product": "product", "wait": "waits", "code": "computes"}
+KINDS = {"copy": "copy", "product": "product", "wait": "waits", "compute": "computes"}
 
 
 def events_of(program: Program, flat: Program, target: Target) -> list[Event]:
@@ -47,7 +47,7 @@ def events_of(program: Program, flat: Program, target: Target) -> list[Event]:
         tensors = {buffer: torch.zeros(shape, dtype=dtype) for buffer, (shape, dtype) in shapes.items()}
         grid = [int(evaluate(n, values)) for n in flat.kernels[-1].grid]
         run_threads(flat, tensors, values, [tuple(n // 2 for n in grid)], timeline)
-    except Full:
+    except EnoughEvents:
         pass
     except (TileError, InternalError, KeyError, ArithmeticError):
         return []
@@ -76,7 +76,7 @@ def picture(events: list[Event]) -> str:
             x, wide = left + width * event.start / end, max(width * (event.end - event.start) / end - 0.5, 0.5)
             place = f"line {event.span.line}: " if event.span else ""
             when = f"{event.start * 1e9:.0f} to {event.end * 1e9:.0f} ns"
-            words = f"{place}{KINDS[event.kind]} {event.what if event.kind != 'code' else ''}".strip()
+            words = f"{place}{KINDS[event.kind]} {event.what if event.kind != 'compute' else ''}".strip()
             parts.append(
                 f'<rect class="{event.kind}" x="{x:.1f}" y="{y + ROW * line}" width="{wide:.1f}" height="{ROW - 4}">'
                 f"<title>{escape(words)}, {when}</title></rect>"

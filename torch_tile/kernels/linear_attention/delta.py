@@ -66,8 +66,8 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
     def delta_chunk_pairs(
         q: s.keys("q"),
         k: s.keys("k"),
-        decays: s.of_times(),
-        betas: s.of_times(),
+        decays: s.per_time(),
+        betas: s.per_time(),
         *others: [*s.table(), *s.pairs_of_delta()],
         weights: s.pairs(),
         slots: T.int32,
@@ -130,8 +130,8 @@ def scan_states(config: Config, spec: Spec) -> Any:
     def delta_scan_states(
         k: s.keys("k"),
         v: s.values("v"),
-        decays: s.of_times(),
-        betas: s.of_times(),
+        decays: s.per_time(),
+        betas: s.per_time(),
         *others: [*s.starts(), *s.table(), *more, *initial],
         states: s.states(),
         last: T.Tensor(state_shape, compute),
@@ -216,7 +216,7 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
     def delta_chunk_outputs(
         q: s.keys("q"),
         weights: s.pairs(),
-        decays: s.of_times(),
+        decays: s.per_time(),
         errors: s.errors(),
         states: s.states(),
         *others: s.table(),
@@ -315,7 +315,7 @@ class Chunks:
         self.q, self.k = (self.normalized(t) for t in (q, k)) if args.use_qk_l2norm else (q, k)
         self.starts = [args.cu_seqlens] if packed else []
         self.table = [q.new_empty((self.slots + 1, 2), dtype=torch.int32)] if packed else []
-        self.decays, self.betas = (self.of_times() for _ in range(2))
+        self.decays, self.betas = (self.per_time() for _ in range(2))
         times = [] if channels else [args.g]
         times += [] if args.beta is None else [args.beta]
         sizes = self.slots, self.length
@@ -338,7 +338,7 @@ class Chunks:
         """Allocate a tensor, in the dtype of sums if none is given."""
         return self.v.new_empty(shape, dtype=dtype or self.compute)
 
-    def of_times(self) -> torch.Tensor:
+    def per_time(self) -> torch.Tensor:
         """Allocate numbers for each time, `[B, H, padded]`: rows are whole chunks, which bulk copies can load."""
         return self.empty(self.batch, self.heads, -(-self.length // self.config.chunk) * self.config.chunk)
 

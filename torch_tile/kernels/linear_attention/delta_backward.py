@@ -57,8 +57,8 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         k: s.keys("k"),
         grad: s.values("grad"),
         weights: s.pairs(),
-        decays: s.of_times(),
-        betas: s.of_times(),
+        decays: s.per_time(),
+        betas: s.per_time(),
         *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *initial],
         dv: s.like_values(),
         behind: s.states(),
@@ -170,12 +170,12 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
         grad: s.values("grad"),
         dv: s.like_values(),
         errors: s.errors(),
-        decays: s.of_times(),
-        betas: s.of_times(),
+        decays: s.per_time(),
+        betas: s.per_time(),
         *others: [*s.table(), *s.pairs_of_delta()],
         of_queries: s.pairs(),
-        outs: s.of_times(),
-        ins: s.of_times(),
+        outs: s.per_time(),
+        ins: s.per_time(),
         slots: T.int32,
         scale: compute,
     ):
@@ -262,8 +262,8 @@ def key_gradients(config: Config, spec: Spec) -> Any:
         states: s.states(),
         behind: s.states(),
         of_queries: s.pairs(),
-        decays: s.of_times(),
-        betas: s.of_times(),
+        decays: s.per_time(),
+        betas: s.per_time(),
         *others: [*s.table(), *s.pairs_of_delta()],
         dq: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
         dk: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
@@ -364,7 +364,7 @@ def state_products(config: Config, spec: Spec) -> Any:
     def delta_state_products(
         states: s.states(),
         behind: s.states(),
-        decays: s.of_times(),
+        decays: s.per_time(),
         *others: s.table(),
         ends: T.Tensor((s.b, s.h, s.slots_of), compute),
         slots: T.int32,
@@ -404,12 +404,12 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def delta_decay_gradients(
-        outs: s.of_times(),
-        ins: s.of_times(),
+        outs: s.per_time(),
+        ins: s.per_time(),
         state_outs: T.Tensor((s.b, s.h, parts, s.length), compute),
         state_ins: T.Tensor((s.b, s.h, parts, s.length), compute),
         ends: T.Tensor((s.b, s.h, s.slots_of), compute),
-        betas: s.of_times(),
+        betas: s.per_time(),
         *others: [*s.table(), *([T.Tensor((s.b, s.length, s.h), spec.beta)] if spec.delta else [])],
         dg: T.Tensor((s.b, s.length, s.h), spec.g),
         slots: T.int32,
@@ -505,7 +505,7 @@ def gated_delta_rule_backward(
     places = *chunks.starts, *table, *chunks.later_keys, *inverses, *last
     operands = chunks.grown_q, chunks.grown_k, grad, weights, *times, *places, dv, behind, of_first, chunks.scale
     chunks.run(scan_gradients, *operands, spec=spec, config=chunks.scan_config)
-    of_queries, outs, ins = chunks.pairs(), chunks.of_times(), chunks.of_times()
+    of_queries, outs, ins = chunks.pairs(), chunks.per_time(), chunks.per_time()
     of_keys = [chunks.pairs() for _ in inverses]
     operands = chunks.q, chunks.k, grad, dv, errors, *times, *table, *of_keys, of_queries, outs, ins, *launch
     chunks.run(pair_gradients, *operands)

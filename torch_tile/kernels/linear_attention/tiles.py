@@ -153,7 +153,7 @@ class Sizes:
         """Return the type of a dense tensor `[B, L, H, V]`."""
         return T.Tensor((self.b, self.length, self.h, self.v), self.spec.dtype)
 
-    def of_times(self) -> Any:
+    def per_time(self) -> Any:
         """Return the type of numbers for each time, `[B, H, padded]`: rows are whole chunks."""
         return T.Tensor((self.b, self.h, dynamic("padded", self.config.chunk)), self.spec.compute)
 
@@ -339,8 +339,8 @@ def sum_decays(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def linear_attention_sum_decays(
         *others: [*given, *s.starts(), *s.table()],
-        decays: s.of_times(),
-        betas: s.of_times(),
+        decays: s.per_time(),
+        betas: s.per_time(),
         slots: T.int32,
         length: T.int32,  # without decays and betas no operand says it
     ):

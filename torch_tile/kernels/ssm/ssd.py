@@ -226,8 +226,8 @@ def chunk_states(config: Config, spec: Spec) -> Any:
     def ssd_chunk_states(
         x: s.values("x", spec),
         keys: s.keys("keys", spec),
-        steps: s.of_times(spec),
-        decays: s.of_times(spec),
+        steps: s.per_time(spec),
+        decays: s.per_time(spec),
         *marks: s.marks(spec),
         out: s.states(spec.compute),
     ):
@@ -292,7 +292,7 @@ def pass_states(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def ssd_pass_states(
         own: s.states(compute),
-        decays: s.of_times(spec),
+        decays: s.per_time(spec),
         *others: others_types,
         before: s.states(spec.dtype),
         last: T.Tensor(state_shape, compute),
@@ -384,8 +384,8 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
         scores: s.scores(config, spec),
         values: s.values("values", spec),
         keys: s.keys("keys", spec),
-        steps: s.of_times(spec),
-        decays: s.of_times(spec),
+        steps: s.per_time(spec),
+        decays: s.per_time(spec),
         states: s.states(spec.dtype),
         *others: [*more, *results],
     ):

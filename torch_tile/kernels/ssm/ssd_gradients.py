@@ -31,8 +31,8 @@ def group_scan(config: Config, spec: Spec) -> Any:
         left: s.values("left", spec),
         right: s.values("right", spec),
         keys: s.keys("keys", spec),
-        steps: s.of_times(spec),
-        decays: s.of_times(spec),
+        steps: s.per_time(spec),
+        decays: s.per_time(spec),
         states: s.states(spec.dtype),
         *marks: s.marks(spec),
         out: T.Tensor((parts, *shape), compute) if spec.split else T.Tensor(shape, spec.dtype),
@@ -158,10 +158,10 @@ def pair_sums(config: Config, spec: Spec) -> Any:
         scores: s.scores(config, spec),
         grad: s.values("grad", spec),
         x: s.values("x", spec),
-        steps: s.of_times(spec),
-        decays: s.of_times(spec),
+        steps: s.per_time(spec),
+        decays: s.per_time(spec),
         *marks: s.marks(spec),
-        out: s.of_times(spec),
+        out: s.per_time(spec),
     ):
         with T.Kernel(s.h, s.count, s.b, threads=config.threads) as (head, chunk, bz):
             T.annotate_min_blocks_per_sm(config.blocks)

@@ -108,7 +108,7 @@ class Sizes:
         """Return the type of a tensor `[B, L, G, N]`."""
         return strided(name, (self.b, self.length, self.g, self.n), spec.dtype, multiple=spec.vector)
 
-    def of_times(self, spec: Spec) -> Any:
+    def per_time(self, spec: Spec) -> Any:
         """Return the type of a tensor `[B, H, L]`, padded to whole chunks."""
         return T.Tensor((self.b, self.h, self.padded), spec.compute)
 

@@ -94,8 +94,7 @@ class Barriers(Memory):
     def arrive(self, barrier: Phases, ids: Array, times: int, span: Span | None) -> None:
         """Count `times` arrivals of the threads `ids` at the barrier."""
         barrier.heard = merge_times(barrier.heard, self.calls.order.release(ids))
-        if self.calls.timeline is not None:
-            self._comes(barrier, self.calls.timeline.now(ids))
+        self._delay(barrier, self.calls.timeline.now(ids))
         for _ in range(times):
             if barrier.pending == 0:
                 text = f"{barrier.name} counts {barrier.arrivals} arrivals; one more before the bytes of phase "
@@ -107,13 +106,13 @@ class Barriers(Memory):
     def expect(self, barrier: Phases, size: int, span: Span | None) -> None:
         """Add `size` to the bytes that the phase waits for; a copy that came passes a negative size."""
         barrier.bytes += size
-        if self.calls.timeline is not None and size < 0:
-            self._comes(barrier, self.calls.timeline.landing)
+        if size < 0:
+            self._delay(barrier, self.calls.timeline.landing)
         if abs(barrier.bytes) > MOST_BYTES:
             self.add("barrier", span, f"{barrier.name} waits for at most {MOST_BYTES} bytes; {barrier.bytes}")
         self._complete(barrier)
 
-    def _comes(self, barrier: Phases, time: float) -> None:
+    def _delay(self, barrier: Phases, time: float) -> None:
         """Let the barrier's phase complete no earlier than `time`."""
         barrier.times[barrier.phase] = max(time, barrier.times.get(barrier.phase, 0.0))
 
@@ -141,8 +140,7 @@ class Barriers(Memory):
         for phase in np.unique(phases[phases % 2 == parity % 2]).tolist():
             barrier.waited = max(barrier.waited, phase)
             order.acquire(ids[phases == phase], barrier.released[phase])
-            if self.calls.timeline is not None:
-                self.calls.timeline.wait(ids[phases == phase], barrier.times.get(phase, 0.0), barrier.name, span)
+            self.calls.timeline.wait(ids[phases == phase], barrier.times.get(phase, 0.0), barrier.name, span)
 
     def _lacks(self, barrier: Phases) -> str:
         """Describe what a barrier still waits for."""
@@ -341,8 +339,7 @@ class Meetings:
         meeting.threads, generation = threads, len(meeting.released)
         meeting.here += len(ids)
         timeline = self.calls.timeline
-        if timeline is not None:
-            meeting.times[generation] = max(timeline.now(ids), meeting.times.get(generation, 0.0))
+        meeting.times[generation] = max(timeline.now(ids), meeting.times.get(generation, 0.0))
         meeting.heard = merge_times(meeting.heard, self.calls.order.release(ids))
         if meeting.here > threads:
             add("barrier", p.span, f"barrier {number} is for {threads} threads; {meeting.here} come")
@@ -355,8 +352,7 @@ class Meetings:
                 lambda: add("deadlock", p.span, f"barrier {number} is for {threads} threads; {meeting.here} come"),
             )
             self.calls.order.acquire(ids, meeting.released[generation])
-            if timeline is not None:
-                timeline.wait(ids, meeting.times[generation], f"barrier {number}", p.span)
+            timeline.wait(ids, meeting.times[generation], f"barrier {number}", p.span)
 
 
 def _barrier(waits: bool) -> Handler:

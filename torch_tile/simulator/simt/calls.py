@@ -23,7 +23,7 @@ from torch_tile.simulator.simt.values import Value
 
 if TYPE_CHECKING:
     from torch_tile.simulator.simt.expressions import Expressions
-    from torch_tile.simulator.simt.timeline import Timeline
+    from torch_tile.simulator.simt.timeline import Untimed
 
 Run = Callable[[], Value]
 Handler = Callable[["Place"], Run]
@@ -52,7 +52,7 @@ class Calls:
 
     def __init__(
         self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler],
-        timeline: Timeline | None = None,
+        timeline: Untimed,
     ):  # fmt: skip
         self.threads, self.shared, self.clock, self.tasks, self.table = threads, shared, clock, tasks, table
         self.timeline = timeline
@@ -68,7 +68,7 @@ class Calls:
         """Return the function that runs `call`."""
         place = Place(self, call, expressions)
         run = self.table[call.name](place)
-        return run if self.timeline is None else self.timeline.watch(place, run)
+        return self.timeline.watch(place, run)
 
     def state(self, kind: type[S]) -> S:
         """Return the state of one kind of intrinsics; each block begins with a new one."""
@@ -112,8 +112,7 @@ class Calls:
             )
         threads.findings.barriers += 1
         self.clock.barrier()
-        if self.timeline is not None:
-            self.timeline.wait(threads.ids, self.timeline.now(threads.ids), "barrier", span)
+        self.timeline.wait(threads.ids, self.timeline.now(threads.ids), "barrier", span)
 
     def commit(self) -> None:
         """Close the current copy group of each running thread."""

@@ -45,18 +45,17 @@ from torch_tile.simulator.simt.prescan import (
 )
 from torch_tile.simulator.simt.races import Clock, OrderedTrace, Trace, VectorClock
 from torch_tile.simulator.simt.roles import Stuck, Task, Tasks
-from torch_tile.simulator.simt.timeline import Timeline, instructions
+from torch_tile.simulator.simt.timeline import UNTIMED, Step, Untimed
 from torch_tile.simulator.simt.values import Value
 from torch_tile.simulator.simt.wgmma import WGMMA
 
-Step = Callable[[], None]
 CONCURRENT = MEETINGS | BARRIERS | BULK | WGMMA
 MOST_ITERATIONS = 1_000_000  # of a `while`
 
 
 def run_threads(
     program: st.Program, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
-    blocks: Iterable[tuple[int, ...]] | None = None, timeline: Timeline | None = None,
+    blocks: Iterable[tuple[int, ...]] | None = None, timeline: Untimed = UNTIMED,
 ) -> Findings:  # fmt: skip
     """Run a program of stage FLAT on CPU tensors.
 
@@ -83,7 +82,7 @@ class _Machine(Visitor):
 
     def __init__(
         self, program: st.Program, kernel: st.Kernel, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
-        findings: Findings, timeline: Timeline | None = None,
+        findings: Findings, timeline: Untimed = UNTIMED,
     ):  # fmt: skip
         self.kernel, self.findings, self.timeline = kernel, findings, timeline
         self.linked = is_linked(kernel)
@@ -96,8 +95,7 @@ class _Machine(Visitor):
         table = CALLS | (CONCURRENT if concurrent else {}) | (CLUSTER if self.linked else {})
         table[foreign.NAME] = run_foreign
         self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table, timeline)
-        if timeline is not None:
-            timeline.begin(self.threads)
+        timeline.begin(self.threads)
         self.products = set(product_registers(kernel))
         self.values: dict[Var, Value] = {**values}
         self.memory: dict[Buffer, Memory] = {}
@@ -119,7 +117,7 @@ class _Machine(Visitor):
     def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
         """Return the memory of a tensor; a tensor that the kernel writes gets a trace of its accesses."""
         found = Global(buffer, data, self.threads)
-        if self.timeline is None and any(writes(node, buffer) for node in walk(self.kernel.body)):
+        if self.timeline.finds_races and any(writes(node, buffer) for node in walk(self.kernel.body)):
             found.trace = self.trace(found.size)
         return found
 
@@ -227,20 +225,7 @@ class _Machine(Visitor):
         def let() -> None:
             values[var] = run()
 
-        return self.timed(node, let)
-
-    def timed(self, node: st.Let | st.Store, step: Step) -> Step:
-        """Let a statement take its time in the timeline, if there is one."""
-        timeline = self.timeline
-        if timeline is None:
-            return step
-        count, span = instructions(node), node.span
-
-        def run() -> None:
-            timeline.code(count, span)
-            step()
-
-        return run
+        return self.timeline.timed(node, let)
 
     def visit_Alloc(self, node: st.Alloc) -> Step:
         """Compile the allocation of a variable, tile, barrier buffer or register array."""
@@ -285,7 +270,7 @@ class _Machine(Visitor):
     def visit_Store(self, node: st.Store) -> Step:
         memory, span = self.memory[node.buffer], node.span
         index, value = self.expressions.index(node), self.expressions.element(node.value)
-        return self.timed(node, lambda: memory.store(index(), value(), span))
+        return self.timeline.timed(node, lambda: memory.store(index(), value(), span))
 
     def visit_Do(self, node: st.Do) -> Step:
         """Compile a call for its effect."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import re
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch_tile.compiler.cost_model import Rates
     from torch_tile.simulator.simt.calls import Place, Run
 
+Step = Callable[[], None]
 MOST_EVENTS = 240
 MOST_STATEMENTS = 40_000  # that the interpreter runs for one picture
 COPIES, PRODUCTS = "copies in flight", "tensor cores"
@@ -43,19 +45,49 @@ class Event:
 
     row: str
     by: str
-    kind: str  # "copy", "product", "wait" or "code"
+    kind: str  # "copy", "product", "wait" or "compute"
     what: str
     span: Span | None
     start: float
     end: float
 
 
-class Full(Exception):
+class EnoughEvents(Exception):
     """Raised to stop the interpreter when the picture has enough events."""
 
 
-class Timeline:
+class Untimed:
+    """A timeline that keeps no times: that of all runs without a picture."""
+
+    finds_races: ClassVar[bool] = True  # of tensors
+    landing: float = 0.0  # when the bytes of the copy that starts now arrive
+
+    def begin(self, threads: Threads) -> None:
+        """Start the clock of a block of these threads."""
+
+    def now(self, ids: Any) -> float:
+        """Return how far the latest warp of these threads has come."""
+        return 0.0
+
+    def wait(self, ids: Any, time: float, what: str, span: Span | None) -> None:
+        """Let these threads wait for what happens at `time`."""
+
+    def watch(self, p: Place, run: Run) -> Run:
+        """Return `run`, the call's function, with its time."""
+        return run
+
+    def timed(self, node: Store | Let, step: Step) -> Step:
+        """Return `step`, which runs a statement, with its time."""
+        return step
+
+
+UNTIMED = Untimed()
+
+
+class Timeline(Untimed):
     """The times of a block's warps and engines, and the events so far."""
+
+    finds_races = False
 
     def __init__(self, target: Target, rates: Rates):
         self.target, self.rates = target, rates
@@ -66,7 +98,6 @@ class Timeline:
         self.busy: dict[str, list[tuple[float, float]]] = {COPIES: [], PRODUCTS: []}
         self.open: dict[tuple[Engine, str], float] = {}  # when the work of the open group ends
         self.closed: dict[tuple[Engine, str], list[float]] = {}
-        self.landing = 0.0  # when the bytes of the copy that starts now arrive
 
     def begin(self, threads: Threads) -> None:
         """Start the clock of a block of these threads."""
@@ -97,23 +128,23 @@ class Timeline:
         """Let these threads wait for what happens at `time`."""
         self.until(ids, time, "wait", what, span)
 
-    def code(self, instructions: int, span: Span | None) -> None:
+    def compute(self, instructions: int, span: Span | None) -> None:
         """Let the running threads compute."""
         self.statements += 1
         if self.statements > MOST_STATEMENTS:
-            raise Full
+            raise EnoughEvents
         ids = self.threads.active()
         rounds = max(1, -(-len(np.unique(ids // WARP)) // 4))
-        self.until(ids, self.now(ids) + instructions * rounds * self.instruction, "code", "code", span)
+        self.until(ids, self.now(ids) + instructions * rounds * self.instruction, "compute", "compute", span)
 
     def add(self, event: Event) -> None:
         """Add an event, or make the last one of its row longer if that goes on."""
         last = self.last.get(event.row)
-        if last is not None and event.kind == last.kind == "code" and math.isclose(event.start, last.end):
+        if last is not None and event.kind == last.kind == "compute" and math.isclose(event.start, last.end):
             last.end = event.end
             return
         if len(self.events) >= MOST_EVENTS:
-            raise Full
+            raise EnoughEvents
         self.events.append(event)
         self.last[event.row] = event
 
@@ -134,12 +165,12 @@ class Timeline:
         engine = intrinsic.engine
 
         def plain() -> Any:
-            self.code(1, span)
+            self.compute(1, span)
             return run()
 
         def start() -> Any:
             assert engine is not None
-            self.code(1, span)
+            self.compute(1, span)
             if engine is Engine.WGMMA:
                 self.landing = self.work(PRODUCTS, "product", _products(p), span, self.seconds(p))
             else:
@@ -151,9 +182,9 @@ class Timeline:
             return run()
 
         def multiply() -> Any:
-            self.code(1, span)
+            self.compute(1, span)
             self.until(p.threads.active(), self.work(PRODUCTS, "product", _products(p), span, self.seconds(p)),
-                       "code", "code", span)  # fmt: skip
+                       "compute", "compute", span)  # fmt: skip
             return run()
 
         def commit() -> Any:
@@ -176,6 +207,16 @@ class Timeline:
         if engine is not None and intrinsic.sync in (Sync.COMMIT, Sync.DRAIN):
             return commit if intrinsic.sync is Sync.COMMIT else drain
         return run if intrinsic.sync is not None else plain
+
+    def timed(self, node: Store | Let, step: Step) -> Step:
+        """Return `step`, which runs a statement, with the time of its instructions."""
+        count, span = instructions(node), node.span
+
+        def run() -> None:
+            self.compute(count, span)
+            step()
+
+        return run
 
     def bytes(self, p: Place) -> int:
         """Return the bytes that a copy brings."""
