@@ -112,12 +112,14 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext, widens: bool) -> Stmt:
     widened = op.A.buffer.dtype if widens else op.B.buffer.dtype
     in_byte_order = widens and op.transpose_B
     a = Source(
-        "a", op.A, m_tiles, m_tiles, shape.m, row, shape.a, op.transpose_A, shape.k, shape.registers("a"), tf32,
-        op.A.buffer.dtype, in_byte_order, False,
+        name="a", region=op.A, tiles=m_tiles, batch=m_tiles, unit=shape.m, offset=row, digits=shape.a,
+        across=op.transpose_A, step=shape.k, each=shape.registers("a"), tf32=tf32, dtype=op.A.buffer.dtype,
+        in_byte_order=in_byte_order, alternating=False,
     )  # fmt: skip
     b = Source(
-        "b", op.B, n_tiles, _batch(n_tiles, in_byte_order), shape.n, column, shape.b[::-1], not op.transpose_B,
-        shape.k, shape.registers("b"), tf32, widened, in_byte_order, p.alternating,
+        name="b", region=op.B, tiles=n_tiles, batch=_batch(n_tiles, in_byte_order), unit=shape.n, offset=column,
+        digits=shape.b[::-1], across=not op.transpose_B, step=shape.k, each=shape.registers("b"), tf32=tf32,
+        dtype=widened, in_byte_order=in_byte_order, alternating=p.alternating,
     )  # fmt: skip
     left, right = _operand(a, ctx), _operand(b, ctx)
     types = ("tf32", "tf32") if tf32 else (op.A.buffer.dtype.name, widened.name)
