@@ -46,6 +46,7 @@ WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | 
 NOT_MIRRORED = {
     "test_structure.py": "is about the whole tree",
     "test_readme.py": "runs the examples of README.md",
+    "test_rounding.py": "shows that the bounds of rounding.py hold errors, and little more",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "benchmarks": "tests benchmarks/, file for file",
     "csrc": "tests the headers of csrc/, name for name",
