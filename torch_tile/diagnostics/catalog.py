@@ -42,6 +42,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "write it to global memory (T.alloc_global) and read it behind T.sync_grid(), or set all of it again there",
     ),
     "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
+    "absent_name": ("`{name}` is {why}", "write it with functions of torch_tile.language: kernels need nothing else"),
+    "only_floats": (
+        "T.{name} only supports floating-point inputs, but got {dtype}",
+        "convert the value, T.{name}(T.float32(x)); T.{whole} takes any type",
+    ),
     "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
     "unknown_keyword": ("T.{name} has no parameter `{keyword}`", "{fix}"),
     "bad_kernel_call": ("{name}() {why}", "{fix}"),

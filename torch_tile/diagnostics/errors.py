@@ -80,6 +80,7 @@ TYPE_ERRORS = (
     "unknown_keyword",
     "bad_kernel_call",
     "bad_function",
+    "only_floats",
 )  # codes of what Python itself calls a TypeError
 
 

@@ -26,7 +26,7 @@ from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
+_OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics", "compat"))
 _JIT, _ERRORS = os.path.join(_PACKAGE, "jit.py"), os.path.join(_PACKAGE, "diagnostics", "errors.py")
 _OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
 _POSITIONS: IdMap[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = IdMap()
