@@ -271,7 +271,7 @@ class _Check(Rewriter):
         return self.children(load)
 
     def visit_Address(self, node: Address) -> Expr:
-        """Check the place of an mbarrier. Other addresses may lie outside: some lanes of ldmatrix read nothing there."""
+        """Check the place of an mbarrier. Other addresses may lie outside, as of lanes that ldmatrix ignores."""
         if node.buffer.scope == "barrier":
             self._element(node.buffer, node.indices, node)
         return self.children(node)
