@@ -66,7 +66,7 @@ class Timeline:
         self.busy: dict[str, list[tuple[float, float]]] = {COPIES: [], PRODUCTS: []}
         self.open: dict[tuple[Engine, str], float] = {}  # when the work of the open group ends
         self.closed: dict[tuple[Engine, str], list[float]] = {}
-        self.landing = 0.0  # when the bytes of the copy that starts now arrive
+        self.landing: float = 0.0  # when the bytes of the copy that starts now arrive
 
     def begin(self, threads: Threads) -> None:
         """Start the clock of a block of these threads."""
