@@ -351,7 +351,7 @@ class JITFunction:
         self.specialisations: dict[Any, Specialisation] = {}
         self.lock = threading.RLock()
         self.locks: dict[Any, threading.RLock] = {}  # of one kernel each: different ones are compiled side by side
-        self.dynamo_key = register_for_dynamo(self)
+        self.dynamo_key: str = register_for_dynamo(self)
 
     def on(self, target: object) -> JITFunction:
         """Return the same kernel function for another target; equal targets give the same object."""

@@ -71,7 +71,7 @@ class JITKernel(metaclass=Compiled):
         self.ref_latency: float | None = None
         self.__name__: str = program.name
         self.run = self._first_call
-        self.dynamo_key = register_for_dynamo(self)
+        self.dynamo_key: str = register_for_dynamo(self)
 
     def __copy__(self) -> JITKernel:
         """Return the kernel itself, because a kernel is never changed."""

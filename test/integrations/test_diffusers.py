@@ -14,6 +14,9 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_tile
 
 MODULE = "torch_tile.integrations.diffusers"
 
@@ -105,19 +108,97 @@ def test_what_it_cannot_do_is_said(dispatch):
     assert dispatch(query=q, key=k, value=v, dropout_p=0.5).shape == q.shape
 
 
-@pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="diffusers is not installed")
-def test_a_model_of_diffusers():
-    """A tiny diffusion transformer gives the same by both backends."""
-    diffusers = pytest.importorskip("diffusers")
-    sys.modules.pop(MODULE, None)
-    importlib.import_module(MODULE)
-    torch.manual_seed(0)
+def flux(diffusers):
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(4, 4, 8),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": torch.randn(1, 16, 4), "encoder_hidden_states": torch.randn(1, 21, 32),
+        "pooled_projections": torch.randn(1, 32), "timestep": torch.tensor([1.0]),
+        "img_ids": torch.randn(16, 3), "txt_ids": torch.randn(21, 3),
+    }  # fmt: skip
+
+
+def wan(diffusers):
+    model = diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16,
+        freq_dim=256, ffn_dim=32, num_layers=2, cross_attn_norm=True, rope_max_seq_len=32,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": torch.randn(1, 4, 2, 12, 16), "encoder_hidden_states": torch.randn(1, 11, 16),
+        "timestep": torch.tensor([5]),
+    }  # fmt: skip
+
+
+def cogvideox(diffusers):
+    model = diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2, text_embed_dim=8,
+        num_layers=2, sample_width=8, sample_height=8, sample_frames=8, patch_size=2, temporal_compression_ratio=4,
+        max_text_seq_length=8,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": torch.randn(1, 2, 4, 8, 8), "encoder_hidden_states": torch.randn(1, 8, 8),
+        "timestep": torch.tensor([3]),
+    }  # fmt: skip
+
+
+def sd3(diffusers):
     model = diffusers.SD3Transformer2DModel(
         sample_size=8, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=8, num_attention_heads=4,
         joint_attention_dim=32, caption_projection_dim=32, pooled_projection_dim=16, out_channels=4,
-    ).eval()  # fmt: skip
-    args = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 32), torch.randn(1, 16), torch.tensor([3.0])
+    )  # fmt: skip
+    return model, {
+        "hidden_states": torch.randn(1, 4, 8, 8), "encoder_hidden_states": torch.randn(1, 5, 32),
+        "pooled_projections": torch.randn(1, 16), "timestep": torch.tensor([3.0]),
+    }  # fmt: skip
+
+
+class CountAttention(TorchDispatchMode):
+    """Count calls of tile.attention."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += function is torch.ops.tile.attention.default
+        return function(*args, **(kwargs or {}))
+
+
+needs_diffusers = pytest.mark.skipif(
+    importlib.util.find_spec("diffusers") is None, reason="diffusers is not installed"
+)  # fmt: skip
+
+
+@needs_diffusers
+@pytest.mark.parametrize("make, attentions", [(flux, 2), (wan, 4)])
+def test_a_model_of_diffusers(make, attentions):
+    """A tiny diffusion transformer gives the same by both backends, and ours computes each of its attentions."""
+    import diffusers
+
+    sys.modules.pop(MODULE, None)
+    importlib.import_module(MODULE)
+    model, inputs = make(diffusers)
+    model.eval()
     with torch.no_grad():
-        wanted = model(*args).sample
+        model.set_attention_backend("native")  # what is set stays for models made later
+        with CountAttention() as native:
+            wanted = model(**inputs).sample
         model.set_attention_backend("tile")
-        torch.testing.assert_close(model(*args).sample, wanted, rtol=1e-4, atol=1e-5)
+        with CountAttention() as tile:
+            got = model(**inputs).sample
+    model.reset_attention_backend()
+    assert (native.calls, tile.calls) == (0, attentions)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@needs_diffusers
+@pytest.mark.parametrize("make", [cogvideox, sd3])
+def test_models_that_call_torch_themselves_are_compiled(make):
+    """Backends of diffusers do not reach these models, and torch.compile does."""
+    import diffusers
+
+    model, inputs = make(diffusers)
+    model.eval()
+    with torch.no_grad():
+        report = torch_tile.explain(model, **inputs)
+    assert report.replaced("attention")

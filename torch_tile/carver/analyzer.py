@@ -29,7 +29,8 @@ class Analyzer:
     """Count the work of a traced kernel: `Analyzer.analysis(kernel.get_tir(...), CUDA("cuda"))`."""
 
     def __init__(self, fn: PrimFunc | Program, device: TileDevice):
-        self.fn, self.device = fn, device
+        self.fn: PrimFunc | Program = fn
+        self.device: TileDevice = device
 
     def calculate(self) -> AnalysisResult:
         """Return the work, as that of a typical block times the number of blocks. Nothing overlaps a rate's limit."""

@@ -192,7 +192,7 @@ class WorkCounter:
 
     def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
         self.work, self.values, self.target = Work(), values, target
-        self.warps = max(1, math.prod(kernel.threads) // 32)
+        self.warps: int = max(1, math.prod(kernel.threads) // 32)
         self.shared: IdMap[Buffer, int] = IdMap()  # bytes of each tile
         self.held = 0  # bytes of the tiles that a loop fills, all versions of them
 

@@ -183,11 +183,9 @@ def index_bound(value: Any, what: str) -> Expr:
 
 def _warn_of_no_iteration(what: str, start: Any, stop: Any) -> None:
     """Warn of a loop whose bounds are numbers the wrong way round, as T.Pipelined(4, 3) for num_stages=3."""
-    place = author_span()
     fix = "two numbers are start and stop; stages are named, num_stages=3" if "Pipelined" in what else "swap the bounds"
-    warnings.warn(
-        f"{what} has no iteration at {place}: it begins at {start} and ends before {stop}; {fix}", stacklevel=4
-    )
+    text = f"{what} has no iteration at {author_span()}: it begins at {start} and ends before {stop}; {fix}"
+    warnings.warn(text, stacklevel=4)
 
 
 def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields: Any) -> Loop:

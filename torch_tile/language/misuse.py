@@ -261,7 +261,9 @@ def unknown_name(name: str, known: Iterable[str]) -> UnknownName:
     """Build the error for an unknown `T.name`: what to write instead, or the nearest `known` names."""
     fix = instead(name)
     if not fix:
-        spellings = {n.lower(): n for n in known if not n.startswith("_")}
+        public = (n for n in known if not n.startswith("_"))
+        by_case = sorted(public, key=lambda n: n[0].isupper() == name[0].isupper())  # T.Parallel and T.parallel
+        spellings = {n.lower(): n for n in by_case}
         near = get_close_matches(name.lower(), spellings, cutoff=0.75)
         meant = " or ".join(f"T.{spellings[n]}" for n in near)
         fix = f"did you mean {meant}?" if near else "see docs/writing-kernels.md for what the language offers"

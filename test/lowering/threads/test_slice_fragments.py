@@ -109,3 +109,28 @@ def test_a_guard_that_divides_shrinks_the_nest():
         [int(n.stops[0].value) for n in find(slice_fragments(program(most)), For) if n.vars] for most in (16, 24)
     ]
     assert extents == [[16], [64]]
+
+
+def test_guards_of_other_values_stay():
+    """A guard may compare an expression of the iteration, which no slice of its own follows from."""
+
+    @torch_tile.jit(target="cuda:sm_80")
+    def kernel(X, block=32):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), "float32")
+        with T.Kernel(T.ceildiv(N, block), threads=64) as b:
+            total = T.alloc_fragment((block,), "float32")
+            T.clear(total)
+            for k in T.serial(2):
+                for i in T.Parallel(block):
+                    if k * 16 + i < 24:
+                        total[i] += X[b * block + i]
+            T.copy(total, Y[b * block : (b + 1) * block])
+        return Y
+
+    x = torch.randn(70)
+    findings = kernel.compile(x).interpret(x)
+    assert not findings, findings.report()
+    i = torch.arange(70) % 32
+    torch.testing.assert_close(findings.outputs[0], x * ((i < 24).float() + (i < 8).float()))

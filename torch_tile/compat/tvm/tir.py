@@ -81,25 +81,35 @@ def _binary(op: str) -> Any:
     return _kind(op, _is(op), make)
 
 
-IntImm = _kind("IntImm", _is_constant(int), _int_imm)
-FloatImm = _kind("FloatImm", _is_constant(float), _float_imm)
+IntImm: Any = _kind("IntImm", _is_constant(int), _int_imm)
+FloatImm: Any = _kind("FloatImm", _is_constant(float), _float_imm)
 Var = language.Var
 SizeVar = Var
-Call = _kind("Call", lambda e: isinstance(e, expr.Call), _same)
-Cast = _kind("Cast", lambda e: isinstance(e, expr.Cast), language.Cast)
-Select = _kind("Select", lambda e: isinstance(e, expr.Select), language.if_then_else)
-Ramp = _kind("Ramp", lambda e: isinstance(e, expr.Vector), language.Ramp)
-Broadcast = _kind("Broadcast", lambda e: isinstance(e, expr.Vector), language.Broadcast)
-BufferLoad = _kind("BufferLoad", lambda e: isinstance(e, expr.Load), lambda buffer, indices: buffer[tuple(indices)])
-BufferRegion = _kind("BufferRegion", lambda e: isinstance(e, _Region), _same)
-Buffer = _kind("Buffer", lambda e: isinstance(e, _Buffer | _Handle), _same)
+Call: Any = _kind("Call", lambda e: isinstance(e, expr.Call), _same)
+Cast: Any = _kind("Cast", lambda e: isinstance(e, expr.Cast), language.Cast)
+Select: Any = _kind("Select", lambda e: isinstance(e, expr.Select), language.if_then_else)
+Ramp: Any = _kind("Ramp", lambda e: isinstance(e, expr.Vector), language.Ramp)
+Broadcast: Any = _kind("Broadcast", lambda e: isinstance(e, expr.Vector), language.Broadcast)
+BufferLoad: Any = _kind(
+    "BufferLoad", lambda e: isinstance(e, expr.Load), lambda buffer, indices: buffer[tuple(indices)]
+)
+BufferRegion: Any = _kind("BufferRegion", lambda e: isinstance(e, _Region), _same)
+Buffer: Any = _kind("Buffer", lambda e: isinstance(e, _Buffer | _Handle), _same)
+Add: Any
+Sub: Any
+Mul: Any
+Div: Any
 Add, Sub, Mul, Div = (_binary(op) for op in ("+", "-", "*", "/"))
+FloorDiv: Any
+FloorMod: Any
 FloorDiv, FloorMod = _binary("//"), _binary("%")
 EQ, NE, LT, LE, GT, GE = (_binary(op) for op in ("==", "!=", "<", "<=", ">", ">="))
+And: Any
+Or: Any
 And, Or = _binary("and"), _binary("or")
-Not = _kind("Not", _is("not"), lambda a: expr.unary("not", expr.truth(a)))
-Min = _kind("Min", _is("min"), expr.minimum)
-Max = _kind("Max", _is("max"), expr.maximum)
+Not: Any = _kind("Not", _is("not"), lambda a: expr.unary("not", expr.truth(a)))
+Min: Any = _kind("Min", _is("min"), expr.minimum)
+Max: Any = _kind("Max", _is("max"), expr.maximum)
 
 
 def all(*conditions: Any) -> expr.Expr:
