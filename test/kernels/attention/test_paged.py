@@ -14,7 +14,10 @@ from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.paged import append_reference, append_to_pages, attention_paged, reference
 from torch_tile.kernels.common import Machine
 
-PAGES = {"fp32 16": (torch.float32, 16), "fp16 64": (torch.float16, 64), "fp32 24": (torch.float32, 24)}
+PAGES = {
+    "fp32 16": (torch.float32, 16), "fp16 64": (torch.float16, 64), "fp32 24": (torch.float32, 24),
+    "bf16 32": (torch.bfloat16, 32), "fp32 256": (torch.float32, 256),
+}  # fmt: skip
 
 
 def problem(problems, dtype, page, longest=200, head_size=32):
@@ -34,7 +37,7 @@ def problem(problems, dtype, page, longest=200, head_size=32):
     table = table.masked_fill(torch.arange(columns) * page >= lengths[:, None], problems.pick(-1, 10_000)).int()
     heads, starts, most = kv_heads * groups, None, 0
     if problems.pick(True, False):
-        q = problems.reordered(count, problems.pick(1, 2, 5, 40), heads, head_size, dtype=dtype)
+        q = problems.reordered(count, problems.pick(1, 2, 5, 16, 40), heads, head_size, dtype=dtype)
     else:
         new = [problems.pick(0, 1, problems.random.randint(0, 40)) for _ in range(count)]
         starts, most = torch.tensor([0, *new]).cumsum(0).int(), max(new)

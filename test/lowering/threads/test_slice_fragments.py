@@ -86,6 +86,9 @@ def test_other_loops_stay():
             for i, j in T.Parallel(64, 64):  # a guard, and no slice
                 if i < 32:
                     tile[i, j] += 1.0
+            for i, j in T.Parallel(64, 64):  # a guard on more than a variable
+                if n + i < 32:
+                    tile[i, j] += 1.0
             T.copy(tile, A)
 
     program = main.program

@@ -90,7 +90,7 @@ SHORT = (
 NARROW = (
     *(
         Config(16, keys, 128, stages, resident=True, shared_probs=True, partial_sums=keys, blocks=blocks, narrow=True)
-        for keys, stages, blocks in ((64, 3, 3), (64, 2, 3), (64, 2, 2), (64, 2, 1))
+        for keys, stages, blocks in ((128, 3, 2), (64, 3, 3), (64, 2, 3), (64, 2, 2), (64, 2, 1))
     ),
     *(replace(c, narrow=True) for c in SHORT[1:]),
 )
