@@ -98,7 +98,8 @@ def config_of_scan(config: Config, spec: Spec, members: int, states: int, machin
     config = replace(config, staged=True, blocks=2)
     if typical(Members(members)).members > 1 and states <= MOST_HELD:
         width = max(64, power_of_two(states))
-        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else 2)
+        few = 4 if spec.dots else 2  # dots alone need neither scores nor values
+        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else few)
     return config
 
 
