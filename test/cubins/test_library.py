@@ -5,9 +5,10 @@
 """
 
 import pytest
+import torch
 
 from torch_tile.hardware import Target
-from torch_tile.tools.library import catalogue, compiled
+from torch_tile.tools.library import catalogue, launches
 
 CASES = {case.name: case for case in catalogue()}
 CHIPS = {Target("cuda", capability).arch: Target("cuda", capability) for capability in (80, 90, 120)}
@@ -16,10 +17,12 @@ CHIPS = {Target("cuda", capability).arch: Target("cuda", capability) for capabil
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles(chip, name):
-    kernels = compiled(CASES[name], CHIPS[chip])
-    if not kernels:
+    found = launches(CASES[name], CHIPS[chip])
+    if not found:
         pytest.skip("runs as plain torch there")
-    for kernel in kernels:
+    for launch in found:
+        kernel = launch.kernel
+        refuse_overlaps(launch)
         assert kernel.cubin.data[:4] == b"\x7fELF" and kernel.target == CHIPS[chip]
         assert set(kernel.resources) == {entry.name for entry in kernel.launcher.source.entries}
         spilled = {entry: found.spills for entry, found in kernel.resources.items() if found.spills}
@@ -27,3 +30,19 @@ def test_compiles(chip, name):
         assert not kernel.cubin.warnings, kernel.cubin.warnings
         shared = max(entry.shared_bytes for entry in kernel.launcher.source.entries)
         assert shared <= CHIPS[chip].shared_limit
+
+
+def refuse_overlaps(launch):
+    """A GPU refuses a tensor that a kernel takes for constant, and that shares memory with one that it writes."""
+    tensors = [x for x in launch.args if isinstance(x, torch.Tensor)]
+    for read, written in launch.kernel.launcher.source.disjoint:
+        one, other = tensors[read], tensors[written]
+        if one.untyped_storage()._cdata == other.untyped_storage()._cdata:
+            spans = sorted(span(x) for x in (one, other))
+            assert spans[0][1] <= spans[1][0], f"{launch.kernel.__name__} reads {one.shape} while it writes it"
+
+
+def span(x):
+    """The first byte of a tensor in its storage, and the byte behind its last."""
+    last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return x.storage_offset() * x.element_size(), (x.storage_offset() + last + 1) * x.element_size()

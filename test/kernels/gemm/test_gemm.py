@@ -123,6 +123,20 @@ def test_random_problems(spec, rounds, problems, check):
         check(got, want, f"{spec} {batch}x{m}x{n}x{k} {layout} {config}", small(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", [*CUTS, None])
+def test_reads_its_result_before_it_writes_it(config, dtype, problems, check):
+    m, n, k, batch = problems.size(50), problems.size(70), problems.size(90), problems.pick(None, 1, 3)
+    lead = () if batch is None else (batch,)
+    a, b = problems.tensor(*lead, m, k, dtype=dtype), problems.tensor(*lead, k, n, dtype=dtype)
+    bias, out = problems.tensor(n), problems.tensor(*lead, m, n, dtype=dtype, layout="dense")
+    text = "v=add(acc0,x0);w=mul(x1,0.5);y=add(v,w);ret y"
+    want = reference(a.double(), [b.double()], [bias.double(), out.double()], "ro", text, torch.float64)
+    got = gemm(a, [b], [bias, out], "ro", text, dtype, config=config, out=out)
+    assert got is out
+    check(got, want, f"{batch}x{m}x{n}x{k}", small(dtype))
+
+
 @pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
 @pytest.mark.parametrize("spec", ["float16", "bfloat16", "swiglu"])
 def test_sums_of_clusters(spec, engine, problems, check):
@@ -136,6 +150,10 @@ def test_sums_of_clusters(spec, engine, problems, check):
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
         want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
         check(got, want, f"{spec} {batch}x{m}x{n}x{k} {count}", small(dtype))
+        out, text = torch.randn_like(got), "v=add(acc0,x0);ret v"
+        want = reference(a.double(), wide[0][:1], [out.double()], "o", text, torch.float64)
+        gemm(a, bs[:1], [out], "o", text, out_dtype, config=config, out=out)
+        check(out, want, f"{spec} {batch}x{m}x{n}x{k} {count}, added", small(dtype))
 
 
 @pytest.mark.parametrize("name", sorted(epilogue_language.ARITY))

@@ -41,7 +41,8 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue(a @ b0, ..., aux)` in float32 (float64 for float64 `a`), rounded once to `dtype`.
 
     Takes the arguments of `GemmArgs`: a `[*batch, M, K]`, each b `[*batch or 1, K, N]`; aux by kind: `t`
-    `[*batch, M, N]`, `r` `[N]`, `c` `[*batch, M, 1]`, `s` one element. Returns `[*batch, M, N]`.
+    `[*batch, M, N]`, `r` `[N]`, `c` `[*batch, M, 1]`, `s` one element, `o` the `out` of `gemm`, which is read before it
+    is written. Returns `[*batch, M, N]`.
     """
     args: GemmArgs[torch.Tensor] = GemmArgs(*given, **named)
     a, bs, aux, kinds, epilogue, dtype = args
@@ -101,7 +102,7 @@ def matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch, threads=config.threads) as (bx, by, bz):
             if config.panel:
                 T.use_swizzle(config.panel)
-            bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+            bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
             products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
             if config.staged:
                 result = T.alloc_fragment((bm, bn), spec.out_dtype)
@@ -147,7 +148,7 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(config.blocks, threads=config.threads) as block:
-            bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+            bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
             staged = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
             tiles = T.min(batch * rows * columns, MOST_TILES)
@@ -181,7 +182,7 @@ def split_matmul(config: Config, spec: Spec) -> Any:
     def split_gemm(
         a: a_type, *operands: [*b_types, *aux_types], parts: part_type, out: T.Tensor((batch, m, n), spec.out_dtype)
     ):
-        bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+        bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch * splits, threads=config.threads) as (bx, by, bz):
             split = bz // batch
             steps_each = T.ceildiv(T.ceildiv(k, bk), splits)
@@ -212,7 +213,7 @@ def cluster_matmul(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def cluster_gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
-        bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+        bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
         rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
         with T.Kernel(batch * rows * columns * count, threads=config.threads, cluster_dims=count) as block:
             split, tile = block % count, block // count
@@ -243,7 +244,7 @@ def row_times_matrix(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def gemv(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
-            bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+            bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
             # Converted once on the CPU; GPUs want it as wide as the matrix beside it, and copied ahead.
             a_tile = T.alloc_shared((bk,), spec.dtype if spec.vector > 1 else accum)
             products = []
@@ -319,10 +320,10 @@ def as_batches(
     views allow it.
     """
     shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
-    if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tc"))):
+    if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tco"))):
         a, out = a.flatten(0, 1), out.flatten(0, 1)
         bs = [b[0] for b in bs]
-        aux = [x.flatten(0, 1) if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
+        aux = [x.flatten(0, 1) if kind in "tco" else x for x, kind in zip(aux, kinds, strict=True)]
     if a.dim() == 2:
         a, out, bs = a[None], out[None], [b[None] for b in bs]
     return a, list(bs), list(aux), out

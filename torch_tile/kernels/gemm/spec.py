@@ -19,6 +19,8 @@ from torch_tile.kernels.epilogue.program import parse
 class Aux:
     """An auxiliary operand: its kind, dtype, whether its last dimension is dense, and whether its rows start at
     multiples of 16 bytes.
+
+    Kind `o` is the result before the product. A kernel has no parameter for it, as it reads what it writes.
     """
 
     kind: str
@@ -44,10 +46,11 @@ class Aux:
 def parameters(aux: Sequence[torch.Tensor], kinds: str, pieces: bool) -> tuple[list[torch.Tensor], tuple[Aux, ...]]:
     """Return the auxiliary operands as views of the shapes that kernels take, with the kind of each; see `Aux.of`.
 
-    Kinds `t` and `c` may have one batch dimension or none.
+    Kinds `t` and `c` may have one batch dimension or none. Operands of kind `o` are no parameters, and left out.
     """
     views = [_as_taken(x, kind) for x, kind in zip(aux, kinds, strict=True)]
-    return views, tuple(Aux.of(x, kind, pieces) for x, kind in zip(views, kinds, strict=True))
+    specs = tuple(Aux.of(x, kind, pieces) for x, kind in zip(views, kinds, strict=True))
+    return [x for x, kind in zip(views, kinds, strict=True) if kind != "o"], specs
 
 
 def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
@@ -57,7 +60,7 @@ def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "s":
         return x.reshape(1)
     batched = x if x.dim() == 3 else x[None]
-    return batched if kind == "t" else batched[..., 0]
+    return batched if kind in "to" else batched[..., 0]
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,13 @@ class Spec:
             for i, transposed in enumerate(self.b_transposed)
         ]
         shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,), "g": (count, n)}
-        aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux)]
+        aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux) if x.kind != "o"]
         return a, bs, aux
+
+    def with_result(self, aux: Sequence[Any], out: Any) -> list[Any]:
+        """Return the auxiliary operands with `out` in the places of those that are the result."""
+        rest = iter(aux)
+        return [out if x.kind == "o" else next(rest) for x in self.aux]
 
 
 @T.macro
@@ -103,7 +111,9 @@ def finish(spec: Spec, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: 
     dtype = compute_dtype(spec.dtype)
     inputs = {f"acc{i}": value for i, value in enumerate(values)}
     for i, (x, kind) in enumerate(zip(aux, spec.aux, strict=True)):
-        place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,), "g": (group, col)}[kind.kind]
+        place = {"t": (bz, row, col), "o": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,), "g": (group, col)}[
+            kind.kind
+        ]
         inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
     result = emit.apply(parse(spec.epilogue), inputs, dtype, spec.out_dtype.itemsize <= 2)
     return T.cast(result, spec.out_dtype)

@@ -161,7 +161,7 @@ def linear_cross_entropy_gradients(
             gemm(logits, [weight], [], "", "", dhidden.dtype, out=dhidden.view(x.shape)[part])
         if of_weight:  # added to what the chunks before left there: each element is read once, then written
             before, text = ([dweight], "v0=add(acc0,x0);ret v0") if start else ([], "")
-            gemm(logits.mT, [x[part]], before, "t" * bool(start), text, dweight.dtype, out=dweight)
+            gemm(logits.mT, [x[part]], before, "o" * bool(start), text, dweight.dtype, out=dweight)
         if column_sums is not None:
             column_sums = logits.sum(0, dtype=compute) + (column_sums if start else 0)
     if column_sums is not None:

@@ -98,7 +98,8 @@ def config_of_scan(config: Config, spec: Spec, members: int, states: int, machin
     config = replace(config, staged=True, blocks=2)
     if typical(Members(members)).members > 1 and states <= MOST_HELD:
         width = max(64, power_of_two(states))
-        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else 2)
+        few = 4 if spec.dots else 2  # dots alone need neither scores nor values
+        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else few)
     return config
 
 
@@ -429,6 +430,9 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 step_tile = T.alloc_shared((size,), compute)
                 T.copy(decays[bz, head, first], decay_tile)
                 T.copy(steps[bz, head, first], step_tile)
+                if second:  # loaded here, so that it is there when the product with the states is
+                    mine = T.alloc_fragment((rows, tile_p), spec.dtype)
+                    T.copy(others[base][bz, first + row : first + row + rows, head, p : p + tile_p], mine)
                 at_border = decay_tile[border]
                 for i in T.Parallel(rows):
                     own[i] = decay_tile[row + i]
@@ -463,9 +467,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 for i, j in T.Parallel(rows, tile_p):
                     acc[i, j] *= of_states
                 if second:
-                    mine = T.alloc_fragment((rows, tile_p), spec.dtype)
                     dot = T.alloc_fragment((rows,), compute)
-                    T.copy(others[base][bz, first + row : first + row + rows, head, p : p + tile_p], mine)
                     dot_rows(acc, mine, dot)
                     for i in T.Parallel(rows):
                         dot[i] *= factor[i]
@@ -473,6 +475,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 if not spec.dots:
                     score_tile = T.alloc_shared((rows, step), spec.dtype)
                     value_tile = T.alloc_shared((step, tile_p), spec.dtype)
+                    grads = T.alloc_fragment((rows, tile_p), spec.dtype)
                     weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, step), spec.dtype)
                     for k in T.Pipelined(count, num_stages=config.stages):
                         column = size - (k + 1) * step if spec.reverse else k * step
@@ -489,6 +492,10 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                                 for i, j in T.Parallel(rows, tile_p):
                                     given = T.cast(value_tile[i % step, j], compute) * of_D[member, j]
                                     acc[i, j] += T.if_then_else(i // step == (column - row) // step, given, 0.0)
+                            if spec.D is not None and spec.reverse:
+                                for i, j in T.Parallel(rows, tile_p):
+                                    if i // step == (column - row) // step:
+                                        grads[i, j] = value_tile[i % step, j]
                             for i, j in T.Parallel(rows, step):
                                 later = column + j
                                 between = decay_tile[later] - own[i] if spec.reverse else own[i] - decay_tile[later]
@@ -512,10 +519,8 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                         for i, j in T.Parallel(rows, tile_p):
                             acc[i, j] *= factor[i]
                         if spec.D is not None:
-                            grads = T.alloc_fragment((rows, tile_p), spec.dtype)
                             product = T.alloc_fragment((rows, tile_p), compute)
                             total = T.alloc_fragment((tile_p,), compute)
-                            T.copy(values[bz, first + row : first + row + rows, head, p : p + tile_p], grads)
                             for i, j in T.Parallel(rows, tile_p):
                                 acc[i, j] += T.cast(grads[i, j], compute) * of_D[member, j]
                                 product[i, j] = T.cast(grads[i, j], compute) * T.cast(mine[i, j], compute)
