@@ -381,7 +381,7 @@ class JITFunction:
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel that a function of the lazy style returns."""
-        bound = bind(self.__name__, self.signature, args, kwargs).arguments
+        bound = bind(self.__name__, self.signature, args, kwargs, self.is_lazy).arguments
         try:
             made = self.function(*args, **kwargs)
         except (TileError, TypeError) as problem:

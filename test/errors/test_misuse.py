@@ -213,5 +213,5 @@ def test_python_errors_of_the_author_stay_as_they_are():
 
 
 def test_python_maximum_says_what_to_use():
-    with pytest.raises(TileError, match=r"T\.max for max\(\)"):
+    with pytest.raises(TileError, match=r"T\.max\(x, y\)"):
         kernel_of(lambda x, A: max(x, 0.0))

@@ -59,6 +59,7 @@ class Tracer:
         self.assumed: list[Expr] = []  # by T.assume, of sizes and scalar parameters
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
+        self.waiting: Any = None  # a T.Kernel that no `with` has opened yet
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
         self.mbarriers: dict[Any, list[Any]] = {}  # by T.create_list_of_mbarrier, of each T.Kernel
         self.in_nest = False  # inside T.Parallel
@@ -87,6 +88,9 @@ class Tracer:
     def emit(self, stmt: Stmt) -> None:
         """Record a statement in the innermost scope."""
         if not self.scopes:
+            if self.waiting is not None:
+                fix = "write `with T.Kernel(...) as bx:`, and the body inside"
+                raise error("not_opened", self.waiting.span, fix=fix)
             raise error("not_in_kernel", None, what=describe_statement(stmt))
         self.check_scopes(stmt)
         self.scopes[-1].stmts.append(stmt)

@@ -78,8 +78,8 @@ def _cuts(loop: For) -> bool:
 
 def _accesses(node: Node) -> list[Load | Store]:
     """Return the accesses to elements of fragments."""
-    found: list[Load | Store] = [*find(node, Load), *find(node, Store)]
-    return [n for n in found if n.buffer.scope == "fragment"]
+    accesses: tuple[Load | Store, ...] = (*find(node, Load), *find(node, Store))
+    return [n for n in accesses if n.buffer.scope == "fragment"]
 
 
 def _shrunk(nest: For) -> For:
