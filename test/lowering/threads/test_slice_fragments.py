@@ -109,3 +109,14 @@ def test_a_guard_that_divides_shrinks_the_nest():
         [int(n.stops[0].value) for n in find(slice_fragments(program(most)), For) if n.vars] for most in (16, 24)
     ]
     assert extents == [[16], [64]]
+
+
+def test_other_guards_stay():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(64):
+                if bx * 32 + i < n:
+                    A[i] = 1.0
+
+    assert slice_fragments(main.program) is main.program
