@@ -378,7 +378,8 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
         ("Performance log", "docs/perf-log.md"), ("Contributing", "CONTRIBUTING.md"),
     ]),
     ("Project", [
-        ("Security", "SECURITY.md"), ("Compatibility", "docs/compatibility.md"), ("Changelog", "CHANGELOG.md"),
+        ("Security", "SECURITY.md"), ("Compatibility", "docs/compatibility.md"),
+        ("Forms of TileLang", "docs/tilelang-forms.md"), ("Changelog", "CHANGELOG.md"),
         ("Code of conduct", "CODE_OF_CONDUCT.md"),
     ]),
 ]  # fmt: skip

@@ -144,7 +144,10 @@ def made_up(
     shape = _shape(param, sizes or {}) if isinstance(param, Buffer) else None
     if shape is None:
         what = "has no compile-time shape" if isinstance(param, Buffer) else "is a scalar"
-        raise LaunchError(f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...)")
+        raise LaunchError(
+            f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...), or the "
+            "autotuner by set_autotune_inputs"
+        )
     to = param.dtype.as_torch()
     if supply is TensorSupplyType.Zero:
         return torch.zeros(shape, dtype=to, device=device)

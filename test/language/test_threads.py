@@ -273,3 +273,24 @@ def test_the_running_thread_by_tvms_name():
     a = torch.zeros(3, 64, dtype=torch.int32)
     tilelang.compile(kernel, target="cuda:sm_80").interpret(a)
     assert torch.equal(a, torch.arange(3, dtype=torch.int32)[:, None] * 100 + torch.arange(64, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("scope", ["shared", "shared.dyn", "global", "warp"])
+def test_the_barrier_by_the_name_of_tir(scope):
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((32,), "int32")
+            thread = T.get_thread_binding()
+            tile[thread] = A[thread]
+            T.tvm_storage_sync(scope)
+            B[thread] = tile[31 - thread]
+
+    a, b = torch.randint(0, 99, (32,), dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    assert not tilelang.compile(kernel, target="cuda:sm_80").interpret(a, b).kinds
+    assert torch.equal(b, a.flip(0))
+
+
+def test_a_barrier_of_no_scope():
+    with pytest.raises(TileError, match="scope"):
+        T.tvm_storage_sync("local")

@@ -128,7 +128,6 @@ def test_conversions(way):
         (lambda A: A[T.Ramp(0, 1, 4)][4], "bad_operand"),
         (lambda A: T.Shuffle([A[T.Ramp(0, 1, 4)]], [7]), "bad_argument"),
         (lambda A: T.reinterpret(A[0], "float16x4"), "bad_argument"),
-        (lambda A: T.alloc_var("float32x4"), "bad_argument"),
         (lambda A: A.__setitem__(T.Ramp(0, 1, 4), T.Broadcast(1.0, 2)), "copy_shape"),
         (lambda A: A.__setitem__(slice(0, 8), T.Broadcast(1.0, 2)), "copy_shape"),
         (lambda A: T.cast(A[T.Ramp(0, 1, 4)], "float16x2"), "bad_operand"),
@@ -145,3 +144,34 @@ def test_vectors_that_cannot_be(make, code):
                 make(A)
 
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("dtype,lanes", [("float32", 4), ("float16", 2), ("bfloat16", 2), ("int8", 4)])
+def test_vectors_in_variables(dtype, lanes, way):
+    """They start at 0, are assigned whole or by lanes, carried by loops and branches, and swap."""
+    vector = f"{dtype}x{lanes}"
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, lanes), dtype), B: T.Tensor((8, lanes), dtype), C: T.Tensor((3, lanes), dtype)):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_var(vector)
+            last = T.alloc_var(vector, 1)
+            for i in T.serial(8):
+                total += A[i, T.Ramp(0, 1, lanes)]
+                if i > 4:
+                    last = A[i, 0:lanes]
+                B[i, 0:lanes] = total
+            before = total
+            total, last = last, total
+            last[0] = T.extract_lane(total, 1)
+            C[0, 0:lanes] = total
+            C[1, 0:lanes] = last
+            total = 3
+            C[2, 0:lanes] = before + total - 3
+
+    a = torch.randint(-3, 4, (8, lanes)).to(getattr(torch, dtype))
+    b, c = torch.zeros_like(a), torch.zeros(3, lanes, dtype=a.dtype)
+    way(kernel, a, b, c)
+    sums = a.double().cumsum(0)
+    assert torch.equal(b.double(), sums) and torch.equal(c[0], a[7]) and torch.equal(c[2].double(), sums[-1])
+    assert c[1, 0] == a[7, 1] and torch.equal(c[1, 1:].double(), sums[-1, 1:])

@@ -228,6 +228,7 @@ from torch_tile.language.threads import (
     sync_warp,
     thread_binding,
     thread_index,
+    tvm_storage_sync,
 )  # fmt: skip
 from torch_tile.language.tma_by_hand import create_tma_descriptor, tma_load
 from torch_tile.language.trace import explainers as _explainers

@@ -291,6 +291,7 @@ from torch_tile.language.threads import (
     sync_warp as sync_warp,
     thread_binding as thread_binding,
     thread_index as thread_index,
+    tvm_storage_sync as tvm_storage_sync,
 )
 from torch_tile.language.tma_by_hand import (
     create_tma_descriptor as create_tma_descriptor,
@@ -1242,6 +1243,7 @@ __all__ = [
     "truncdiv",
     "truncmod",
     "tvm_access_ptr",
+    "tvm_storage_sync",
     "tvm_thread_allreduce",
     "tvm_warp_activemask",
     "tvm_warp_shuffle",

@@ -241,7 +241,6 @@ FAMILIES = (
     (r"(ret|break_loop|continue_loop)", "write `return`, `break` or `continue`; T.thread_return() ends a thread"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
-    (r"tvm_storage_sync", "write T.sync_threads()"),
     (r"ldexp", "write x * T.exp2(n)"),
     (r"nextafter", "the neighbour's bits are one off: T.reinterpret(T.reinterpret(x, 'int32') + 1, 'float32')"),
 )  # fmt: skip

@@ -39,6 +39,7 @@ from torch_tile.language.trace import (
     tracer,
 )
 from torch_tile.language.values import AssignedType, Handle, TensorType, store_variable, stored
+from torch_tile.language.vectors import VectorVariable
 
 
 def _unpacked(names: int, values: int) -> TileError:
@@ -100,6 +101,14 @@ class Recorder:
         previous = _current(old)
         scalar = isinstance(value, Expr) or is_number(value)
         fresh = _is_fresh(value)
+        if isinstance(value, VectorVariable) and not value.named:
+            value.name(name)
+            return value
+        if isinstance(previous, VectorVariable) and (scalar or isinstance(value, Vector | Region)):
+            previous.store(value)
+            return previous
+        if isinstance(value, VectorVariable):
+            value = value.value()
         if scalar and not fresh and isinstance(previous, Load) and previous.buffer.scope == "var":
             if not self.tracer.has_ended(previous.buffer):
                 store_variable(previous, value)
@@ -134,7 +143,11 @@ class Recorder:
             raise _unpacked(len(names), len(items))
         # Read every value before the first store: a, b = b, a must swap.
         items = tuple(
-            let(n or "t", v) if isinstance(v, Expr) and not _is_fresh(v) else v
+            v.value()
+            if isinstance(v, VectorVariable) and v.named
+            else let(n or "t", v)
+            if isinstance(v, Expr) and not _is_fresh(v)
+            else v
             for n, v in zip(names, items, strict=True)
         )
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))

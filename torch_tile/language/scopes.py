@@ -24,6 +24,7 @@ from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.thread_return import without_returns
 from torch_tile.language.trace import author_span, close_body, expand_names, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, shape_of, sized
+from torch_tile.language.vectors import VectorVariable
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
 
@@ -277,20 +278,20 @@ def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
     return alloc_barrier(arrive_count)
 
 
-def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load:
+def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
     """A mutable scalar of each thread, which starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
 
-    In a loop it starts anew in each iteration. An `init` of `...` leaves it undefined, as printed kernels have it.
+    Of a vector's dtype it is a vector, and `v[0]` a lane. In a loop it starts anew in each iteration. An `init` of
+    `...` leaves it undefined, as printed kernels have it.
     """
     if isinstance(init, str):  # alloc_var(dtype, "local.var")
         init, scope = None, init
     if SPELLINGS.get(scope) != "var":
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)
-    if to.lanes > 1:
-        why, fix = f"is {to}", f"take an array of one vector: T.alloc_local((1,), {to!r})"
-        raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=why, fix=fix)
     value = 0 if init is None else init
+    if to.lanes > 1:
+        return VectorVariable(to, value)
     return make_variable("", to, None if value is ... else cast(constant_to_store(value, to, "T.alloc_var"), to))
 
 

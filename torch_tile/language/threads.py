@@ -17,6 +17,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Const, Expr, Var, const, is_number, to_expr
 from torch_tile.ir.node import equal
 from torch_tile.language.trace import Tracer, tracer
+from torch_tile.tileop.base import need_choice
 
 RANK = 3  # dimensions of a grid and of a block
 NUMBERS = range(1, 16)  # of named barriers; 0 is that of the block
@@ -140,6 +141,12 @@ def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
         if not good:
             raise error("bad_argument", None, op=what, name=name, why=f"is {value!r}", fix=fix)
     return int(number), int(count)
+
+
+def tvm_storage_sync(scope: str = "shared") -> None:
+    """T.sync_threads() for "shared" and "global", T.sync_warp() for "warp": TIR's spelling."""
+    need_choice("tvm_storage_sync", "scope", scope, ("shared", "shared.dyn", "global", "warp"))
+    sync_warp() if scope == "warp" else sync_threads()
 
 
 def sync_warp() -> None:

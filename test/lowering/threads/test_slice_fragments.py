@@ -137,3 +137,14 @@ def test_guards_of_other_values_stay():
     assert not findings, findings.report()
     i = torch.arange(70) % 32
     torch.testing.assert_close(findings.outputs[0], x * ((i < 24).float() + (i < 8).float()))
+
+
+def test_other_guards_stay():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(64):
+                if bx * 32 + i < n:
+                    A[i] = 1.0
+
+    assert slice_fragments(main.program) is main.program
