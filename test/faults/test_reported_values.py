@@ -160,7 +160,7 @@ def functions_at_their_edges() -> Case:
 
 
 @case
-def tests_of_halves() -> Case:
+def halves_that_are_tested() -> Case:
     @T.prim_func
     def kernel(A: T.Tensor((8,), "float16"), B: T.Tensor((8,), "bfloat16"), O: T.Tensor((8, 8), "bool")):
         with T.Kernel(1, threads=32):
