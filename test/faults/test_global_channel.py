@@ -13,7 +13,7 @@ import torch_tile
 import torch_tile.language as T
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
-from ptx import accesses
+from ptx import accesses, stale
 
 
 @T.prim_func
@@ -65,13 +65,13 @@ def atomics(S: T.Tensor((1,), "int32"), O: T.Tensor((128,), "int32")):
 
 
 @T.prim_func
-def constants(X: T.Tensor((128,), "float32"), S: T.Tensor((128,), "float32")):
+def constants(X: T.Tensor((128,), "float64"), S: T.Tensor((128,), "float32")):
     with T.Kernel(1, threads=128):
         for i in T.Parallel(128):
             S[127 - i] = X[i]
         T.sync_threads()
         for i in T.Parallel(128):
-            S[i] = S[i] + X[127 - i]
+            S[i] = S[i] + T.cast(X[127 - i], "float32")
 
 
 @pytest.mark.parametrize("arch", ["cuda:sm_80", "cuda:sm_90a"])
@@ -86,7 +86,7 @@ def test_what_was_read_is_read_again_behind_a_barrier(kernel, arch):
 
 def test_only_what_no_thread_writes_is_read_as_a_constant():
     text = torch_tile.compile(constants, target="cuda:sm_90a").get_kernel_source()
-    assert "const float* __restrict__ X, float* S" in text
+    assert "const double* __restrict__ X, float* S" in text
     first, last = accesses(text, "cuda:sm_90a")[0], accesses(text, "cuda:sm_90a")[-1]
     assert first == ["ld.nc", "st"] and sorted(last) == ["ld", "ld.nc", "st"]
 
@@ -108,3 +108,53 @@ def test_no_store_leaves_a_loop_across_its_barrier():
     text = torch_tile.compile(turns, target="cuda:sm_90a").get_kernel_source()
     parts = accesses(text, "cuda:sm_90a")
     assert not any("st" in part for part in parts[-1:]), parts
+
+
+def choice(dtype: str, form: str):
+    """An element that was just written, or one of a tensor that nobody writes."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), dtype), W: T.Tensor((256,), dtype), M: T.Tensor((256,), "int64"), n: T.int32):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(256 if form == "vectors" else 64):
+                W[i] = W[i] + T.cast(1, dtype)
+                if form in ("select", "vectors"):
+                    W[i] = T.if_then_else(M[i] > 0, W[i], A[i]) + T.cast(1, dtype)
+                elif form == "branch":
+                    v = T.alloc_var(dtype, T.cast(0, dtype))
+                    if M[i] > 0:
+                        v = W[i]
+                    else:
+                        v = A[i]
+                    W[i] = v + T.cast(1, dtype)
+                elif form == "loop":
+                    for k in T.unroll(4):
+                        W[i] = T.if_then_else(M[i] > k, W[i], A[(i + k) % 64]) + T.cast(1, dtype)
+                elif form == "or":
+                    W[i] = T.cast(
+                        (T.reinterpret(W[i], "int32") if dtype == "float32" else W[i])
+                        or (T.reinterpret(A[i], "int32") if dtype == "float32" else A[i]),
+                        dtype,
+                    )
+                else:
+                    W[i] = T.if_then_else(M[i] > 0, W[n], T.if_then_else(M[i] < -5, A[i], A[n])) + T.cast(1, dtype)
+
+    return kernel
+
+
+@pytest.mark.parametrize("form", ["select", "vectors", "branch", "loop", "or", "nested"])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("arch", ["cuda:sm_80", "cuda:sm_90a"])
+def test_what_was_written_is_not_read_as_a_constant(dtype, form, arch):
+    """NVRTC makes one load of both arms of a choice, as if both came from memory that nobody writes."""
+    text = torch_tile.compile(choice(dtype, form), target=arch).get_kernel_source()
+    assert not stale(text, arch)
+    assert "const int64_t* __restrict__ M" in text or dtype == "int64" or form == "or"
+
+
+def test_the_check_finds_what_is_read_as_a_constant(monkeypatch):
+    from torch_tile.codegen import cuda
+
+    monkeypatch.setattr(cuda, "loaded_bits", lambda *_: set())
+    text = torch_tile.compile(choice("float32", "select"), target="cuda:sm_90a").get_kernel_source()
+    assert stale(text, "cuda:sm_90a")

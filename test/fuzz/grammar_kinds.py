@@ -27,6 +27,8 @@ class Kinds:
                 found += self.refused_update(program, line)
             if self.chance(0.7):
                 found += self.of_scalar(program, line)
+            if self.chance(0.3):
+                found += self.chosen(program, line)
             return found
         finally:
             self.random = own
@@ -147,6 +149,20 @@ class Kinds:
         else:
             text, reference = f"T.cast(scale, {w.dtype!r})", f"{w.dtype}(scale)"
         return [line(f"{place} = {text}", f"{place} = {reference}")]
+
+    def chosen(self, program, line):
+        """A choice between an element that was just written and one of a tensor that nobody writes."""
+        w = self.owned(*INTS)
+        constants = [b for b in self.buffers if w and b.scope == "global" and not b.owned and b.dtype == w.dtype]
+        constants = [b for b in constants if len(b.shape) == 1]
+        if not constants:
+            return []
+        a, row = self.pick(*constants), f"{w.name}[{self.block_name}, "
+        at, by, to = (f"{row}{self.random.randrange(w.shape[1])}]" for _ in "abc")
+        other = f"{a.name}[{self.random.randrange(a.shape[0])}]"
+        store = f"{at} = {at} ^ 5\n{to} = "
+        reference = f"{store}({at} if ({by} & 1) == 0 else {other})"
+        return [line(f"{store}T.if_then_else(({by} & 1) == 0, {at}, {other})", reference)]
 
     def refused_update(self, program, line):
         """Addition of bools, which no target takes."""

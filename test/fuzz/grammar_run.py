@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import shrunk
 from grammar import generated
 from grammar_processes import COMPILING, Limits, Lost, NoWatch, in_processes
-from ptx import accesses
+from ptx import accesses, stale
 
 WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
 # "keys" compiles a program for numbers that compare equal, "ptx" looks for accesses that NVRTC drops.
@@ -178,7 +178,10 @@ def on_ptx(case):
     """Loads of global memory that are there only where no pointer to written memory is restricted."""
     text = case.text("sm_80").text
     loads = [sum(part.count("ld") for part in accesses(t, "cuda:sm_80")) for t in (text, unrestricted(text))]
-    return f"{loads[1] - loads[0]} loads of {loads[1]} were dropped" if loads[0] < loads[1] else ""
+    if loads[0] < loads[1]:
+        return f"{loads[1] - loads[0]} loads of {loads[1]} were dropped"
+    found = stale(text, "cuda:sm_80")
+    return f"{len(found)} loads of written memory go through the cache of constants" if found else ""
 
 
 def unrestricted(text):

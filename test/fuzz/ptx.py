@@ -30,3 +30,32 @@ def accesses(text, arch):
         elif kind := re.search(r"\b(ld|st|atom|red)\.(?:volatile\.|relaxed\.\w+\.)?global(\.nc)?", line):
             found[-1].append({"red": "atom"}.get(kind[1], kind[1]) + (kind[2] or ""))
     return found
+
+
+def stale(text, arch):
+    """The loads through the cache of constants whose address may be one of memory that the kernel writes."""
+    lines = [line.strip().rstrip(";") for line in ptx_of(text, arch).splitlines()]
+    sources, known = {}, {}
+    for line in lines:
+        line = re.sub(r"^@!?%p\d+ ", "", line)
+        operation, _, operands = line.partition(" ")
+        first, *others = re.findall(r"%rd\d+|\w+_param_\d+", operands) or [""]
+        if operation.startswith("ld.param"):
+            known.setdefault(first, set()).update(others)
+        elif first and not operation.startswith(("ld", "st", "atom", "red")):
+            sources.setdefault(first, set()).update(others)
+
+    changed = True
+    while changed:
+        changed = False
+        for register, others in sources.items():
+            found = set().union(*(known.get(other, set()) for other in others), known.get(register, set()))
+            changed |= found != known.get(register, set())
+            known[register] = found
+
+    def tensors(pattern):
+        places = [m[1] for line in lines if (m := re.search(pattern + r".*?\[(%rd\d+)", line))]
+        return [(place, known.get(place, set())) for place in places]
+
+    written = set().union(*(of for _, of in tensors(r"\b(?:st|atom|red)\.(?:\w+\.)*?global")))
+    return [place for place, of in tensors(r"\bld\.global\.nc") if of & written]

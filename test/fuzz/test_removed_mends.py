@@ -155,6 +155,7 @@ KINDS = {
     "copies of an element that meet": Mend(bind_loop, "_of_single_threads", nothing, "sm_80", (51,)),
     "fills by the tile itself": Mend(fill, "find", nothing, "cpu", (1271,)),
     "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80", (17,)),
+    "choices of written memory and constants": Mend(cuda, "loaded_bits", lambda *_: set(), "ptx", (22,)),
     "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx", (5,)),
     "products fused by the compiler": Mend(host_compiler, "find_compiler", contracting, "cpu"),
     "divisors at which a machine stops": Mend(

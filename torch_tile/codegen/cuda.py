@@ -103,13 +103,26 @@ def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
     return found
 
 
-def is_restricted(constant: bool, early: bool) -> bool:
-    """Return whether a kernel's pointer is `__restrict__`; `early` if the kernel may start before another has ended.
+def loaded_bits(nodes: Sequence[Node], written: IdSet[Buffer]) -> set[int]:
+    """Return the sizes in bits of the elements that loads read of the written buffers."""
+    found = {node.dtype.bits for node in nodes if isinstance(node, Load) and node.buffer in written}
+    for call in (node for node in nodes if isinstance(node, Call) and not lookup(node.name).atomic):
+        for access in lookup(call.name).effects(call):
+            address = call.args[access.operand]
+            if "r" in access.kind and not access.asynchronous and isinstance(address, Address):
+                found |= {address.buffer.dtype.bits} if address.buffer in written else set()
+    return found
+
+
+def is_restricted(constant: bool, early: bool, chosen: bool) -> bool:
+    """Return whether a kernel's pointer is `__restrict__`.
 
     Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads may be dropped
-    and stores moved across barriers. Of constants, loads may move in front of the wait for kernels that write them.
+    and stores moved across barriers. Of constants, loads may move in front of the wait for kernels that write them,
+    where the kernel may start `early`. They are `chosen` where loads of the same size read written memory: NVRTC makes
+    one load of the two arms of a choice, through the cache of constants, which does not see what the kernel stored.
     """
-    return constant and not early
+    return constant and not early and not chosen
 
 
 def most_blocks(kernel: Kernel, axis: int) -> int:
@@ -162,6 +175,7 @@ class _Cuda:
         name = identifier(f"{self.program.name}_kernel{several}")
         nodes = self.nodes[number]
         used, written = used_symbols(kernel), written_buffers(nodes)
+        loaded = loaded_bits(nodes, IdSet(b for b in self.tensors if b in written))
         if may_fold(kernel):
             used |= IdSet(n for extent in kernel.grid[:2] for n in find(extent, Var))
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
@@ -174,7 +188,7 @@ class _Cuda:
             if buffer in used:
                 args.append(position)
                 constant = "" if buffer in written else "const "
-                restrict = " __restrict__" if is_restricted(bool(constant), early) else ""
+                restrict = " __restrict__" if is_restricted(bool(constant), early, buffer.dtype.bits in loaded) else ""
                 params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):

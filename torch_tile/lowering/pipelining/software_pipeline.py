@@ -36,6 +36,7 @@ from torch_tile.ir.stmt import (
     Program,
     Stmt,
     Store,
+    While,
 )
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.pipelining.copy_plan import (
@@ -105,7 +106,8 @@ class _Pipeline(Rewriter):
             return plain
         self.replaced |= IdSet(schedule.staged)
         made = _Stages(plain, schedule)
-        escaping = [b for b in schedule.staged if self._is_read_later(b)]
+        own = IdSet(n.buffer for n in find(loop.body, Alloc))  # which end with the iteration
+        escaping = [b for b in schedule.staged if b not in own and self._is_read_later(b)]
         return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
 
     def _schedule(self, loop: For, name: str) -> Schedule | None:
@@ -147,6 +149,13 @@ class _Pipeline(Rewriter):
         self.later.pop(0)
         inner = loop if body is loop.body else replace(loop, body=body)
         return self._pipelined(inner) if loop.kind is LoopKind.PIPELINED else inner
+
+    def visit_While(self, loop: While) -> Stmt:
+        """Make the loops inside explicit."""
+        self.later.insert(0, loop.body.stmts)  # the next iteration
+        body = self(loop.body)
+        self.later.pop(0)
+        return loop if body is loop.body else replace(loop, body=body)
 
 
 class _Drop(Rewriter):
