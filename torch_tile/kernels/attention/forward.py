@@ -431,6 +431,8 @@ def run(
         packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)
         target = out if packs else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         sums = [] if lse is None else [lse.view(shape)]
+        if config.persistent:
+            sums = [*sums, persistent.claims_of(config, q, machine)]
         kernel(grouped, k, v, *operands, *sums, target.view(*shape, v_dim), *options)
         if target is not out:
             out.copy_(target)

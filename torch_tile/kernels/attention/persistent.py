@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 import torch_tile.language as T
 from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.jit import jit
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.attention.spec import Config, Spec
-from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
+from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, strided
 from torch_tile.kernels.footprint import Footprint, Tile
 
 OWN = 64  # rows of a consumer
@@ -60,7 +62,6 @@ class Tiles:
 
     config: Config
     spec: Spec
-    block: Any
     total: Any
     blocks: Any  # of rows, in a head
     all_heads: Any  # of queries, in all sequences
@@ -70,15 +71,14 @@ class Tiles:
     kv_len: Any
     q_offset: Any
 
-    def place(self, number: Any) -> tuple[Any, ...]:
+    def place(self, tile: Any) -> tuple[Any, ...]:
         """Return the sequence, the head of keys, the member of its group and the first row of a tile."""
         side = self.config.side
-        tile = T.cast(number * self.config.persistent + rank(self.config, number, self.block), "uint32")
+        tile = T.cast(tile, "uint32")
         all_heads, blocks = T.cast(self.all_heads, "uint32"), T.cast(self.blocks, "uint32")
-        first = tile // (all_heads * side) * side
-        here = T.min(blocks - first, T.cast(side, "uint32"))  # blocks of each head among neighbours
-        head = tile % (all_heads * side) // here
-        place = first + tile % (all_heads * side) % here
+        first = tile // (blocks * side) * side
+        here = T.min(all_heads - first, T.cast(side, "uint32"))  # heads that run side by side
+        place, head = tile % (blocks * side) // here, first + tile % (blocks * side) % here
         row = (blocks - 1 - place if self.config.heavy_first else place) * self.config.block_q
         apart, heads = head // T.cast(self.members, "uint32"), T.cast(self.heads, "uint32")
         found = apart // heads, apart % heads, head % T.cast(self.members, "uint32"), row
@@ -92,16 +92,53 @@ class Tiles:
         _, end = self.spec.key_blocks(self.config, extremes, self.q_offset, 0, self.kv_len, 1, 0)
         return T.cast(T.max(end, 1), "int32")
 
+    def whole(self, first: Any, steps: Any) -> Any:
+        """Return how many of a tile's first blocks of keys all rows from row `first` on see whole."""
+        spec, keys = self.spec, self.config.block_kv
+        found = self.kv_len // keys
+        if spec.causal:
+            found = T.min(found, T.max(first + (self.q_offset if spec.shifted else 0) + 1, 0) // keys)
+        return T.cast(T.min(found, steps), "int32")
 
-def rank(config: Config, number: Any, block: Any) -> Any:
-    """Return the place of a block among all blocks that take their tile of this number."""
-    return T.if_then_else(number % 2 == 1, config.persistent - 1 - block, block)
 
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """The tiles that a block takes, one after the other: its own number first, then those that it claims.
 
-def share(config: Config, tiles: Any, block: Any) -> Any:
-    """Return how many of all `tiles` a block takes."""
-    whole = tiles // config.persistent
-    return whole + T.if_then_else(rank(config, whole, block) < tiles % config.persistent, 1, 0)
+    `numbers` begins with the number of claims of all blocks. Two numbers of each block follow, those that it claimed
+    last, by which one warp tells all others.
+    """
+
+    block: Any
+    blocks: int
+    numbers: Any
+    full: Any
+    free: Any
+
+    def place(self, tile: Any) -> Any:
+        """Return where the number of the tile behind the block's tile `tile` stands."""
+        return 1 + 2 * self.block + tile % 2
+
+    @T.macro
+    def claim(self, tile: Any) -> None:
+        """Claim a tile to follow the block's tile `tile`. Run by one warp."""
+        T.mbarrier_wait_parity(self.free[tile % 2], tile // 2 % 2 ^ 1)
+        if T.shuffle_elect(WARP):
+            self.numbers[self.place(tile)] = self.blocks + T.atomic_add(self.numbers[0], 1, return_prev=True)
+            T.mbarrier_arrive(self.full[tile % 2])
+
+    @T.macro
+    def read(self, tile: Any) -> Any:
+        """Return the number of the tile behind the block's tile `tile`."""
+        T.mbarrier_wait_parity(self.full[tile % 2], tile // 2 % 2)
+        return self.numbers[self.place(tile)]
+
+    @T.macro
+    def release(self, tile: Any) -> None:
+        """Let the number be overwritten, as far as this warp is concerned."""
+        T.sync_warp()
+        if T.shuffle_elect(WARP):
+            T.mbarrier_arrive(self.free[tile % 2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +199,7 @@ class Consumer:
 
     index: int
     tiles: Tiles
+    claims: Claims
     q: Pipe
     k: Pipe
     v: Pipe
@@ -214,16 +252,18 @@ class Consumer:
         T.wgmma_gemm(self.probs, self.v.tiles[stage, :, :], self.acc)
 
     @T.macro
-    def weigh(self, row: Any, key_block: Any, is_first: bool) -> None:
-        """Turn scores of a block of keys into weights, for the warpgroup's rows of the tile that begins at `row`."""
-        spec, config, tiles = self.tiles.spec, self.tiles.config, self.tiles
-        first = row + self.index * OWN
-        extremes, known = (first, T.min(first + OWN, tiles.q_len) - 1), (tiles.q_offset, 0, tiles.kv_len)
-        if spec.needs_mask(config, 0 if is_first else 1, key_block, extremes, *known):
-            for i, j in T.Parallel(OWN, config.block_kv):
-                query = T.min(first + i, tiles.q_len - 1)
-                seen = spec.sees(query, key_block * config.block_kv, j, config.block_kv, *known)
-                self.scores[i, j] = T.if_then_else(seen, self.scores[i, j], -T.infinity(self.scores.dtype))
+    def hide(self, first: Any, key_block: Any) -> None:
+        """Hide the scores of keys that the warpgroup's rows, from row `first` on, do not see."""
+        spec, keys, tiles = self.tiles.spec, self.tiles.config.block_kv, self.tiles
+        for i, j in T.Parallel(OWN, keys):
+            query = T.min(first + i, tiles.q_len - 1)
+            seen = spec.sees(query, key_block * keys, j, keys, tiles.q_offset, 0, tiles.kv_len)
+            self.scores[i, j] = T.if_then_else(seen, self.scores[i, j], -T.infinity(self.scores.dtype))
+
+    @T.macro
+    def weigh(self) -> None:
+        """Turn scores into weights."""
+        spec = self.tiles.spec
         exponentiate(
             self.scores, self.row_max, self.base, self.partial_sums, self.rescale, spec.unit(self.scale) * LOG2_E,
             subtracts=spec.subtracts,
@@ -241,9 +281,11 @@ class Consumer:
         self.take_tensor_cores()
         self.start_scores_gemm(0, 0)
         self.pass_tensor_cores()
-        for tile in T.serial(total):
-            sequence, head, member, row = tiles.place(tile)
-            steps = tiles.steps(row)
+        number, claimed = T.alloc_var("int32", 0), T.alloc_var("int32", self.claims.block)
+        while claimed < total:
+            sequence, head, member, row = tiles.place(claimed)
+            steps, tile = tiles.steps(row), number
+            number_behind = T.alloc_var("int32", self.claims.read(tile))
             begin_rows(self.row_max, self.base)
             T.clear(self.partial_sums)
             T.clear(self.acc)
@@ -251,42 +293,61 @@ class Consumer:
             self.k.release(before)
             if steps == 1:
                 self.q.release(tile)
-            self.weigh(row, steps - 1, True)
+            first = row + self.index * OWN
+            whole = tiles.whole(first, steps)
+            if whole == 0:
+                self.hide(first, 0)
+            self.weigh()
             T.copy(self.scores, self.probs)
-            for step in T.serial(steps - 1):
-                self.k.wait(before + step + 1)
-                self.v.wait(before + step)
-                self.take_tensor_cores()
-                self.start_scores_gemm(tile, before + step + 1)
-                self.start_sums_gemm(before + step)
-                self.pass_tensor_cores()
-                T.wait_wgmma(1)
-                self.k.release(before + step + 1)
-                if step == steps - 2:
-                    self.q.release(tile)
-                self.weigh(row, steps - 2 - step, False)
-                # Nothing reads these weights. The assembler would put the wait before all exponentials otherwise.
-                T.copy(self.scores[:, 0 : ANCHOR[1]], self.anchor)
-                T.wait_wgmma(0)
-                self.v.release(before + step)
-                for i, c in T.Parallel(*self.acc.shape):
-                    self.acc[i, c] *= self.rescale[i]
-                T.copy(self.scores, self.probs)
+            unmasked = T.max(whole, 1)
+            for step in T.serial(unmasked - 1):
+                self.take_step(tile, before + step + 1, step == steps - 2, first, 0, False)
+            for step in T.serial(steps - unmasked):
+                key_block = unmasked + step
+                self.take_step(tile, before + key_block, key_block == steps - 1, first, key_block, True)
             before += steps
             self.v.wait(before - 1)
-            if tile + 1 < total:
+            following = T.shfl_sync(number_behind, 0)
+            self.claims.release(tile)
+            more = T.if_then_else(following < total, 1, 0)
+            if more == 1:
                 self.q.wait(tile + 1)
                 self.k.wait(before)
             self.take_tensor_cores()
             self.start_sums_gemm(before - 1)
             # The last tile's scores once more, for nothing: the assembler wants products in flight on each path.
-            more = T.if_then_else(tile + 1 < total, 1, 0)
             self.start_scores_gemm(tile + more, before - 1 + more)
             self.pass_tensor_cores()
             T.wait_wgmma(1)
             self.v.release(before - 1)
             self.finish(tile, (sequence, head, member), row)
+            claimed = following
+            number += 1
         T.wait_wgmma(0)
+
+    @T.macro
+    def take_step(self, tile: Any, step: Any, is_last: Any, first: Any, key_block: Any, masked: bool) -> None:
+        """Weigh the keys of a step, and add up the values of the step before."""
+        self.k.wait(step)
+        self.v.wait(step - 1)
+        self.take_tensor_cores()
+        self.start_scores_gemm(tile, step)
+        self.start_sums_gemm(step - 1)
+        self.pass_tensor_cores()
+        T.wait_wgmma(1)
+        self.k.release(step)
+        if is_last:
+            self.q.release(tile)
+        if masked:
+            self.hide(first, key_block)
+        self.weigh()
+        # Nothing reads these weights. The assembler would put the wait before all exponentials otherwise.
+        T.copy(self.scores[:, 0 : ANCHOR[1]], self.anchor)
+        T.wait_wgmma(0)
+        self.v.release(step - 1)
+        for i, c in T.Parallel(*self.acc.shape):
+            self.acc[i, c] *= self.rescale[i]
+        T.copy(self.scores, self.probs)
 
     @T.macro
     def finish(self, tile: Any, place: tuple[Any, ...], row: Any) -> None:
@@ -327,6 +388,7 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
         k: strided("k", (batch, kv_heads, kv_len, d), narrow, multiple=spec.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
         *lse: lse_types,
+        numbers: T.Tensor((1 + 2 * config.persistent,), "int32"),
         out: spec.out_type((*q_shape, dv)),
         scale: accum,
         q_len: T.int32,
@@ -336,9 +398,9 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
         with T.Kernel(config.persistent, threads=(consumers + 1) * WARPGROUP) as block:
             blocks = T.min(T.ceildiv(length, rows), MOST // rows)
             all_heads = T.min(batch * kv_heads * groups, MOST_HEADS)
-            total = share(config, T.min(blocks * all_heads, MOST), block)
+            total = T.min(blocks * all_heads, MOST)
             tiles = Tiles(
-                config, spec, block, total, blocks, all_heads, kv_heads, groups, T.min(q_len, MOST),
+                config, spec, total, blocks, all_heads, kv_heads, groups, T.min(q_len, MOST),
                 T.min(kv_len, MOST), q_offset,
             )  # fmt: skip
             q_pipe, k_pipe, v_pipe = (
@@ -352,39 +414,41 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
                 T.alloc_barrier([WARPGROUP] * consumers), T.alloc_barrier([1] * of_result),
             )  # fmt: skip
             anchors = [T.alloc_shared(ANCHOR, narrow) for _ in range(consumers)]
+            claims = Claims(
+                block, config.persistent, numbers, T.alloc_barrier([1] * 2), T.alloc_barrier([in_all + 3] * 2),
+            )  # fmt: skip
             with T.ws(consumers):
                 T.dec_max_nreg(of_producer)
                 warp = T.get_warp_idx() - in_all
-                if warp == QUERY_WARP:
-                    before = T.alloc_var("int32", 0)
-                    for tile in T.serial(total):
+                number, tile = T.alloc_var("int32", 0), T.alloc_var("int32", block)
+                before = T.alloc_var("int32", 0)
+                if warp <= RESULT_WARP:
+                    while tile < total:
                         sequence, head, member, row = tiles.place(tile)
                         steps = tiles.steps(row)
-                        q_pipe.load(tile, q[sequence, head, member, row, 0])
-                        for step in T.serial(steps):
-                            k_pipe.load(before + step, k[sequence, head, (steps - 1 - step) * keys, 0])
+                        if warp == QUERY_WARP:
+                            claims.claim(number)
+                            q_pipe.load(number, q[sequence, head, member, row, 0])
+                            for step in T.serial(steps):
+                                k_pipe.load(before + step, k[sequence, head, step * keys, 0])
+                        if warp == VALUE_WARP:
+                            for step in T.serial(steps):
+                                v_pipe.load(before + step, v[sequence, head, step * keys, 0])
+                        if warp == RESULT_WARP:
+                            for index in list(range(consumers)):
+                                which, _ = results.phase(number, index)
+                                T.mbarrier_wait_parity(results.full[index], number % 2)
+                                T.tma_copy(
+                                    results.tiles[which], out[sequence, head, member, row + index * OWN, 0],
+                                    by=WARP * RESULT_WARP,
+                                )  # fmt: skip
+                                T.sync_warp()
+                                if T.shuffle_elect(WARP):
+                                    T.mbarrier_arrive(results.free[which])
                         before += steps
-                if warp == VALUE_WARP:
-                    before = T.alloc_var("int32", 0)
-                    for tile in T.serial(total):
-                        sequence, head, member, row = tiles.place(tile)
-                        steps = tiles.steps(row)
-                        for step in T.serial(steps):
-                            v_pipe.load(before + step, v[sequence, head, (steps - 1 - step) * keys, 0])
-                        before += steps
-                if warp == RESULT_WARP:
-                    for tile in T.serial(total):
-                        sequence, head, member, row = tiles.place(tile)
-                        for index in list(range(consumers)):
-                            which, _ = results.phase(tile, index)
-                            T.mbarrier_wait_parity(results.full[index], tile % 2)
-                            T.tma_copy(
-                                results.tiles[which], out[sequence, head, member, row + index * OWN, 0],
-                                by=WARP * RESULT_WARP,
-                            )  # fmt: skip
-                            T.sync_warp()
-                            if T.shuffle_elect(WARP):
-                                T.mbarrier_arrive(results.free[which])
+                        tile = T.shfl_sync(claims.read(number), 0)
+                        claims.release(number)
+                        number += 1
             for index in list(range(consumers)):
                 with T.ws(index):
                     T.inc_max_nreg(of_consumer)
@@ -393,10 +457,30 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
                     row_max, base, row_sum, rescale = (T.alloc_fragment((OWN,), accum) for _ in range(4))
                     partial_sums = T.alloc_fragment((OWN, config.partial_sums), accum)
                     consumer = Consumer(
-                        index, tiles, q_pipe, k_pipe, v_pipe, results, anchors[index], lse[0] if lse else None, scale,
+                        index, tiles, claims, q_pipe, k_pipe, v_pipe, results, anchors[index], lse[0] if lse else None, scale,
                         scores, probs, acc, result, row_max, base, row_sum, partial_sums, rescale,
                     )  # fmt: skip
-                    if total > 0:
+                    if block < total:
                         consumer.run()
 
     return persistent_attention
+
+
+@jit
+def clear_claims(blocks: int) -> Any:
+    """Build the kernel that sets the number of claims to zero."""
+
+    @T.prim_func
+    def clear_claims(numbers: T.Tensor((1 + 2 * blocks,), "int32")):
+        with T.Kernel(1, threads=WARP) as _:
+            for i in T.Parallel(1):
+                numbers[i] = 0
+
+    return clear_claims
+
+
+def claims_of(config: Config, like: torch.Tensor, machine: Machine) -> torch.Tensor:
+    """Return the numbers of `Claims` for a launch, before the first claim."""
+    numbers = like.new_empty(1 + 2 * config.persistent, dtype=torch.int32)
+    machine.kernel(clear_claims)(config.persistent)(numbers)
+    return numbers
