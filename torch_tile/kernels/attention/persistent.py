@@ -96,8 +96,9 @@ class Tiles:
         """Return how many of a tile's first blocks of keys all rows from row `first` on see whole."""
         spec, keys = self.spec, self.config.block_kv
         found = self.kv_len // keys
+        offset = self.q_offset if spec.shifted else 0
         if spec.causal:
-            found = T.min(found, T.max(first + (self.q_offset if spec.shifted else 0) + 1, 0) // keys)
+            found = T.min(found, T.max(first + offset + 1, 0) // keys)
         return T.cast(T.min(found, steps), "int32")
 
 
@@ -186,11 +187,22 @@ class Results:
     full: Any
     free: Any
 
-    def phase(self, number: Any, index: int) -> tuple[int, Any]:
-        """Return which tile takes consumer `index`'s rows of the block's tile of this number, and its parity."""
-        which, consumers = index % len(self.tiles), self.full.shape[0]
-        uses = number if len(self.tiles) > 1 else number * consumers + index
-        return which, T.cast(T.cast(uses, "uint32") % 2, "int32")
+    def of(self, index: int) -> int:
+        """Return which tile takes the rows of consumer `index`."""
+        return index % len(self.tiles)
+
+    @T.macro
+    def wait(self, tile: Any, index: int) -> None:
+        """Wait until consumer `index` may write its rows of the block's tile `tile`.
+
+        Where consumers share a tile, all of them have been stored since this one wrote: one after the other, as a
+        barrier tells a phase from the next one only.
+        """
+        sharing = self.full.shape[0] // len(self.tiles)
+        use = tile * sharing + index // len(self.tiles)
+        for earlier in list(range(sharing, 0, -1)):
+            if use >= earlier:
+                T.mbarrier_wait_parity(self.free[self.of(index)], (use - earlier) % 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,11 +372,10 @@ class Consumer:
                     self.lse[(*place, first + i)] = self.row_max[i] * spec.unit(self.scale) + T.log(self.row_sum[i])
         for i in T.Parallel(OWN):
             self.rescale[i] = T.if_then_else(self.row_sum[i] == 0.0, 0.0, 1.0 / self.row_sum[i])
-        which, parity = self.results.phase(tile, self.index)
-        T.mbarrier_wait_parity(self.results.free[which], parity ^ 1)
+        self.results.wait(tile, self.index)
         for i, c in T.Parallel(*self.acc.shape):
             self.result[i, c] = T.cast(self.acc[i, c] * self.rescale[i], spec.dtype)
-        T.copy(self.result, self.results.tiles[which])
+        T.copy(self.result, self.results.tiles[self.results.of(self.index)])
         T.mbarrier_arrive(self.results.full[self.index])
 
 
@@ -436,7 +447,7 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
                                 v_pipe.load(before + step, v[sequence, head, step * keys, 0])
                         if warp == RESULT_WARP:
                             for index in list(range(consumers)):
-                                which, _ = results.phase(number, index)
+                                which = results.of(index)
                                 T.mbarrier_wait_parity(results.full[index], number % 2)
                                 T.tma_copy(
                                     results.tiles[which], out[sequence, head, member, row + index * OWN, 0],
@@ -457,8 +468,9 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
                     row_max, base, row_sum, rescale = (T.alloc_fragment((OWN,), accum) for _ in range(4))
                     partial_sums = T.alloc_fragment((OWN, config.partial_sums), accum)
                     consumer = Consumer(
-                        index, tiles, claims, q_pipe, k_pipe, v_pipe, results, anchors[index], lse[0] if lse else None, scale,
-                        scores, probs, acc, result, row_max, base, row_sum, partial_sums, rescale,
+                        index, tiles, claims, q_pipe, k_pipe, v_pipe, results, anchors[index],
+                        lse[0] if lse else None, scale, scores, probs, acc, result, row_max, base, row_sum,
+                        partial_sums, rescale,
                     )  # fmt: skip
                     if block < total:
                         consumer.run()
