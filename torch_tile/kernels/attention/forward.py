@@ -445,11 +445,8 @@ def run(
     if scales is not None:
         operands = [*operands, *scales.tensors]
     options = (float(scale), q.shape[2], q_offset, bounded(window))
-    if config.persistent:
-        slots = 2 if persistent.footprint(config, spec, 2).fits(machine.target) else 1
-        kernel = machine.kernel(persistent.persistent_attention)(config, spec, slots)
-    else:
-        kernel = machine.kernel(flash_attention)(config, spec)
+    plain = machine.kernel(flash_attention)
+    kernel = persistent.kernel_of(config, spec, machine) if config.persistent else plain(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:
         packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)

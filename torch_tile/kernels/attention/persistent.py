@@ -2,7 +2,7 @@
 """Attention forward by persistent blocks on Hopper, for plain scores of many queries (FlashAttention-3,
 arXiv:2407.08608).
 
-A block takes tile after tile: 64 rows of queries for each of its consumer warpgroups. Consumers start their products
+A block claims tile after tile: 64 rows of queries for each of its consumer warpgroups. Consumers start their products
 in turns, so that one's exponentials run beside the products of another. In the turn in which a warpgroup starts its
 last product of a tile, it also starts the first scores of its next tile, which run while the result leaves:
 
@@ -54,10 +54,10 @@ def footprint(config: Config, spec: Spec, slots: int) -> Footprint:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles of persistent block `block`: `total` of them, from the longest to the shortest under a causal mask.
+    """All `total` tiles, in the order in which blocks claim them.
 
-    Every other one is numbered from the last block on, so that all blocks have equal shares. Neighbours have
-    `config.side` blocks of rows of one head: its keys and values stay in the second-level cache.
+    `config.side` heads run side by side, so that their keys and values stay in the second-level cache; of these, the
+    longest tiles come first.
     """
 
     config: Config
@@ -496,3 +496,9 @@ def claims_of(config: Config, like: torch.Tensor, machine: Machine) -> torch.Ten
     numbers = like.new_empty(1 + 2 * config.persistent, dtype=torch.int32)
     machine.kernel(clear_claims)(config.persistent)(numbers)
     return numbers
+
+
+def kernel_of(config: Config, spec: Spec, machine: Machine) -> Any:
+    """Return `persistent_attention` with two tiles of queries where they fit in shared memory, else with one."""
+    slots = 2 if footprint(config, spec, 2).fits(machine.target) else 1
+    return machine.kernel(persistent_attention)(config, spec, slots)

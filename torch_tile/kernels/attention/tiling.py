@@ -125,7 +125,7 @@ SHARING = {
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 SIDE_BY_SIDE = 8, 4, 2
-PERSISTENT = Config(128, 128, 256, 2, packed=False, partial_sums=8)  # of `persistent_attention`
+PERSISTENT = Config(128, 128, 256, 2, packed=False, side=32, partial_sums=8)  # of `persistent_attention`
 FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
