@@ -285,7 +285,7 @@ class Consumer:
     def run(self) -> None:
         """Compute all tiles of the block, at least one."""
         tiles, total = self.tiles, self.tiles.total
-        before = T.alloc_var("int32", 0)  # steps of earlier tiles
+        before: Any = T.alloc_var("int32", 0)  # steps of earlier tiles
         if self.index == self.consumers - 1:
             T.named_barrier_arrive(TURN, 2 * WARPGROUP)
         self.q.wait(0)
@@ -293,7 +293,8 @@ class Consumer:
         self.take_tensor_cores()
         self.start_scores_gemm(0, 0)
         self.pass_tensor_cores()
-        number, claimed = T.alloc_var("int32", 0), T.alloc_var("int32", self.claims.block)
+        number: Any = T.alloc_var("int32", 0)
+        claimed: Any = T.alloc_var("int32", self.claims.block)
         while claimed < total:
             sequence, head, member, row = tiles.place(claimed)
             steps, tile = tiles.steps(row), number
@@ -431,8 +432,9 @@ def persistent_attention(config: Config, spec: Spec, slots: int) -> Any:
             with T.ws(consumers):
                 T.dec_max_nreg(of_producer)
                 warp = T.get_warp_idx() - in_all
-                number, tile = T.alloc_var("int32", 0), T.alloc_var("int32", block)
-                before = T.alloc_var("int32", 0)
+                number: Any = T.alloc_var("int32", 0)
+                tile: Any = T.alloc_var("int32", block)
+                before: Any = T.alloc_var("int32", 0)
                 if warp <= RESULT_WARP:
                     while tile < total:
                         sequence, head, member, row = tiles.place(tile)
