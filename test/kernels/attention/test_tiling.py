@@ -94,12 +94,14 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
     assert not config.split and config.staged
 
 
-def test_no_problem_takes_persistent_blocks_yet():
-    """They are for those who name their tiling, until a run on a GPU has shown where they are faster."""
+def test_persistent_blocks_measured_on_an_h200():
+    """Heads that share keys, all of which stay in the cache: FlashAttention-4 takes 1.04 x as long, 1.02 x with one head at a time."""
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)
-    for spec in (form, replace(form, lse=False), replace(form, causal=False)):
-        assert not config_for(spec, Problem(16, 8 * 4096, 4096, 8), H200).persistent
+    assert not config_for(form, Problem(16, 8 * 4096, 4096, 8), H200).persistent
     spec = replace(form, lse=False)
+    assert config_for(spec, Problem(16, 8 * 4096, 4096, 8), H200).persistent == H200.num_sms
+    assert not config_for(spec, Problem(16, 8 * 8192, 8192, 8), H200).persistent
+    assert not config_for(replace(spec, causal=False), Problem(16, 8 * 4096, 4096, 8), H200).persistent
     wide = config_for(replace(spec, tile_d=192, grouped=False), Problem(128, 4096, 4096), H200)
     assert (wide.block_kv, wide.through_queries) == (128, True)
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 from torch_tile.hardware import PER_THREAD, RESERVED, WARP, equal_share
+from torch_tile.kernels.attention.sequences import DENSE
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile
@@ -124,6 +125,8 @@ SHARING = {
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 SIDE_BY_SIDE = 8, 4, 2
+PERSISTENT = Config(128, 128, 256, 2, packed=False, side=64, partial_sums=8)  # of `persistent_attention`
+FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
 
@@ -240,12 +243,29 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         config = replace(config, side=_side(config, spec, problem))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
+    if hopper is not None and _is_persistent(config, spec, problem, machine):
+        return replace(PERSISTENT, persistent=machine.num_sms, heavy_first=spec.causal)
     return config
 
 
 def _through_queries(spec: Spec) -> bool:
     """Return whether a result fits into the shared memory of its queries, which nothing reads by then."""
     return spec.tile_dv <= spec.tile_d and not spec.layout.ragged
+
+
+def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
+
+    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, the keys and values
+    of all heads stay in the cache, and no log-sum-exp is stored.
+    """
+    plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
+    plain = plain and spec.lists is None and not spec.lse and spec.exact and spec.tile_d == spec.tile_dv == 128
+    if not plain or spec.layout != DENSE or config.packed or not config.staged or config.blocks > 1:
+        return False
+    tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
+    cached = problem.heads * _bytes_of_head(spec, problem) <= CACHED
+    return config.block_q == 128 and cached and tiles >= FEWEST_WAVES * machine.num_sms
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
