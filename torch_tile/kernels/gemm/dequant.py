@@ -359,6 +359,11 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
+    if config.planes:
+        from torch_tile.kernels.gemm import byte_planes
+
+        byte_planes.run(spec, tensors, out, config, machine)
+        return
     spec, tensors = together(spec, tensors, config)
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
@@ -376,6 +381,8 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
 
     Right operands, scales and zeros may have a dimension of matrices in front.
     """
+    from torch_tile.kernels.gemm import byte_planes
+
     a, bs, scales, zeros, fields = args.a, args.bs, args.scales, args.zeros, args.fields
     (m, k), n = a.shape, bs[0].shape[-2]
     a = dense_last(a)
@@ -405,7 +412,8 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
         operands = [b.view(words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
-    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
+    planes = machine.is_gpu and machine.target.has_wgmma and vector > 1 and byte_planes.planes_fit(storage, scales, k)
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded, planes)
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
@@ -446,12 +454,14 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 class Factor:
     """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not, and how
     many of these are read together, as one int32.
+    Rows of factors are runs of `whole` of them, each at a multiple of as many bytes.
     """
 
     dtype: torch.dtype
     transposed: bool
     power: bool = False
     together: int = 1
+    whole: int = 1
 
     @staticmethod
     def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
@@ -478,7 +488,8 @@ class Factor:
 
     def type(self, name: str, n: Any, groups: Any, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
-        return strided(name, (*matrices, *self.place(n, groups)), self.dtype)
+        align = self.whole * self.dtype.itemsize if self.whole > 1 else None
+        return strided(name, (*matrices, *self.place(n, groups)), self.dtype, multiple=self.whole, align=align)
 
 
 @dataclass(frozen=True)
@@ -528,7 +539,8 @@ class Storage:
     def types(self, n: Any, *matrices: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the types of the bs, the scales and the zeros, maybe of several matrices."""
         multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
-        words, groups = dynamic("words", 1 if all(self.transposed) else multiple), T.dynamic("groups")
+        words = dynamic("words", 1 if all(self.transposed) else multiple)
+        groups = dynamic("groups", self.scale.whole if self.scale else 1)
         bs = [
             strided(f"b{i}", (*matrices, *order), self.words, multiple=multiple, align=align)
             for i, order in enumerate((words, n) if transposed else (n, words) for transposed in self.transposed)
@@ -726,7 +738,7 @@ LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a mul
 @dataclass(frozen=True)
 class Problem:
     """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all),
-    whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
+    whether rows in memory are runs of whole 16 bytes, whether these hold codes of a format, and whether planes fit.
     """
 
     dtype: torch.dtype
@@ -738,6 +750,7 @@ class Problem:
     group: int
     aligned: bool
     coded: bool = False
+    planes: bool = False
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
@@ -754,6 +767,11 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose the tiling on a GPU."""
+    if problem.planes and verdict("dequant.planes", machine.target, False, rows=problem.m):
+        from torch_tile.kernels.gemm import byte_planes
+
+        if (found := byte_planes.config_for(problem, machine)) is not None:
+            return found
     config = _by_rules(problem, machine)
     if config is None:
         return None
