@@ -53,7 +53,7 @@ def test_random_problems(scheme, splits, engine, problems, check):
 def test_planes_are_the_rows(dtype, slots, problems):
     """Each number is off by 2^-23 of the largest of its run; infinities and NaN make a run's unit that."""
     width, (m, runs) = slots.width, (3, 21)
-    a = problems.tensor(m, runs * width).to(dtype)
+    a = problems.tensor(m, runs * width, layout="dense").to(dtype)
     a *= torch.logspace(-3, 3, runs, base=10).to(dtype).repeat_interleave(width)
     a[0, 5], a[1, 7 * width], a[2, width : 2 * width] = torch.inf, torch.nan, 0.0
     planes = torch.zeros(16, runs * width, dtype=torch.int8)
