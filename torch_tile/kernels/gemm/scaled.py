@@ -131,7 +131,7 @@ class Scale:
         return rows // self.each(rows) + (BULK_TILE if self.bulk and anywhere else 0)
 
     def runs(self, rows: int) -> bool:
-        """Return whether a bulk copy brings the only scale of a tile of `rows` rows, with those of neighbouring runs."""
+        """Return whether a bulk copy brings a tile's only scale, with those of neighbouring runs."""
         return self.along and self.each(rows) == rows
 
     def type(self, name: str, *matrices: Any) -> Any:
