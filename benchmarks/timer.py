@@ -9,6 +9,7 @@ from round to round. What is timed on a GPU is its own time, between two events.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,8 @@ Call = Callable[[], object]
 
 FLUSHED = 256 * 2**20  # bytes written before each sample; the largest L2 cache of today holds half of that
 BURST = 5  # rounds between two waits for the GPU
-LEAD = 8  # flushes at the start of a burst: while the GPU is at them, the host gets ahead of it
+LEAD = 8  # flushes at the start of a burst, at least: while the GPU is at them, the host gets ahead of it
+FLUSH_SECONDS = 50e-6  # that a flush takes at least
 FEWEST, MOST = 5, 200  # rounds
 
 
@@ -97,11 +99,12 @@ def by_events(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float
     torch.cuda.synchronize()
     begin = time.perf_counter()
     one_round(1)
+    lead = max(LEAD, math.ceil(1.5 * BURST * (time.perf_counter() - begin) / FLUSH_SECONDS))
     torch.cuda.synchronize()
     samples: dict[str, list[float]] = {name: [] for name in calls}
     rounds = rounds_for(seconds, time.perf_counter() - begin)
     for first in range(0, rounds, BURST):
-        for _ in range(LEAD):
+        for _ in range(lead):
             cache.zero_()
         made = [one_round(number) for number in range(first, min(first + BURST, rounds))]
         torch.cuda.synchronize()

@@ -158,6 +158,27 @@ TILE_DEVICE void narrow_pair(bf16* p, float a, float b) {
 TILE_DEVICE void narrow_pair(e4m3* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e4m3(a, b); }
 TILE_DEVICE void narrow_pair(e5m2* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e5m2(a, b); }
 
+// p[0] and p[1] become elements i and j of a local array of a multiple of four: one conversion for both, and one byte
+// permutation for each four elements where j is not next to i.
+TILE_DEVICE void widen_pair(f16* p, const e4m3* from, int i, int j) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t word = from[i].bits | from[j].bits << 8;
+  bool upper = false;
+  if (j == i + 1 && i % 2 == 0) {
+    word = reinterpret_cast<const uint32_t*>(from)[i / 4], upper = i % 4 == 2;
+  } else if (j == i + 2 && i % 4 < 2) {
+    word = __byte_perm(reinterpret_cast<const uint32_t*>(from)[i / 4], 0, 0x3120), upper = i % 2;
+  }
+  uint32_t& pair = *reinterpret_cast<uint32_t*>(p);
+  if (upper)
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }" : "=r"(pair) : "r"(word));
+  else
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(pair) : "r"(word));
+#else
+  narrow_pair(p, widen(from[i]), widen(from[j]));
+#endif
+}
+
 // x rounded to the storage type T, still held in a float: the result of an operation in T.
 template <class T> TILE_DEVICE float rounded(float x) { return widen(narrow<T>(x)); }
 template <> TILE_DEVICE float rounded<bf16>(float x) {  // beside a zero: alone it is converted at a quarter of the speed

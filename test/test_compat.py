@@ -83,11 +83,67 @@ def test_served_modules_are_the_same_objects(installed):
     assert compat.is_installed() and importlib.import_module("tilelang") is torch_tile
 
 
-@pytest.mark.parametrize("name", ["tilelang.instrumentation", "tilelang.language.nothing", "tvm.relax"])
-def test_modules_without_a_counterpart(installed, name):
+@pytest.mark.parametrize("name", ["tilelang.nothing", "tilelang.language.nothing", "tilelang.carver.nothing"])
+def test_modules_that_tilelang_has_not(installed, name):
     with pytest.raises(ModuleNotFoundError, match="no counterpart") as caught:
         importlib.import_module(name)
     assert caught.value.name == name
+
+
+ABSENT = {  # names that only TileLang's or TVM's compiler has, and what their use says
+    "from tilelang.instrumentation import pass_phase as name": "about the passes",
+    "from tilelang import _ffi_api as name": "a private name",
+    "from tilelang.language.kernel import _normalize_threads as name": "a private name",
+    "from tilelang.cuda.language.intrinsics import TCGEN05TensorCoreIntrinEmitter as name": "sm_100",
+    "from tilelang.layout import cute as name": "TileLang's compiler",
+    "from tilelang.rocm.target import target_is_cdna as name": "AMD's GPUs",
+    "from tilelang.metal.language import copy as name": "Apple's GPUs",
+    "from tvm.tirx.stmt_functor import post_order_visit as name": "TVM",
+    "from tvm.relax import BlockBuilder as name": "TVM",
+    "from tvm import IRModule as name": "TVM",
+}
+
+
+@pytest.mark.parametrize("line", ABSENT)
+def test_names_without_a_counterpart_are_imported_and_refused_in_use(installed, line):
+    found: dict = {}
+    exec(line, found)
+    absent = found["name"]
+    assert not isinstance(3, absent) and "does not have" in repr(absent)
+    for use in (lambda: absent(1), lambda: absent.part(2), lambda: list(absent)):
+        with pytest.raises(torch_tile.TileError, match=ABSENT[line]) as caught:
+            use()
+        assert caught.value.code == "absent_name" and caught.value.span.file == __file__
+
+
+def test_names_that_were_lacking_are_lacking_again():
+    compat.install()
+    exec("from tilelang import _ffi_api\nfrom tilelang.language.tir import ir", {})
+    compat.uninstall()
+    assert not hasattr(torch_tile, "_ffi_api") and not hasattr(T, "ir")
+    with pytest.raises(ImportError):
+        exec("from torch_tile import _ffi_api", {})
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_tiles_that_nothing_wrote_begin_at_0(installed):
+    def program(rows):
+        @T.prim_func
+        def main(A: T.Tensor((rows,), "float32"), B: T.Tensor((rows,), "float32")):
+            with T.Kernel(1, threads=32):
+                tile = T.alloc_shared((rows,), "float32")
+                T.copy(A[0 : rows // 2], tile[0 : rows // 2])
+                T.copy(tile, B)
+
+        return main
+
+    given, result = torch.randn(64), torch.full((64,), 7.0)
+    with pytest.warns(UserWarning, match="what nothing wrote begins at 0"):
+        kernel = torch_tile.compile(program(64), target="cpu")
+    kernel(given, result)
+    assert torch.equal(result[:32], given[:32]) and not result[32:].any()
+    with pytest.warns(UserWarning, match="what nothing wrote begins at 0"):
+        assert torch_tile.compile(program(64), target="cuda:sm_90a").interpret(given, result).kinds == set()
 
 
 def test_nothing_is_served_unasked():

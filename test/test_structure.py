@@ -23,7 +23,7 @@ LAYERS = [
     {"diagnostics"},
     {"hardware"},
     {"compiler.context", "ir"},
-    {"intrinsics", "options"},
+    {"intrinsics", "options", "tolerance"},
     {"tileop", "compiler.binding"},
     {"language", "lowering", "codegen", "simulator", "runtime"},
     {"compiler", "profiler", "user_op"},

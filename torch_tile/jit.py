@@ -56,6 +56,7 @@ from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
 from torch_tile.tileop.results import unwritten_results
+from torch_tile.tolerance import tolerant
 from torch_tile.user_op import assume_constant_result, from_dynamo_key, keep, keep_operator, kept, register_for_dynamo
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def compile_program(
 ) -> JITKernel:
     """Compile a traced program to a kernel that can be called.
 
-    A kernel that only reads a tile before anything wrote it compiles, with a warning. Its calls raise the error.
+    A kernel that only reads a tile before anything wrote it compiles, with a warning. Its calls raise the error;
+    where files of TileLang's are served, such tiles begin at 0 (tolerance.py).
     """
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
@@ -85,7 +87,8 @@ def compile_program(
     except TileError as problem:
         if any(each.code not in ("unwritten", "unwritten_element") for each in problem.diagnostics):
             raise
-        return _compile_to_refuse(problem, partial(step, out_idx=out_idx, build=build), program)
+        compiled = partial(step, out_idx=out_idx, build=build)
+        return (_compile_cleared if tolerant() else _compile_to_refuse)(problem, compiled, program)
 
 
 def _sized(program: Program, sizes: Sequence[Var], out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -97,6 +100,15 @@ def _sized(program: Program, sizes: Sequence[Var], out_idx: Sequence[int], build
         program, out_idx, build,
         lambda sizes: compile_program(fix_sizes(program, sizes), out_idx, build.target, build.options),
     )  # fmt: skip
+
+
+def _compile_cleared(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
+    """Compile a kernel whose unwritten tiles begin at 0, and warn of them."""
+    from torch_tile.lowering.common.unwritten import cleared
+
+    kernel = step(cleared(program))
+    warnings.warn(f"{problem}\nThe kernel {program.name} runs, and what nothing wrote begins at 0.", stacklevel=2)
+    return kernel
 
 
 def _compile_to_refuse(problem: TileError, step: Callable[[Program], JITKernel], program: Program) -> JITKernel:
@@ -369,7 +381,7 @@ class JITFunction:
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel that a function of the lazy style returns."""
-        bound = bind(self.__name__, self.signature, args, kwargs).arguments
+        bound = bind(self.__name__, self.signature, args, kwargs, self.is_lazy).arguments
         try:
             made = self.function(*args, **kwargs)
         except (TileError, TypeError) as problem:

@@ -7,7 +7,9 @@ does not have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any, TypedDict
 
@@ -78,6 +80,20 @@ class PassConfigKey(metaclass=_Keys):
     """
 
 
+_around: ContextVar[PassOptions | None] = ContextVar("options around", default=None)
+
+
+@contextmanager
+def options_around(pass_configs: Mapping[str, Any]) -> Iterator[PassOptions]:
+    """Let `pass_configs` be what functions that are compiled inside begin with, unless their own options differ."""
+    chosen = pass_options("PassContext", pass_configs=pass_configs)
+    before = _around.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _around.reset(before)
+
+
 def switched_on(options: PassOptions) -> set[str]:
     """Return the names of the switches that are on."""
     return {each.name for each in fields(options) if getattr(options, each.name)}
@@ -109,9 +125,9 @@ def pass_options(
 ) -> PassOptions:  # fmt: skip
     """Return the compiler's switches from the keyword arguments of `op`. Raises TileError for unknown options.
 
-    A switch that no argument names keeps its value in `base`.
+    A switch that no argument names keeps its value in `base`, else that of `options_around`.
     """
-    base = base or PassOptions()
+    base = base or _around.get() or PassOptions()
     for name in others:
         if name not in ACCEPTED:
             near = nearest(name, KNOWN)

@@ -23,6 +23,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
+from torch_tile.tolerance import tolerant
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -203,12 +204,9 @@ def fake_results(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]
     return None if not made else made[0] if len(made) == 1 else tuple(made)
 
 
-tolerant = False  # whether a kernel called on tensors that require gradients warns only, as for TileLang's files
-
-
 def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
     """Raise LaunchError for the first argument that autograd would record; a kernel alone has no gradient. Warn only
-    if `tolerant`.
+    where files of TileLang's are served (tolerance.py).
 
     Calls below autograd, as those of operators and of torch.autograd.Function, have a gradient from elsewhere.
     """
@@ -221,7 +219,7 @@ def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
         return
     param, out = given[found], [kernel.program.params[n] for n in written_params(kernel.lowered)]
     name = f"argument `{param.name}` of {kernel.__name__}"
-    if tolerant:
+    if tolerant():
         warnings.warn(f"{name} requires gradients, and the results have none", stacklevel=4)
         return
     rest = "pass .detach(), or call it under torch.no_grad()"

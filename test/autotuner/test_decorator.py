@@ -170,9 +170,31 @@ def test_sizes_by_name_are_tuned_without_tensors(clock):
     x = torch.randn(96)
     torch.testing.assert_close(kernel(x), x + 1)
     assert calls and function.compile(N=96) is kernel and len(made.calls) == calls
-    assert kernel is shifted.compile(N=96, block=64)
+    assert kernel is shifted.compile(N=96, block=64) and kernel.config == {"block": 64}
     with pytest.raises(TypeError, match="needs the size `N`"):
         function.compile()
+
+
+def test_inputs_of_the_caller_for_sizes_by_name(clock):
+    clock(2.0, 1.0)
+
+    @torch_tile.jit(target="cpu")
+    def shifted(a, block=16):
+        rows, N = T.dynamic("rows"), T.const("N")
+        a: T.Tensor[[rows, N], T.float32]
+        b = T.empty((rows, N), "float32")
+        with T.Kernel(rows, threads=32) as by:
+            for i in T.Parallel(N):
+                b[by, i] = a[by, i] + 1
+        return b
+
+    seen = []
+    function = tuned(shifted, ref_prog=lambda x: seen.append(x) or x + 1)
+    x = torch.randn(5, 96)
+    with set_autotune_inputs(x):
+        kernel = function.compile(N=96)
+    assert seen and all(each.shape == x.shape for each in seen) and kernel.config == {"block": 64}
+    torch.testing.assert_close(kernel(x), x + 1)
 
 
 def test_sizes_by_name_where_nothing_is_measured(monkeypatch):

@@ -210,6 +210,34 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* y) {
     compiles(source)
 
 
+def test_pairs_of_float8_become_float16_at_once():
+    e, h, b, odd = (
+        tensor(name, (size,), kind, "local")
+        for name, size, kind in (
+            ("e", 8, "float8_e4m3fn"),
+            ("h", 8, "float16"),
+            ("b", 8, "bfloat16"),
+            ("odd", 6, "float8_e4m3fn"),
+        )
+    )
+    y = tensor("y", (128, 8), "float16")
+    source = program([y], kernel(
+        Alloc(e), Alloc(h), Alloc(b), Alloc(odd),
+        loop(8, lambda i: put(h, i, cast(load(e, i), "float16"))),
+        loop(4, lambda i: put(h, i, cast(load(e, i // 2 % 2 + i % 2 * 2), "float16"))),
+        loop(8, lambda i: put(b, i, cast(load(e, i), "bfloat16"))),
+        loop(6, lambda i: put(h, i, cast(load(odd, i), "float16"))),  # no whole words
+        memory.vector_copy(at(y, t, 0), at(h, 0), 16),
+    ))  # fmt: skip
+    lines = [line.strip() for line in body(source).splitlines() if "pair" in line]
+    assert lines == [
+        "tile::widen_pair(&h[i], e, i, i + 1);",
+        "tile::widen_pair(&h[i], e, i / 2 % 2 + i % 2 * 2, (i + 1) / 2 % 2 + (i + 1) % 2 * 2);",
+        "tile::narrow_pair(&b[i], tile::widen(e, i), tile::widen(e, i + 1));",
+        "tile::narrow_pair(&h[i], tile::widen(odd, i), tile::widen(odd, i + 1));",
+    ]
+
+
 def test_neighbouring_fields_are_widened_together():
     x, y = tensor("x", (128, 4), "int32"), tensor("y", (128, 8), "float16")
     words, factor, out = (

@@ -64,3 +64,45 @@ def test_a_target_around_is_what_auto_means():
             assert torch_tile.compile(made.get_tir(4), target="cuda:sm_90a").target.capability == 90
         assert made(4).target == outer
     assert Target.current() is None and made(4).target == Target.of("auto")
+
+
+def test_classes_tell_kinds_of_expressions():
+    tirx = tvm.tirx
+    x, n = tirx.Var("x", "float32"), tirx.Var("n", "int32")
+    for kind, made in (
+        (tirx.Var, x), (tirx.Call, T.exp(x)), (tirx.Call, T.__exp(x)), (tirx.IntImm, tirx.const(3)),
+        (tirx.FloatImm, tirx.const(3.0)), (tirx.Add, x + 1.0), (tirx.FloorDiv, n // 3), (tirx.Min, tirx.min(n, 3)),
+        (tirx.LT, n < 3), (tirx.And, tirx.And(n < 3, n > 1)), (tirx.Not, tirx.Not(n < 3)),
+        (tirx.Cast, T.cast(n, "float32")), (tirx.Ramp, T.Ramp(n, 1, 4)), (tirx.Sub, tirx.Sub(n, 1)),
+    ):  # fmt: skip
+        assert isinstance(made, kind), kind
+        assert not isinstance("text", kind) and (kind is tirx.Var or not isinstance(x, kind))
+    assert str(tirx.Min(n, 3)) == str(tirx.min(n, 3)) and str(tirx.Max(n, 3)) == str(tirx.max(n, 3))
+    with pytest.raises(TileError, match="a part of TVM"):
+        tirx.For(n)
+
+
+def test_options_of_an_enclosing_context():
+    Context = tvm.transform.PassContext
+
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            A[0] = T.exp(A[1])
+
+    def options():
+        return torch_tile.compile(main, target="cuda:sm_80").build.options
+
+    assert Context.current().config == {} and not options().fast_math
+    with Context(opt_level=3, config={"tl.enable_fast_math": True}) as outer:
+        assert Context.current() is outer and options().fast_math and not options().tf32
+        with Context(config={torch_tile.PassConfigKey.TL_ENABLE_TF32: True}):
+            assert options().fast_math and options().tf32
+            own = torch_tile.compile(main, target="cuda:sm_80", pass_configs={"tl.enable_fast_math": False})
+            assert not own.build.options.fast_math
+        assert not options().tf32
+    assert not options().fast_math
+    with pytest.raises(TileError, match="nobody knows"), Context(config={"tl.enable_fast_meth": True}):
+        pass
+    with pytest.raises(TileError, match="watch TVM's passes"):
+        Context(instruments=[object()])

@@ -104,6 +104,24 @@ def test_fp8_in_software(library, name, function, seed):
     assert torch.equal(got[~nan], wanted.view(torch.uint8)[~nan])
 
 
+def test_pairs_of_e4m3_compile():
+    compile_everywhere("""
+#include "cuda_types.h"
+extern "C" __global__ void pairs(const uint32_t* in, uint32_t* out) {
+  alignas(16) tile::e4m3 from[8];
+  alignas(16) tile::f16 pair[2];
+  for (int i = 0; i < 2; ++i) reinterpret_cast<uint32_t*>(from)[i] = in[i];
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      tile::widen_pair(pair, from, i, j);
+      out[i * 8 + j] = *reinterpret_cast<uint32_t*>(pair);
+    }
+}
+""")
+
+
 def test_e4m3_is_widened_in_software(library):
     codes = torch.arange(256, dtype=torch.uint8)
     got = torch.zeros(256)

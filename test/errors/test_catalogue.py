@@ -13,7 +13,7 @@ from torch_tile.diagnostics.catalog import CATALOGUE
 from torch_tile.diagnostics.errors import diagnose, fields_of
 
 PACKAGE = Path(torch_tile.__file__).parent
-WARNINGS = {"perhaps_unwritten"}  # of strict mode, which no kernel fails with
+WARNINGS = {"perhaps_unwritten", "unwritten_part"}  # which no kernel fails with
 
 
 def load(path):
@@ -57,8 +57,8 @@ def test_fields_are_filled_where_an_entry_is_raised():
                 continue
             if not (node.args and isinstance(node.args[0], ast.Constant)) or any(k.arg is None for k in node.keywords):
                 continue
-            given = {k.arg for k in node.keywords} - {"notes"}
-            assert given == fields_of(node.args[0].value), f"{path}:{node.lineno}"
+            given, wanted = {k.arg for k in node.keywords} - {"notes"}, fields_of(node.args[0].value)
+            assert wanted <= given <= wanted | {"fix"}, f"{path}:{node.lineno}"
 
 
 def test_messages_mark_the_columns():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torch_tile.language as T
+from torch_tile.compat.tvm import tirx
 from torch_tile.diagnostics.errors import TileError
 
 
@@ -143,7 +144,20 @@ def endless_macro():
             endless(A)
 
 
+def integer_in_fast_function():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(1) as _:
+            A[0] = T.__exp(B[0])  # here
+
+
+def of_tvm():
+    tirx.For(4)  # here
+
+
 CASES = {
+    integer_in_fast_function: ("only_floats", "T.__exp(B[0])"),
+    of_tvm: ("absent_name", "tirx.For(4)"),
     endless_macro: ("endless_macro", "endless(x)"),
     indexed_tensor: ("python_value", "weights[i]"),
     shape_assigned: ("python_value", "A.shape"),
@@ -199,5 +213,5 @@ def test_python_errors_of_the_author_stay_as_they_are():
 
 
 def test_python_maximum_says_what_to_use():
-    with pytest.raises(TileError, match=r"T\.max for max\(\)"):
+    with pytest.raises(TileError, match=r"T\.max\(x, y\)"):
         kernel_of(lambda x, A: max(x, 0.0))

@@ -91,6 +91,48 @@ def bounds_of_a_loop_with_barriers(A: T.Tensor((64,), "int32"), O: T.Tensor((64,
                 O[i] = u[63 - i] + A[i]
 
 
+def head_read_before_a_store(scope: str, head: str, body: str):
+    """All threads read a loop's head; behind the loop some overwrite what it reads."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=THREADS):
+            s, u, f = T.alloc_shared((64,), "int32"), T.alloc_shared((8,), "int32"), T.alloc_fragment((8,), "int32")
+            T.copy(A, s)
+            T.fill(u, 1)
+            T.fill(f, -5)
+            w = T.alloc_var("int32", 0)
+            t = s if scope == "shared" else A
+            if head == "for":
+                for _ in range(t[4] % 4 + 3):
+                    w += 1
+                    if body == "scan":
+                        T.cumsum(u, dim=0)
+                    else:
+                        u[0] = u[7] + w
+            else:
+                while w < t[4] % 4 + 3:
+                    w += 1
+                    if body == "scan":
+                        T.cumsum(u, dim=0)
+                    else:
+                        u[0] = u[7] + w
+            T.copy(f, t[0:8])
+            for i in T.Parallel(64):
+                O[i] = t[i] + w
+
+    return kernel
+
+
+@pytest.mark.parametrize("body", ["scan", "store"])
+@pytest.mark.parametrize("head", ["for", "while"])
+@pytest.mark.parametrize("scope", ["shared", "global"])
+def test_what_a_head_reads_is_not_overwritten_before(way, scope, head, body):
+    a, out = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    way(head_read_before_a_store(scope, head, body), a.clone(), out)
+    assert torch.equal(out, torch.where(a < 8, -5, a) + 3)
+
+
 BY_THREADS = (condition_changed_in_the_body, condition_changed_before_continue)  # only GPUs have threads
 LEAVES = (bounds_from_a_tile, bounds_of_an_inner_loop)  # whose bounds are ordered with all that they do
 PROGRAMS = {

@@ -2,6 +2,7 @@
 """Integers of indices and sizes wrap when they are stored, not before; int32 of elements wraps at each operation."""
 
 import itertools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -191,3 +192,44 @@ def test_casts_to_32_bits_cut(of: str, seed: int, way: Callable[..., None]) -> N
     for b, i, k in itertools.product(range(2), range(8), range(3)):
         x = _wrapped(int(a[i]) * {"block": b + 3, "nest": i, "loop": k, "scalar": 7}[of] + 2**40)
         assert o[b, i, k].tolist() == [x // 2, x + 1, int(x < 7), max(x, -5) % 1000]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_operations_of_narrow_types_wrap(dtype: str, way: Callable[..., None]) -> None:
+    """C++ computes them as int, which the product of two uint16 leaves."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((6, 6, 2), dtype), O: T.Tensor((6, 6, 4), dtype), P: T.Tensor((6, 6), "bool")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(6, 6):
+                O[i, j, 0] = A[i, j, 0] * A[i, j, 1]
+                O[i, j, 1] = A[i, j, 0] * A[i, j, 1] - A[i, j, 1] * A[i, j, 1] + A[i, j, 0]
+                O[i, j, 2] = (A[i, j, 0] << T.cast(7, dtype)) // T.cast(3, dtype)
+                O[i, j, 3] = A[i, j, 0] * A[i, j, 1] * A[i, j, 0] % T.cast(5, dtype)
+                P[i, j] = A[i, j, 0] * A[i, j, 1] > A[i, j, 0]
+
+    info = torch.iinfo(getattr(torch, dtype))
+    numbers = [info.min, info.max, info.max - 1, 1, 3, info.max // 2 + 1]
+    pairs = torch.tensor(list(itertools.product(numbers, numbers))).view(6, 6, 2)
+    x, y = pairs[..., 0], pairs[..., 1]
+
+    def wrapped(n: torch.Tensor) -> torch.Tensor:
+        return (n - info.min) % 2**info.bits + info.min
+
+    quotient, cube = wrapped(x << 7) // 3, wrapped(wrapped(x * y) * x) % 5
+    wanted = torch.stack([wrapped(x * y), wrapped(x * y - y * y + x), quotient, cube], -1)
+    out, greater = torch.zeros(6, 6, 4, dtype=getattr(torch, dtype)), torch.zeros(6, 6, dtype=torch.bool)
+    way(kernel, pairs.to(out.dtype), out, greater)
+    assert torch.equal(out.long(), wanted) and torch.equal(greater, wrapped(x * y) > x)
+
+
+def test_products_of_uint16_are_no_signed_ones() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "uint16"), O: T.Tensor((8,), "uint16")):
+        with T.Kernel(1, threads=8):
+            for i in T.Parallel(8):
+                O[i] = A[i] * A[7 - i]
+
+    for target in ("cpu", "cuda:sm_80"):
+        text = torch_tile.compile(kernel, target=target).get_kernel_source()
+        assert re.search(r"\(unsigned\)A\[\w+\] \* A\[7 - ", text)

@@ -72,17 +72,27 @@ class Program:
     given: float = 0.0
     refusal: str = ""
 
+    @property
+    def scale(self):
+        """The type and the number of a scalar argument, most of which their type has to round."""
+        source = random.Random(f"scale {self.seed}")
+        dtype = source.choice(["float16", "bfloat16", "float32", "float8_e4m3fn", *INTS])
+        if dtype in INTS:
+            low, high = limits(dtype)
+            return dtype, source.choice([low, high, source.randint(low, high)])
+        return dtype, source.choice([0.1, -1 / 3, 1e-5, -0.0, source.uniform(-400, 400)])
+
     def text(self):
         given = [f"{t.name}: T.Tensor({t.shape}, {t.dtype!r})" for t in self.tensors]
-        head = ["@T.prim_func", f"def {self.name}({', '.join(given)}, limit: T.int32):"]
+        head = ["@T.prim_func", f"def {self.name}({', '.join(given)}, scale: T.{self.scale[0]}, limit: T.int32):"]
         return "\n".join([*head, *rendered(self.body, 1, False), ""])
 
     def reference(self):
-        head = f"def reference({', '.join(t.name for t in self.tensors)}, limit):"
+        head = f"def reference({', '.join(t.name for t in self.tensors)}, scale, limit):"
         return "\n".join([head, *rendered(self.body, 1, True), ""])
 
     def arguments(self):
-        """Random tensors, many of whose elements are ends of their type, and the scalar."""
+        """Random tensors, many of whose elements are ends of their type, and the scalars."""
         source, made = random.Random(f"arguments {self.seed}"), []
         for t in self.tensors:
             count = math.prod(t.shape)
@@ -100,14 +110,16 @@ class Program:
             through = torch.int64 if t.dtype == "uint64" else getattr(torch, t.dtype)
             x = torch.tensor(values, dtype=through).reshape(t.shape)
             made.append(x.view(torch.uint64) if t.dtype == "uint64" else x)
-        return [*made, source.randint(0, 6)]
+        return [*made, self.scale[1], source.randint(0, 6)]
 
     def expected(self, args):
         """What the reference makes of the tensors: `args` change in place."""
         space = {**FUNCTIONS, **MEMORY, "given": self.given}
         exec(compile(self.reference(), f"<reference {self.seed}>", "exec"), space)
         memory = [Memory.of(t, x) for t, x in zip(self.tensors, args, strict=False)]
-        space["reference"](*memory, args[-1])
+        dtype, scale = self.scale
+        scale = scale if dtype in INTS else torch.tensor(scale, dtype=torch.float64).to(getattr(torch, dtype)).item()
+        space["reference"](*memory, scale, args[-1])
         for m, x in zip(memory, args, strict=False):
             m.into(x)
 

@@ -6,7 +6,7 @@ They draw from a source of their own, and leave nothing in scope, so that the re
 
 import random
 
-from grammar_values import Value, number
+from grammar_values import INTS, Value, number
 
 SHARE = 0.3  # of kernels that have one of these statements
 
@@ -25,6 +25,8 @@ class Kinds:
                 found = self.pick(*kinds)(program, line) or []
             if self.chance(0.05):
                 found += self.refused_update(program, line)
+            if self.chance(0.7):
+                found += self.of_scalar(program, line)
             return found
         finally:
             self.random = own
@@ -130,6 +132,20 @@ class Kinds:
         text, reference = (self.bits_of(w, of)[n] for n, of in enumerate(made))
         if w.dtype == "float32" and self.chance(0.5):
             text, reference = f"T.max({text}, {place})", f"greater({reference}, {place})"
+        return [line(f"{place} = {text}", f"{place} = {reference}")]
+
+    def of_scalar(self, program, line):
+        """An element made from a number that is an argument."""
+        w, (dtype, _) = self.owned(), program.scale
+        if w is None or (dtype not in INTS and w.dtype not in ("float32", "int32")):
+            return []
+        place = f"{w.name}[{self.block_name}, {self.random.randrange(w.shape[1])}]"
+        if dtype not in INTS:
+            text, reference = self.bits_of(w, "T.cast(scale, 'float32')")[0], self.bits_of(w, "scale")[1]
+        elif w.dtype == "float32":
+            text, reference = "T.cast(scale & 255, 'float32')", "float32_(scale & 255)"
+        else:
+            text, reference = f"T.cast(scale, {w.dtype!r})", f"{w.dtype}(scale)"
         return [line(f"{place} = {text}", f"{place} = {reference}")]
 
     def refused_update(self, program, line):

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ import torch_tile.lowering.common.part_overlaps as part_overlaps
 import torch_tile.lowering.sync.insert_barriers as insert_barriers
 import torch_tile.lowering.threads.bind_loop as bind_loop
 import torch_tile.runtime.host_compiler as host_compiler
+import torch_tile.simulator.interpret as threads
 import torch_tile.simulator.simt.values as simt_values
 import torch_tile.simulator.values as tile_values
 import torch_tile.tileop.atomic as atomic
@@ -126,7 +128,7 @@ class Mend:
 
 KINDS = {
     "partial nests": Mend(bind_loop._Binder, "_stays_in_padding", yes, "sm_80", (167,)),
-    "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (3,)),
+    "continue of a nest": Mend(bind_loop, "_goes_on", no, "sm_80", (4,)),
     "heads that read shared memory": Mend(insert_barriers.Walk, "_head", nothing, "sm_80", (12,)),
     "bounds that the body changes": Mend(cuda_stmt, "reads_memory", no, "text", (22,)),
     "ceildiv at the end of a type": Mend(language_math, "_has_room", yes, "tiles", (17,)),
@@ -138,6 +140,9 @@ KINDS = {
         ((expr, "extremum", plain_extremum), (arith_util, "extremum", plain_extremum)),
     ),
     "uint64 as signed": Mend(tile_values, "_ORDERED", {}, "tiles", (33,)),
+    "float arguments of threads": Mend(
+        threads, "of_threads", SimpleNamespace(constant=lambda value, _: value), "sm_80", (135,)
+    ),
     "unsigned extrema of threads": Mend(simt_values, "_UNSIGNED", {}, "sm_80", (0,)),
     "overlapping copies": Mend(part_overlaps, "may_overlap", no, "sm_80", (57,)),
     "chains of elif": Mend(rewrite, "error", too_deep, "tiles", (80,)),
@@ -150,7 +155,7 @@ KINDS = {
     "copies of an element that meet": Mend(bind_loop, "_of_single_threads", nothing, "sm_80", (51,)),
     "fills by the tile itself": Mend(fill, "find", nothing, "cpu", (1271,)),
     "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80", (17,)),
-    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx", (0,)),
+    "written memory that is restricted": Mend(cuda, "is_restricted", yes, "ptx", (5,)),
     "products fused by the compiler": Mend(host_compiler, "find_compiler", contracting, "cpu"),
     "divisors at which a machine stops": Mend(
         host_compiler, "csrc_dir", folder_without_divisors, "cpu", (2,),

@@ -80,6 +80,18 @@ def test_arithmetic(p, q, point):
     assert (p - p).is_constant and (p - p).constant == 0 and number(4).constant == 4
 
 
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(-40, 40), st.integers(1, 48))
+def test_quotients_without_a_common_factor(a, b, constant, divisor):
+    """They have one form, of smaller numbers, and the same values."""
+    x, y = Var("x"), Var("y")
+    atoms = Atoms()
+    found = atoms.of((x * a + y * b + constant) // divisor)
+    for factor in (2, 3, 8):
+        more = factor - 1
+        whole = atoms.of((x * (a * factor) + y * (b * factor) + constant * factor + more) // (divisor * factor))
+        assert whole.key == found.key
+
+
 def test_memory_is_mutable():
     atoms = Atoms()
     element = Load(Buffer("A", (N,), dt.int32, "global"), (i,))

@@ -322,3 +322,14 @@ def test_saturation_as_a_bool():
     for sat, expected in ((True, 448.0), ("satfinite", 448.0), (False, None), (None, None)):
         text = repr(T.cast(T.Var("x", "float32"), "float8_e4m3fn", sat=sat))
         assert ("448" in text) == (expected is not None)
+
+
+@pytest.mark.parametrize("name", ["exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan"])
+def test_fast_spellings_take_floats_only(name):
+    function = getattr(T, f"__{name}")
+    assert function.__name__ == f"__{name}"
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        assert function(T.Var("x", dtype)).dtype == dtype
+    for dtype in ("bool", "int8", "uint64", "int32", "float8_e4m3fn", "float8_e5m2"):
+        with pytest.raises(TypeError, match=f"__{name} only supports floating-point inputs, but got {dtype}"):
+            function(T.Var("x", dtype))

@@ -2,6 +2,7 @@
 """Every tensor argument of every op on another device, with other strides, of another dtype: an error or the result."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -39,6 +40,13 @@ def results(op, args):
     return tree_leaves(getattr(torch.ops.tile, op)(*args))
 
 
+def assert_named(op, place, problem):
+    """The error names the argument that was changed, or what it does not fit."""
+    name = getattr(torch.ops.tile, op).default._schema.arguments[place[0]].name
+    name += "" if place[1] is None else f"[{place[1]}]"
+    assert re.search(rf"(?<!\w){re.escape(name)}(?!\w)", str(problem)), (name, problem)
+
+
 def strided(x):
     """The same numbers with gaps, in another order, and from an odd element on."""
     if x.dim():
@@ -57,8 +65,9 @@ def test_tensors_on_another_device_are_refused(op, samples, seed):
         found = list(places(args))
         for place in found if len(found) > 1 else ():
             bad = changed(args, place, tensor_at(args, place).to("meta"))
-            with pytest.raises((RuntimeError, TypeError, ValueError), match=r"is on|device|meta"):
+            with pytest.raises((RuntimeError, TypeError, ValueError), match=r"is on|device|meta") as problem:
                 results(op, bad)
+            assert_named(op, place, problem.value)
 
 
 DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes, which other strides would take apart
@@ -93,6 +102,7 @@ def test_other_dtypes_are_refused_or_computed(op, samples, seed):
                     got = results(op, changed(args, place, other))
                 except (TypeError, RuntimeError, ValueError) as problem:
                     assert "tile." in str(problem), problem
+                    assert_named(op, place, problem)
                     continue
                 want = results(op, changed(args, place, other.to(x.dtype)))
                 for a, b in zip(got, want, strict=True):

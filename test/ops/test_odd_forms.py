@@ -2,7 +2,7 @@
 """Odd forms of each op's tensors: expanded, sizes of 0 and 1, on meta, in inference mode; odd values of positions,
 lengths and offsets: an error that names the op (and the argument), or the result.
 
-The session's seed draws the ops, and a form of each. TORCH_TILE_ALL_FORMS=1 takes all: some minutes.
+The session's seed draws the ops, and a form of each. TORCH_TILE_ALL_FORMS=1 takes all, with a test for each op.
 """
 
 import os
@@ -21,11 +21,12 @@ OPS_DRAWN = 6
 DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+each_op = pytest.mark.parametrize("op", sorted(SCHEMAS) if ALL else ["drawn"])
 
 
-def ops_of(seed):
-    """The ops that a session tests."""
-    return sorted(SCHEMAS) if ALL else random.Random(seed).sample(sorted(SCHEMAS), OPS_DRAWN)
+def ops_of(op, seed):
+    """The ops that a test takes: its own, or some that the seed draws."""
+    return [op] if ALL else random.Random(seed).sample(sorted(SCHEMAS), OPS_DRAWN)
 
 
 def outcome(op, args):
@@ -60,10 +61,11 @@ def longer_dimensions(args):
     return [(n, d) for n, x in enumerate(tensors) for d, size in enumerate(x.shape) if size > 1]
 
 
+@each_op
 @dtypes
-def test_expanded_tensors(dtype, samples, seed):
+def test_expanded_tensors(op, dtype, samples, seed):
     """A dimension without a stride holds the same numbers as its copies."""
-    ops = [op for op in ops_of(seed) if op not in DENSE]
+    ops = [each for each in ops_of(op, seed) if each not in DENSE]
     forms = [(op, *form) for op in ops for form in drawn(op, dtype, samples, seed, longer_dimensions)]
     for op, args, (n, d) in forms:
         print(op, "tensor", n, "dimension", d)
@@ -81,10 +83,11 @@ def other_sizes(args):
     return [(size, new) for size in sorted(sizes) for new in (0, 1) if size > 1]
 
 
+@each_op
 @dtypes
-def test_sizes_of_0_and_1(dtype, samples, to_double, seed):
+def test_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
     """A size becomes 0 or 1 in all tensors that have it."""
-    forms = [(op, *form) for op in ops_of(seed) for form in drawn(op, dtype, samples, seed, other_sizes)]
+    forms = [(op, *form) for op in ops_of(op, seed) for form in drawn(op, dtype, samples, seed, other_sizes)]
     for op, args, (size, new) in forms:
         print(op, "size", size, "becomes", new)
 
@@ -97,10 +100,11 @@ def test_sizes_of_0_and_1(dtype, samples, to_double, seed):
         check(outcome(op, cuts), outcome(op, to_double(cuts)), dtype)
 
 
+@each_op
 @dtypes
-def test_meta_and_inference_mode(dtype, samples, seed):
+def test_meta_and_inference_mode(op, dtype, samples, seed):
     """Meta tensors give results of the same form, inference mode the same numbers."""
-    forms = [(op, *form) for op in ops_of(seed) for form in drawn(op, dtype, samples, seed, lambda _: [None])]
+    forms = [(op, *form) for op in ops_of(op, seed) for form in drawn(op, dtype, samples, seed, lambda _: [None])]
     for op, args, _ in forms:
         print(op)
         wanted = outcome(op, args)
@@ -137,18 +141,19 @@ def ops_with_integers(samples):
     return [op for op in sorted(SCHEMAS) if any(integers_of(args) for args in samples(op, 0, torch.float32))]
 
 
+@each_op
 @dtypes
-def test_odd_positions(dtype, samples, to_double, seed):
+def test_odd_positions(op, dtype, samples, to_double, seed):
     """Offsets that fall, lengths below 0, pages that do not exist: an error with the argument's name, or the result."""
     ops = ops_with_integers(samples)
-    for op in ops if ALL else random.Random(f"{dtype} {seed}").sample(ops, 1):
-        names = [argument.name for argument in getattr(torch.ops.tile, op).default._schema.arguments]
-        for args in samples(op, seed, dtype)[0 if ALL else -1 :]:
+    for name in {op} & set(ops) if ALL else random.Random(f"{dtype} {seed}").sample(ops, 1):
+        names = [argument.name for argument in getattr(torch.ops.tile, name).default._schema.arguments]
+        for args in samples(name, seed, dtype)[0 if ALL else -1 :]:
             for n in integers_of(args):
                 for form, x in odd_values(args[n]):
-                    print(op, names[n], form, x.tolist())
+                    print(name, names[n], form, x.tolist())
                     odd = (*args[:n], x, *args[n + 1 :])
-                    got = outcome(op, odd)
-                    if isinstance(got, Exception):  # or a partner, which its values do not fit any more
-                        assert any(re.search(rf"\b{names[m]}\b", str(got)) for m in integers_of(args)), (form, got)
-                    check(got, outcome(op, to_double(odd)), dtype)
+                    got = outcome(name, odd)
+                    if isinstance(got, Exception):
+                        assert re.search(rf"\b{names[n]}\b", str(got)), (names[n], form, got)
+                    check(got, outcome(name, to_double(odd)), dtype)

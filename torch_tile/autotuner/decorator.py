@@ -29,7 +29,7 @@ _inputs: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", defaul
 
 @contextlib.contextmanager
 def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
-    """Time lazy kernels tuned inside the `with` on these arguments (or on one list of them), not on made-up ones."""
+    """Time kernels tuned inside the `with` on these arguments (or on one list of them), not on made-up ones."""
     given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
     token = _inputs.set(given)
     try:
@@ -122,29 +122,37 @@ class AutotunedFunction:
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """Compile the fastest kernel for these arguments; of an eager kernel, for sizes given by name.
 
-        Tensors that are left out are made up for the search.
+        Tensors that are left out are made up for the search, unless `set_autotune_inputs` gives them. The kernel tells
+        the configuration and its time: `config`, `latency`.
         """
         if self.function.is_lazy:
             return self(*args, **kwargs)  # type: ignore[no-any-return]
         key = "compile", self._key(args, kwargs)
         with self.lock:
             if key not in self.found:
-                function, config = variant(self.function, self.tune_sizes(args, kwargs).config)
-                self.found[key] = function, config, function.compile(*args, **kwargs, **config)
+                result = self.tune_sizes(args, kwargs)
+                function, config = variant(self.function, result.config)
+                kernel = function.compile(*args, **kwargs, **config)
+                kernel.config, kernel.latency, kernel.ref_latency = result.config, result.latency, result.ref_latency
+                self.found[key] = function, config, kernel
             return self.found[key][2]  # type: ignore[no-any-return]
 
     def tune_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
-        """Search for an eager kernel on tensors made for its sizes."""
+        """Search for an eager kernel on tensors made for its sizes, or on those of `set_autotune_inputs`."""
         named = {**dict(zip(self.names, args, strict=False)), **kwargs}
         configs = self._configs(named)
         call = {name: value for name, value in named.items() if name in self.names}
         target = Target.of(self.function.target_for([]))
         device = target.kind if can_measure(target) else "meta"  # where nothing is measured, shapes are enough
         function, config = variant(self.function, {k: v for k, v in configs[0].items() if k not in named})
-        for param in function.get_tir(**named, **config).program.params:
-            if param.name not in call:
-                with made_by_seed():
-                    call[param.name] = made_up(param, self.settings.supply_type, device)
+        wanted = [p for p in function.get_tir(**named, **config).program.params if p.name not in call]
+        given = _inputs.get()
+        if given is not None and len(given) == len(wanted):
+            call |= {param.name: value for param, value in zip(wanted, given, strict=True)}
+            wanted = []
+        for param in wanted:
+            with made_by_seed():
+                call[param.name] = made_up(param, self.settings.supply_type, device)
         constants = {name: value for name, value in named.items() if name not in self.names}
         return self._search(configs, (), call, constants)
 

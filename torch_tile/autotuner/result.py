@@ -151,8 +151,11 @@ class Settings:
         """Return these settings with the fields in `given`. Raise TileError for an unknown field."""
         known = [field.name for field in fields(self)]
         for name, value in given.items():
-            if name in NUMBERS and not isinstance(value, int | float):
-                fix = f"give a number, as {name}={getattr(self, name)}"
+            if name in NUMBERS and (not isinstance(value, int | float) or value < 0):
+                fix = f"give a number of 0 or more, as {name}={getattr(self, name)}"
+                raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
+            if name in FUNCTIONS and value is not None and not callable(value):
+                fix = f"give a function: {name}=f"
                 raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
             if name not in known:
                 near = nearest(name, known)
@@ -163,6 +166,9 @@ class Settings:
 
 NUMBERS = ("warmup", "rep", "rtol", "atol", "max_mismatched_ratio", "early_stop_factor")
 """Settings that are numbers and never None."""
+
+FUNCTIONS = ("supply_prog", "ref_prog", "manual_check_prog")
+"""Settings that are functions, or None."""
 
 # TileLang's: all are compiled side by side anyway, and timed on the device that the tensors lie on.
 WITHOUT_EFFECT = {

@@ -366,6 +366,8 @@ class Text(Visitor):
         a = self.typed(node.a) if node.op in SHIFTS else None  # whose type alone decides the width of the shift
         b = self.divisor(node.b, wide_b) if node.op in ("//", "%") else self.value(node.b, wide_b, own + 1)
         a = a or self.value(node.a, wide_a, own)
+        if node.dtype == dt.uint16 and node.op in ("*", "<<"):  # C++ promotes it to int, whose values this may leave
+            a = f"(unsigned){self.value(node.a, wide_a, PREFIX)}"
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
 
     def divisor(self, expr: Expr, wide: bool) -> str:

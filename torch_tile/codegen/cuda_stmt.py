@@ -18,7 +18,7 @@ from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Interval, range_of
-from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
+from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Var, const
 from torch_tile.ir.node import contains, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
@@ -137,6 +137,10 @@ class CudaStatements(Statements):
         if fields is not None:
             self.line(f"tile::store_pair(&{where}, {fields});", store.span)
             return
+        if (found := _float8_pair(store, second)) is not None:
+            places = ", ".join(self.text.index(x.indices[0]) for x in found)
+            self.line(f"tile::widen_pair(&{where}, {self.names.of(found[0].buffer)}, {places});", store.span)
+            return
         first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
         self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
 
@@ -247,6 +251,17 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):
         return None
     return store, step(value)
+
+
+def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
+    """Return the two elements of a local float8 array that a pair of float16 numbers is widened from, if it is."""
+    low, high = (x.a if isinstance(x, Cast) else x for x in (store.value, second))
+    if store.buffer.dtype != dt.float16 or not (isinstance(low, Load) and isinstance(high, Load)):
+        return None
+    buffer, size = low.buffer, low.buffer.static_shape
+    if high.buffer is not buffer or buffer.scope != "local" or buffer.dtype != dt.float8_e4m3fn:
+        return None
+    return (low, high) if size is not None and len(size) == 1 and size[0] % 4 == 0 else None
 
 
 def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:

@@ -12,10 +12,12 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
-from torch_tile import user_op
+from torch_tile.compat.absent import absent, reason, reason_of_name
+from torch_tile.tolerance import tolerate
 
 OURS = "torch_tile"
 TVM = f"{OURS}.compat.tvm"
@@ -33,9 +35,12 @@ ELSEWHERE = {
     "tvm": TVM,
     "tvm.tirx": f"{TVM}.tir",
     "tilelang.backend": f"{OURS}.utils",
+    "tilelang.carver.matmul_analysis": f"{OURS}.carver.arch.cuda",
+    "tilelang.rocm.target": f"{OURS}.compat.rocm",
     "tilelang.backend.target": f"{OURS}.utils.target",
     "tilelang.cuda.language": f"{OURS}.language",
     "tilelang.cuda.target": f"{OURS}.utils.target",
+    "tilelang.tileop.base": f"{OURS}.language",
     "tilelang.dtypes": f"{OURS}.compat.dtypes",
     "tilelang.language.dtypes": f"{OURS}.compat.dtypes",
     "tilelang.language.v2.dtypes": f"{OURS}.compat.dtypes",
@@ -54,7 +59,7 @@ PARTS = {
     ),
     "tilelang.autotuner": (f"{OURS}.autotuner", "capture param tuner"),
     "tilelang.carver.arch.driver": (f"{OURS}.carver.arch.driver", "cuda_driver"),
-    "tilelang.carver.arch": (f"{OURS}.carver.arch", "arch_base cpu cuda"),
+    "tilelang.carver.arch": (f"{OURS}.carver.arch", "arch_base cpu"),
     "tilelang.carver.template": (f"{OURS}.carver.template", "base elementwise matmul"),
     "tilelang.cuda.intrinsics": (f"{OURS}.cuda.intrinsics", "layout layout.mma_layout layout.utils"),
     "tilelang.cuda.language": (f"{OURS}.language", "intrinsics"),
@@ -85,15 +90,21 @@ def install(tvm: bool = True) -> None:
         _serving.add(name)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    user_op.tolerant = True
+    tolerate(True)
 
 
 def uninstall() -> None:
     """Undo `install`: later imports find the real modules again."""
     for name in [name for name in sys.modules if name.partition(".")[0] in _serving]:
         del sys.modules[name]
+    for name in _inserted:
+        above, _, last = name.rpartition(".")
+        sys.modules.pop(name, None)
+        vars(sys.modules[above]).pop(last, None)
     _serving.clear()
-    user_op.tolerant = False
+    _given.clear()
+    _inserted.clear()
+    tolerate(False)
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 
@@ -109,6 +120,15 @@ def counterpart(name: str) -> str:
         return ELSEWHERE[name]
     above, _, last = name.rpartition(".")
     return f"{counterpart(above)}.{last}" if above else OURS
+
+
+def _inside(module: str, last: str) -> str:
+    """Return the counterpart of TileLang's module `last` inside the one for which our `module` stands; "" for none."""
+    for name, served in ELSEWHERE.items():
+        above, _, inner = name.rpartition(".")
+        if inner == last and above and counterpart(above) == module:
+            return served
+    return ""
 
 
 def _exists(name: str) -> bool:
@@ -134,6 +154,7 @@ class _Served(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module itself, which the import machinery is about to mark as another."""
         self.module = importlib.import_module(self.name)
+        _given.add(self.name)
         self.own = self.module.__spec__
         return self.module
 
@@ -154,20 +175,72 @@ def _keep_functions(fullname: str) -> None:
             sys.modules[name] = importlib.import_module(ELSEWHERE[name])
 
 
+class _AbsentModule(ModuleType):
+    """A module of which each name can be imported and none can be used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return absent(f"{self.__name__}.{name}")
+
+
+class _Empty(Loader):
+    """An import loader of modules without a counterpart: absent.py."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return _AbsentModule(spec.name, f"It is {reason(spec.name)}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing."""
+
+
+class _Name(Loader):
+    """An import loader of a name that a module of ours lacks: it stands where a module would."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        """Return an absent name."""
+        return absent(spec.name, self.why)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing."""
+
+
 class _Finder(MetaPathFinder):
-    """An import finder of the modules that `install` serves."""
+    """An import finder of the modules that `install` serves.
+
+    Python looks for a name that a module lacks as for a module inside, by the module's own name: for
+    `from tilelang import _ffi_api` it asks for torch_tile._ffi_api.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The counterpart's, for served names. Raises ModuleNotFoundError where there is none."""
+        module, _, last = fullname.rpartition(".")
+        if module in _given and PathFinder.find_spec(fullname, path) is None:
+            loader: Loader | None = None
+            if name := _inside(module, last):
+                loader = _Served(fullname, name)
+            elif why := reason_of_name(module, last):
+                loader = _Name(why)
+            if loader is not None:
+                _inserted.append(fullname)
+                return ModuleSpec(fullname, loader, is_package=True)
         if fullname.partition(".")[0] not in _serving:
             return None
         name = counterpart(fullname)
-        if not _exists(name) or _hides(fullname):
-            raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
-        return ModuleSpec(fullname, _Served(fullname, name), is_package=True)
+        if _exists(name) and not _hides(fullname):
+            return ModuleSpec(fullname, _Served(fullname, name), is_package=True)
+        if reason(fullname):
+            return ModuleSpec(fullname, _Empty(), is_package=True)
+        raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
 
 
 _serving: set[str] = set()
+_given: set[str] = set()  # names of modules of ours that were served
+_inserted: list[str] = []  # names that they lacked
 _finder = _Finder()

@@ -42,6 +42,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "write it to global memory (T.alloc_global) and read it behind T.sync_grid(), or set all of it again there",
     ),
     "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
+    "absent_name": ("`{name}` is {why}", "write it with functions of torch_tile.language: kernels need nothing else"),
+    "only_floats": (
+        "T.{name} only supports floating-point inputs, but got {dtype}",
+        "convert the value, T.{name}(T.float32(x)); T.{whole} takes any type",
+    ),
     "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
     "unknown_keyword": ("T.{name} has no parameter `{keyword}`", "{fix}"),
     "bad_kernel_call": ("{name}() {why}", "{fix}"),
@@ -64,6 +69,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "write an `if` with the statements for each of them; only numbers and tile expressions can be chosen",
     ),
     "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
+    "not_opened": ("T.Kernel stands here without `with`, which opens it", "{fix}"),
     "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
     "not_outermost": (
         "`{what}` is used inside a {region}",
@@ -88,7 +94,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "no_kernel": ("`{name}` returned {got}, not a @T.prim_func", "{fix}"),
     "not_compiled": ("the kernel `{name}` is called before it is compiled", "torch_tile.compile({name})(...)"),
     "return_in_region": (
-        "`return` inside a device loop or branch",
+        "`return` inside {where}",
         "compute the value in a T.alloc_var and return after the region; T.thread_return() ends a thread",
     ),
     "bad_break": (
@@ -122,6 +128,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "bad_operand": (
         "`{op}` cannot take {got}",
         "use numbers, tile expressions or elements of buffers, A[i, j] in T.Parallel",
+    ),
+    "unused_value": (
+        "`{value}` is computed here, and nothing uses it",
+        "store it, `C[i] = ...`, name it, or leave it out; `==` compares and `=` assigns",
     ),
     "wrong_dtype_store": (
         "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
@@ -180,6 +190,14 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
+    "endless_loop": (
+        "nothing in the loop changes what `{condition}` reads: once begun, it never ends",
+        "change a variable of the condition in the body, or `break`",
+    ),
+    "endless_wait": (
+        "the kernel waits for `{buffer}`, at which nobody arrives",
+        "arrive by T.mbarrier_arrive, or give it to a copy: T.tma_copy(src, dst, barrier=...)",
+    ),
     "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
     "unwritten_element": (
         "an element of `{buffer}` is read here that no statement before has written",
@@ -192,6 +210,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "unwritten_result": (
         "`{buffer}` is returned, but no statement writes it: it would hold garbage",
         "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",
+    ),
+    "unwritten_part": (
+        "`{part}` is returned, but no statement writes it: it would hold garbage",
+        "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",

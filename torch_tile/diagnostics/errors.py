@@ -64,9 +64,10 @@ class Diagnostic:
 def diagnose(
     code: str, span: Span | None, notes: Iterable[tuple[Span | None, str]] = (), **values: object
 ) -> Diagnostic:
-    """Fill the catalogue's template `code` with `values`."""
+    """Fill the catalogue's template `code` with `values`; `fix` among them replaces the catalogue's."""
     message, fix = CATALOGUE[code]
-    return Diagnostic(code, span, message.format(**values), fix.format(**values), tuple(notes))
+    given = values.get("fix")
+    return Diagnostic(code, span, message.format(**values), str(given) if given else fix.format(**values), tuple(notes))
 
 
 def fields_of(code: str) -> set[str]:
@@ -79,6 +80,7 @@ TYPE_ERRORS = (
     "unknown_keyword",
     "bad_kernel_call",
     "bad_function",
+    "only_floats",
 )  # codes of what Python itself calls a TypeError
 
 

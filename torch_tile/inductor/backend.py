@@ -23,7 +23,7 @@ from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.select.real_inputs import compiling_with
-from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
+from torch_tile.inductor.settings import FAMILIES, OPTIONS, Settings, parse_settings
 from torch_tile.ops.when_imported import after_imports
 
 
@@ -84,6 +84,8 @@ def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[
             own[name] = value
         elif name in known:
             patches[name] = value
+        elif name in FAMILIES:
+            raise RuntimeError(f'{key!r} is a family of backend "tile", no option: "families" lists those to look for')
         else:
             raise RuntimeError(
                 f'unknown option {key!r} for backend "tile": ours are {", ".join(OPTIONS)}; '

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import Span, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType, promote
 from torch_tile.ir.node import Node
@@ -52,6 +52,12 @@ def _backward(op: str) -> Operator:
     return lambda self, other: binary(op, other, self)
 
 
+def _for_builtins(span: Span | None) -> str:
+    """Return what to write for min() and max() of Python, if one of them is called at the span; else empty."""
+    source = span.source()[span.column :] if span else ""
+    return next((f"write T.{name}(x, y)" for name in ("min", "max") if source.startswith(f"{name}(")), "")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Expr(Node):
     """A value of one scalar type."""
@@ -62,7 +68,7 @@ class Expr(Node):
         raise NotImplementedError
 
     def __bool__(self) -> bool:
-        raise error("symbolic_condition", self.span)
+        raise error("symbolic_condition", self.span, fix=_for_builtins(self.span))
 
     __add__: ClassVar[Operator] = _forward("+")
     __radd__: ClassVar[Operator] = _backward("+")
@@ -354,7 +360,8 @@ def _type_beside(value: Expr, number: Any, op: str) -> DType | None:
         return value.dtype
     if value.dtype == dt.int32 and -(2**63) <= to_number(number) < 2**63:
         return None
-    raise error("bad_operand", value.span, op=op, got=f"{number}, outside {value.dtype}")
+    fix = f"convert the other operand first, T.cast(x, 'int64'), or take a number that {value.dtype} holds"
+    raise error("bad_operand", value.span, op=op, got=f"{number}, outside {value.dtype}", fix=fix)
 
 
 def has_bits(number: Scalar, dtype: DType) -> bool:
@@ -371,7 +378,8 @@ def constant_to_store(value: Any, dtype: DType, op: str) -> Expr:
         if isinstance(number, float) and number.is_integer():
             value = number = int(number)
         if isinstance(number, int) and not has_bits(number, dtype):
-            raise error("bad_operand", None, op=op, got=f"{number}, outside {dtype}")
+            fix = f"store a number that {dtype} holds, or choose a wider type for the buffer"
+            raise error("bad_operand", None, op=op, got=f"{number}, outside {dtype}", fix=fix)
     if is_number(value) and dtype.name in dt.SATURATED:
         return cast(value, dtype)
     return to_expr(value, dtype, op)

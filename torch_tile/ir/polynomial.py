@@ -193,6 +193,10 @@ class Atoms:
             return quotient
         if rest.is_constant and rest.constant == -1:
             return quotient + number(-1)
+        common = math.gcd(d.constant, *(c for m, c in rest.terms.items() if m)) if d.is_constant else 1
+        if common > 1:  # (2 * x + 1) // 512 is x // 256
+            less = Polynomial({m: c // common for m, c in rest.terms.items() if c // common})
+            return quotient + self.divide(less, number(d.constant // common))
         if d.is_constant and len(rest.terms) == 1:
             ((monomial, factor),) = rest.terms.items()
             inner = self.table[monomial[0]] if len(monomial) == 1 and factor == 1 else None

@@ -71,6 +71,7 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
     """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
     keys give 0 and -inf.
 
+    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time.
     `ahead` shares are read together: more are sooner done, but take registers of which other rows' blocks have fewer.
     A row of `out` has three indices, since they may lie in memory in any order.
     """
@@ -86,6 +87,7 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
         lse: T.Tensor((rows,), accum),
     ):
         with T.Kernel(rows, threads=128) as row:
+            T.pdl_sync()
             acc = T.alloc_fragment((latent,), accum)
             row_max = T.alloc_var(accum, -infinity)
             row_sum = T.alloc_var(accum, 0.0)
@@ -124,7 +126,7 @@ def combine_parts(
     `out` has four dimensions and is dense in some order, the last one innermost; the others are contiguous.
     """
     splits, width = part.shape[0], part.shape[-1]
-    ahead = min(power_of_two(splits), MOST_AHEAD)
+    ahead = min(power_of_two(splits), 2 * MOST_AHEAD)
     machine.kernel(combine)(out.dtype, width, ahead)(
         part.view(splits, -1, width), part_lse.view(splits, -1), out, lse.view(-1)
     )

@@ -274,12 +274,13 @@ cdiv = ceildiv
 globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
 bool: DType = dtype("bool")
 
-# Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
+# Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function, of floats.
 globals().update({n: _math.function(n) for n in _math.FUNCTIONS if n != "round"})
-globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
+globals().update({f"__{n}": _math.fast(n, _math.function(n)) for n in _math.FAST})
+globals().update({"__pow": _math.function("pow"), "__exp10": _math.fast("exp10", exp10)})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
-globals().update({"__ffs": _bit_counts.ffs, "__fns": _bit_counts.fns, "__exp10": exp10})
+globals().update({"__ffs": _bit_counts.ffs, "__fns": _bit_counts.fns})
 
 # Exchanges between the lanes of a warp: T.warp_reduce_sum, ...
 globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})

@@ -379,13 +379,13 @@ uint64: DType
 uint8: DType
 
 def __cos(x: Any) -> Any:
-    """`cos(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.cos(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __exp(x: Any) -> Any:
-    """`exp(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.exp(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __exp10(x: Any) -> Any:
-    """10 to the power of `x`."""
+    """T.exp10(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __ffs(x: Any) -> Any:
     """Return the position of the lowest set bit, an int32 counted from 1, or 0 if no bit is set."""
@@ -400,22 +400,22 @@ def __ldg(load_or_buf: Any, index: Any = None) -> Any:
     """Load the element `A[i]`, or element `index` of a tensor of one dimension, through the read-only cache."""
 
 def __log(x: Any) -> Any:
-    """`log(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.log(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __log10(x: Any) -> Any:
-    """`log10(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.log10(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __log2(x: Any) -> Any:
-    """`log2(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.log2(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __pow(x: Any, y: Any) -> Any:
     """`pow(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def __sin(x: Any) -> Any:
-    """`sin(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.sin(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def __tan(x: Any) -> Any:
-    """`tan(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+    """T.tan(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."""
 
 def abs(x: Any) -> Any:
     """`abs(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""

@@ -126,7 +126,9 @@ def check_all(names: dict[str, Any]) -> None:
         if not ours or hidden or name in DECORATORS:
             continue
         if not hasattr(value, "__signature__"):  # those of `recorded` are checked already
-            names[name] = made.setdefault(value, checked(name, value))
+            own = value.__name__  # which an alias does not bear
+            first = own if names.get(own) is value else name
+            names[name] = made.setdefault(value, checked(first, value))
 
 
 def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

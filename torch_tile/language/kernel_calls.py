@@ -77,9 +77,9 @@ def _bad_call(
     else:
         missing = text.rpartition("'")[0].rpartition("'")[2]
         why, fix = (f"needs `{missing}`" if missing in known else text), f"its arguments are {_listed(known)}"
-    if any(is_tensor(value) for value in (*args, *kwargs.values())):
-        is_outer = makes_kernel and is_compile_time(signature)
-        fix += f". It takes no tensors: {name}(...) gives a kernel, which is called with them" * is_outer
+    is_outer = makes_kernel and is_compile_time(signature)
+    if is_outer and any(is_tensor(value) for value in (*args, *kwargs.values())):
+        fix = f"{fix.removesuffix('?')}. It takes no tensors: {name}(...) gives a kernel, which is called with them"
     return error("bad_kernel_call", None, name=name, why=why, fix=fix)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -22,7 +23,7 @@ from torch_tile.language.math import ceildiv, max as larger, min as smaller
 from torch_tile.language.reducers import split_updates
 from torch_tile.language.thread_roles import needs_all
 from torch_tile.language.threads import get_block_extent
-from torch_tile.language.trace import close_body, let, make_variable, tracer
+from torch_tile.language.trace import author_span, close_body, let, make_variable, tracer
 from torch_tile.language.values import Indices, store_variable
 from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar
 from torch_tile.tileop.copy.cp_async import AsyncLoop
@@ -67,7 +68,7 @@ class Loop:
         with at.open("loop") as scope:
             for var in loop_vars:
                 at.own(var)
-            yield Indices(loop_vars) if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
+            yield Indices(loop_vars, author_span()) if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
         starts = tuple(_settled("start", bound, body) for bound in self.starts)
@@ -180,6 +181,15 @@ def index_bound(value: Any, what: str) -> Expr:
     raise error("bad_loop_range", None, what=what, got=repr(value)[:60])
 
 
+def _warn_of_no_iteration(what: str, start: Any, stop: Any) -> None:
+    """Warn of a loop whose bounds are numbers the wrong way round, as T.Pipelined(4, 3) for num_stages=3."""
+    place = author_span()
+    fix = "two numbers are start and stop; stages are named, num_stages=3" if "Pipelined" in what else "swap the bounds"
+    warnings.warn(
+        f"{what} has no iteration at {place}: it begins at {start} and ends before {stop}; {fix}", stacklevel=4
+    )
+
+
 def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields: Any) -> Loop:
     """Build a loop from range-like arguments."""
     what = f"T.{kind.value}"
@@ -188,6 +198,8 @@ def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields:
         start, stop = 0, start
     if not is_number(step) or not isinstance(to_number(step), int) or step == 0:
         raise error("bad_argument", None, op=what, name="step", why=f"is {step!r}", fix="give an integer other than 0")
+    if is_number(start) and is_number(stop) and int(step) == 1 and to_number(stop) < to_number(start):
+        _warn_of_no_iteration(what, start, stop)
     return Loop(kind, (index_bound(start, what),), (index_bound(stop, what),), int(step), **fields)
 
 
@@ -279,7 +291,7 @@ class Grid(Loop):
             raise error("bad_argument", None, op="T.grid", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else tuple("ijklmn"[d % 6] for d in range(len(self.stops)))
         for found in self._nested(given, 0):
-            yield found if several else found[0]
+            yield Indices(found, author_span()) if several else found[0]
 
     def _nested(self, names: Sequence[Any], depth: int) -> Iterator[tuple[Any, ...]]:
         """Record nested loops, one for each name."""

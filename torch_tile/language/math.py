@@ -68,6 +68,23 @@ def function(name: str) -> Callable[..., Expr]:
     return apply
 
 
+FAST = ("exp", "log", "log2", "log10", "sin", "cos", "tan")  # and exp10, which no intrinsic is
+
+
+def fast(name: str, whole: Callable[..., Expr]) -> Callable[..., Expr]:
+    """Return `T.__name` of a function `whole`: the same of floats, and an error for other types, as TileLang has it."""
+
+    def of_floats(x: Scalar) -> Expr:
+        value = to_expr(x, op=f"T.__{name}")
+        if not value.dtype.is_float or value.dtype.bits < 16:
+            raise error("only_floats", None, name=f"__{name}", dtype=value.dtype, whole=name)
+        return whole(x)
+
+    of_floats.__name__ = of_floats.__qualname__ = f"__{name}"
+    of_floats.__doc__ = f"T.{name}(x) of a float16, bfloat16, float32 or float64. Raises TileTypeError for other types."
+    return of_floats
+
+
 def round(x: Scalar, rounding_mode: str = "ties-to-even") -> Any:
     """Round to the nearest integer: halves to even, or away from zero for `rounding_mode="ties-away-from-zero"`.
 

@@ -51,6 +51,8 @@ _METHODS = {
 }
 
 
+_AGAIN = "a part of a buffer is indexed again", "write all indices in one pair of brackets: A[i, j]"
+
 # What Python says where a loop and a kernel are opened by the wrong statement, and what to write.
 _STATEMENTS = {
     "'Loop' object does not support the context manager": (
@@ -58,10 +60,8 @@ _STATEMENTS = {
         "write `for i in T.Parallel(n):`",
     ),
     "'Handle' object is not callable": ("a buffer is called", "index it by brackets: A[i, j]"),
-    "'Region' object does not support item assignment": (
-        "a part of a buffer is indexed again",
-        "write all indices in one pair of brackets: A[i, j]",
-    ),
+    "'Region' object does not support item assignment": _AGAIN,
+    "'Region' object is not subscriptable": _AGAIN,
 }
 
 
@@ -82,6 +82,10 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         return device_key_error(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
+    indexed = re.match(r"([\w.]+)\.(shape|strides)\[", span.source()[span.column :]) if span else None
+    if type(problem) is IndexError and indexed and "tuple" in text:
+        fix = f"`{indexed[1]}.ndim` dimensions are counted from 0, or from -1 backwards"
+        return error("python_value", span, problem=f"`{indexed[1]}` has no such dimension", fix=fix)
     if type(problem) is IndexError and re.match(r"(list|tuple) index out of range|pop from empty list", text):
         fix = "a loop of the device is traced once, so its lists get one entry: use T.alloc_local((n,), dtype)"
         return error("python_value", span, problem=text, fix=fix)

@@ -232,7 +232,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
             if isinstance(value, FunctionType):  # T.Kernel itself must not be taken for a kernel
                 got, fix = f"the function `{value.__name__}`", f"decorate `{value.__name__}` with @T.prim_func"
                 raise error("no_kernel", span, name=name, got=got, fix=fix)
-            raise error("bad_return", span, got=repr(value)[:60])
+            is_given = isinstance(value, Handle) and value.buffer.origin == "param"
+            fix = "leave the `return` out: its caller has it, and the kernel writes it in place" if is_given else ""
+            raise error("bad_return", span, got=repr(value)[:60], fix=fix)
     if not at.kernels:
         raise error("not_in_kernel", span, what=f"the body of `{name}`")
     outputs = tuple(value.buffer for value in returned)
@@ -411,7 +413,7 @@ def specialise(function: FunctionType, signature: inspect.Signature, args: Any, 
     """Split the arguments of a call into tensors and compile-time values."""
     import torch
 
-    bound = bind(function.__name__, signature, args, kwargs)
+    bound = bind(function.__name__, signature, args, kwargs, makes_kernel=False)
     bound.apply_defaults()
     key: list[Any] = []
     tensors = []

@@ -15,10 +15,12 @@ from functools import partial
 from typing import Any
 
 from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.intrinsics import foreign
+from torch_tile.intrinsics.base import is_pure
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.dtype import DType, bool_
-from torch_tile.ir.expr import Const, Expr, Load, Var, Vector, binary, cast, is_number, select, truth, unary
-from torch_tile.ir.node import Node, contains, walk
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var, Vector, binary, cast, is_number, select, truth, unary
+from torch_tile.ir.node import Node, contains, find, walk
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
@@ -471,8 +473,22 @@ class Recorder:
     def returns(self, value: Any) -> Any:
         """Check `return value`, which may not leave a device loop or branch."""
         if self.tracer.scope is not self.entry:
-            raise error("return_in_region", None)
+            if self.tracer.scope is not None and self.tracer.scope.what == "kernel":
+                raise error("return_in_region", None, where="`with T.Kernel`", fix="indent it less, behind the `with`")
+            raise error("return_in_region", None, where="a device loop or branch")
         return value
+
+    @staticmethod
+    def unused(value: Any, language: Any = None) -> None:
+        """Raise TileError for a value that a statement computes and drops, as `A[i] == 0` does for `A[i] = 0`.
+
+        Where the statement is a call, `language` is what the function's name begins with: other calls may have effects.
+        """
+        is_ours = language is None or getattr(language, "__name__", "").startswith("torch_tile")
+        if not is_ours or not isinstance(value, Expr) or isinstance(value, Var | Load):
+            return
+        if all(is_pure(call) and call.name != foreign.NAME for call in find(value, Call)):
+            raise error("unused_value", None, value=str(value)[:60])
 
     def member(self, value: Any) -> Any:
         """Return the left side of `in`. Raise TileError for what only the device knows: Python would compare texts."""

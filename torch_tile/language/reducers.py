@@ -98,7 +98,10 @@ def _check_begun(what: str, buffer: Buffer) -> None:
     written = [n.buffer for one in stmts for n in find(one, Store)]
     written += [region.buffer for one in stmts for op in find(one, RegisteredOp) for region in op.accesses()[1]]
     if not any(each is buffer for each in written):
-        why, fix = f"is `{buffer.name}`, which does not hold anything yet", "begin with T.reducer_init(acc)"
+        why, fix = (
+            f"is `{buffer.name}`, which does not hold anything yet",
+            "nothing updates or ends it before T.reducer_init(acc)",
+        )
         raise error("bad_argument", None, op=what, name="reducer", why=why, fix=fix)
 
 

@@ -366,6 +366,16 @@ class _Reroute(ast.NodeTransformer):
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.copy_location(loop, node)
 
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """Check a statement that only computes a value."""
+        value = self.visit(node.value)
+        match node.value:
+            case ast.Compare() | ast.BinOp() | ast.UnaryOp():
+                value = _call("unused", value, at=node)
+            case ast.Call(func=ast.Attribute(value=ast.Name() as owner)):  # of `T.exp(x)` it is T
+                value = _call("unused", value, owner, at=node)
+        return ast.copy_location(ast.Expr(value), node)
+
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "print":

@@ -62,6 +62,7 @@ class Kernel:
         self.as_tuple: bool = len(self.grid) > 1  # what `as` names
         self.min_blocks = 1
         self.span = author_span()
+        at.waiting = self
 
     def take_names(self, target: str | tuple[str | None, ...] | None) -> None:
         """Return the block indices under the author's names: one, or several in parentheses."""
@@ -77,7 +78,7 @@ class Kernel:
         at = tracer()
         at.swizzle = None
         at.safe_values = IdMap()
-        at.launch = self
+        at.launch, at.waiting = self, None
         self.scope = at.open("kernel")
         self.opened = self.scope.__enter__()
         self.blocks: tuple[Var, ...] = tuple(
@@ -87,7 +88,7 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return Indices(self.blocks) if self.as_tuple else self.blocks[0]
+        return Indices(self.blocks, self.span) if self.as_tuple else self.blocks[0]
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -116,8 +117,11 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     `order` is "row" or "column" ("col"): along which a panel has `panel_size` blocks. TileLang's "mlx" counts as "row".
     """
     need_choice("use_swizzle", "order", order, ("row", "column", "col", "mlx"))
+    if not isinstance(panel_size, int) or panel_size < 1:
+        why, fix = f"is {panel_size!r}", "give the blocks of a panel, 1 or more; enable=False leaves it out"
+        raise error("bad_argument", None, op="T.use_swizzle", name="panel_size", why=why, fix=fix)
     if enable:
-        tracer("T.use_swizzle").swizzle = (int(panel_size), {"col": "column", "mlx": "row"}.get(order, order))
+        tracer("T.use_swizzle").swizzle = (panel_size, {"col": "column", "mlx": "row"}.get(order, order))
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:
@@ -149,6 +153,9 @@ def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, of
 
 def _scope_of(meant: str, scope: str) -> str:
     """Return the scope `meant` if `scope` is one of its spellings, or "local" for it; else raise TileError."""
+    if scope in dt.BY_NAME:  # T.alloc_fragment(64, 64, "float32")
+        fix = f"give the shape as one tuple: T.alloc_{meant}((m, n), '{scope}')"
+        raise error("bad_argument", None, op=f"T.alloc_{meant}", name="scope", why=f"is the dtype '{scope}'", fix=fix)
     if SPELLINGS.get(scope) not in (meant, "local"):
         known = ", ".join(sorted(name for name, other in SPELLINGS.items() if other == meant))
         raise error("bad_scope", None, got=scope, known=f"{known}; T.alloc_buffer takes other scopes")

@@ -26,7 +26,7 @@ from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
+_OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics", "compat"))
 _JIT, _ERRORS = os.path.join(_PACKAGE, "jit.py"), os.path.join(_PACKAGE, "diagnostics", "errors.py")
 _OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
 _POSITIONS: IdMap[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = IdMap()
@@ -59,6 +59,7 @@ class Tracer:
         self.assumed: list[Expr] = []  # by T.assume, of sizes and scalar parameters
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
+        self.waiting: Any = None  # a T.Kernel that no `with` has opened yet
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
         self.mbarriers: dict[Any, list[Any]] = {}  # by T.create_list_of_mbarrier, of each T.Kernel
         self.in_nest = False  # inside T.Parallel
@@ -87,6 +88,9 @@ class Tracer:
     def emit(self, stmt: Stmt) -> None:
         """Record a statement in the innermost scope."""
         if not self.scopes:
+            if self.waiting is not None:
+                fix = "write `with T.Kernel(...) as bx:`, and the body inside"
+                raise error("not_opened", self.waiting.span, fix=fix)
             raise error("not_in_kernel", None, what=describe_statement(stmt))
         self.check_scopes(stmt)
         self.scopes[-1].stmts.append(stmt)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch_tile.diagnostics.errors import Span, error
+from torch_tile.diagnostics.errors import Span, TileError, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
@@ -31,7 +31,7 @@ from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
 from torch_tile.language.trace import author_span, expand_names, let, tracer
 from torch_tile.language.wrap_indices import lane_index
-from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
+from torch_tile.tileop.base import describe, may_overlap, no_region, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 
@@ -124,9 +124,22 @@ class Handle(NotAValue):
 class Indices(tuple[Any, ...]):
     """The indices of several sizes under one name: to be unpacked, or to index as many dimensions; no numbers."""
 
+    def __new__(cls, indices: Iterable[Any], made: Span | None = None) -> Indices:
+        """Make the tuple; `made` is the line of the loop or T.Kernel that gives the indices."""
+        self = super().__new__(cls, indices)
+        self.made = made
+        return self
+
+    made: Span | None
+
     def _refuse(self, *_: object) -> Any:
         """Raise the error for a tuple that is used as an index."""
-        raise error("tuple_as_index", None, got=", ".join(map(repr, self)), count=len(self))
+        raise self.misused()
+
+    def misused(self) -> TileError:
+        """Return the error for a use as one index; it names the line that gives the indices, too."""
+        notes = [] if self.made is None else [(self.made, "one name for all of them is given here")]
+        return error("tuple_as_index", None, notes, got=", ".join(map(repr, self)), count=len(self))
 
     __add__: ClassVar[Callable[..., Any]] = _refuse
     __radd__: ClassVar[Callable[..., Any]] = _refuse
@@ -155,7 +168,7 @@ def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
     keys = key if isinstance(key, tuple) else (key,)
     strange = next((k for k in (key, *keys) if isinstance(k, Indices)), None)
     if strange is not None and (strange is not key or len(strange) > buffer.rank):
-        raise error("tuple_as_index", None, got=", ".join(map(repr, strange)), count=len(strange))
+        raise strange.misused()
     if any(isinstance(k, Vector) for k in keys):
         return _lanes(buffer, keys)
     if buffer.lanes and len(keys) == buffer.rank - 1 and not any(k is ... or isinstance(k, slice) for k in keys):
@@ -269,7 +282,7 @@ def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
     sides = [side if isinstance(side, Steps) else region_of(side) for side in (src, dst)]
     for value, side, what in zip((src, dst), sides, ("the source", "the destination"), strict=True):
         if side is None:
-            raise error("copy_values", None, what=f"{what} ({type(value).__name__})")
+            raise no_region(what, value)
     a, b = (side if isinstance(side, Steps) else Steps(side, (1,) * side.buffer.rank) for side in sides if side)
     extents = squeezed(b.region)
     if not same_extents(squeezed(a.region), extents):
@@ -324,6 +337,9 @@ def dtype_of(value: object) -> DType:
     except ValueError:
         if value == "handle" or repr(value) == "T.ptr":
             return dt.int64  # an address, which T.make_tensor takes
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            fix = "give the shape as one tuple and the dtype behind it: (shape, dtype); of a T.alloc_var, (dtype, init)"
+            raise error("bad_dtype", author_span(), got=value, fix=fix) from None
         near = nearest(value, dt.BY_NAME) if isinstance(value, str) else ""
         meant = [(None, f"did you mean '{near}'?")] if near else []
         raise error("bad_dtype", author_span(), meant, got=value) from None
@@ -341,7 +357,9 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
         else:
             below = is_number(size) and isinstance(to_number(size), int)
             want = "integers, none below 0" if below else "a tuple of integers"
-            raise error("bad_shape", author_span(), what=what, want=want, got=repr(shape)[:60])
+            is_float = isinstance(size, Expr) or (is_number(size) and not below)
+            fix = "`/` gives a float: write `n // m`, or T.ceildiv(n, m), which rounds up" if is_float else ""
+            raise error("bad_shape", author_span(), what=what, want=want, got=repr(shape)[:60], fix=fix)
     return tuple(found)
 
 

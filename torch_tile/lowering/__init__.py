@@ -33,6 +33,7 @@ from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.lowering.threads.bind_threads import bind_threads
 from torch_tile.lowering.threads.infer_layouts import infer_layouts
 from torch_tile.lowering.threads.recompute_indices import recompute_indices
+from torch_tile.lowering.threads.slice_fragments import slice_fragments
 from torch_tile.lowering.threads.vectorize import vectorize
 
 Pass = Callable[[Program], Program]
@@ -73,6 +74,7 @@ def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], .
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
         (bound(peel_causal), Stage.TILE),  # loops of such products branch only where a mask begins
+        (slice_fragments, Stage.TILE),  # fragments are read at places that are known
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
         (bound(bind_threads), Stage.THREAD),  # the code of one thread; fragments are its registers
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers

@@ -53,6 +53,35 @@ def check_batched(op: str, args: Any) -> None:
         require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
 
 
+def check_pages(
+    op: str, cache: torch.Size, table: tuple[str, Tensor | None], lengths: tuple[str, Tensor | None]
+) -> None:
+    """Check that lengths fit a table of pages, or a page where there is none, and that their pages exist.
+
+    `cache` is how many pages there are, and their size. Tables and lengths come with their names. Only the CPU checks,
+    since a GPU would have to wait.
+    """
+    (pages, page), (table_name, numbers), (lengths_name, ends) = cache, table, lengths
+    capacity = page if numbers is None else numbers.shape[1] * page
+    if ends is not None and ends.device.type == "cpu" and ends.numel():
+        low, high = (int(n) for n in ends.aminmax())
+        holds = "a row of the cache" if numbers is None else table_name
+        require(
+            low >= 0 and high <= capacity,
+            lambda: f"tile.{op}: {lengths_name} has values from {low} to {high}; expected 0 to {capacity}, by {holds}",
+        )
+    if numbers is None or numbers.device.type != "cpu" or not page:
+        return
+    used = numbers if ends is None else numbers[torch.arange(numbers.shape[1])[None, :] * page < ends[:, None]]
+    if used.numel():
+        first, last = (int(n) for n in used.aminmax())
+        within = "" if ends is None else f" within {lengths_name}"
+        require(
+            first >= 0 and last < pages,
+            lambda: f"tile.{op}: {table_name} has pages from {first} to {last}{within}; expected 0 to {pages - 1}",
+        )
+
+
 def batched_sizes(args: Any) -> list[tuple[checks.Size, str]]:
     """Return the sizes of a result `[B, H, Sq, Dv]`."""
     names = "q's batch", "q's heads", "q's length", "v's head dimension"

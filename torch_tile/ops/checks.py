@@ -117,9 +117,11 @@ def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wa
         check_size(op, name, tensor, 0, size, wanted)
 
 
-def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size]) -> None:
-    """Check that the tensor broadcasts to exactly `shape`."""
-    wanted = lambda: f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}"  # noqa: E731
+def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size], of: str = "") -> None:
+    """Check that the tensor broadcasts to exactly `shape`. `of` names the tensor that has this shape."""
+    wanted = lambda: (  # noqa: E731
+        f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}{of and ', as '}{of}"
+    )
     require(tensor.dim() <= len(shape), wanted)
     for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):
         if not known_one(got):

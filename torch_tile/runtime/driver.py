@@ -74,7 +74,7 @@ class Driver:
 
     def capability(self, device: int) -> int:
         """Return a device's compute capability as one number, such as 90 for 9.0."""
-        major, minor = (self._attribute(a, device) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
+        major, minor = (self.attribute(a, device) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
         return 10 * major + minor
 
     def context(self, device: int) -> int:
@@ -170,8 +170,8 @@ class Driver:
         finally:
             self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
-    def _attribute(self, attribute: int, device: int) -> int:
-        """Ask the driver for an attribute of a device."""
+    def attribute(self, attribute: int, device: int) -> int:
+        """Return an attribute of a device, by the driver's number."""
         handle, value = ctypes.c_int(), ctypes.c_int()
         self._check("cuDeviceGet", ctypes.byref(handle), device)
         self._check("cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_tile.compiler.binding import Binding, held, size_of
@@ -16,6 +17,7 @@ from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Program
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.memory import poisoned
+from torch_tile.simulator.simt import values as of_threads
 from torch_tile.simulator.simt.interpreter import run_threads
 from torch_tile.simulator.values import Value, constant
 
@@ -37,7 +39,8 @@ def interpret(
         n.buffer.scope == "global" for n in find(flat, Alloc)
     ):
         raise LaunchError(f"{program.name} computes addresses, and the interpreter follows those of CPU tensors only")
-    values: dict[Var, Scalar] = {**binding.sizes_of(host), **binding.scalars_of(host)}
+    sizes, scalars = binding.sizes_of(host), binding.scalars_of(host)
+    values: dict[Var, Scalar] = {**sizes, **scalars}
     rest = iter(host)
     tensors: dict[Buffer, torch.Tensor] = {}
     outputs = []
@@ -53,7 +56,9 @@ def interpret(
                 outputs.append(value)
         if isinstance(new, Buffer):
             tensors[new] = value
-    findings = run_threads(flat, tensors, values, blocks)
+    with np.errstate(over="ignore"):  # a float beyond its type becomes infinite
+        rounded = {v: of_threads.constant(n, v.dtype) for v, n in scalars.items()}
+    findings = run_threads(flat, tensors, {**sizes, **rounded}, blocks)
     findings.outputs = tuple(outputs)
     for old_value, new_value in zip(given, host, strict=True):
         if isinstance(old_value, torch.Tensor) and old_value.device.type != "cpu":

@@ -76,6 +76,9 @@ class Atomic(RegisteredOp):
         if self.kind == "add" and dtype.kind == "bool":
             why, fix = f"has dtype {dtype}", "count in an integer type, or set elements by T.atomic_or"
             return [diagnose("bad_argument", self.span, op=f"T.{self.op_name}", name="dst", why=why, fix=fix)]
+        given = self.value.dtype if isinstance(self.value, Expr) else self.value.buffer.dtype
+        if given.is_float and not dtype.is_float:
+            return [diagnose("wrong_dtype_store", self.span, value=given, buffer=self.dst.buffer.name, want=dtype)]
         if isinstance(self.value, Expr) or same_extents(squeezed(self.dst), squeezed(self.value)):
             return []
         src, dst = describe(self.value.extents), describe(self.dst.extents)

@@ -124,6 +124,14 @@ def region_of(value: Any) -> Region | None:
     return None
 
 
+def no_region(what: str, value: Any) -> TileError:
+    """Return the author's error for a side of T.copy, `what`, that names no region."""
+    is_outside = type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "shape")
+    fix = "T.alloc_shared or T.alloc_fragment makes a tile; a tensor from outside is a parameter of the kernel"
+    got = f"{what} ({type(value).__name__})"
+    return error("copy_values", None, what=got, fix=fix if is_outside and value.ndim else "")
+
+
 def need_region(value: Any, op: str, name: str) -> Region:
     """Return the region as `region_of` does; raise an author error if `value` names no region."""
     region = region_of(value)
@@ -243,10 +251,13 @@ def identity_of(op: str, dtype: dt.DType) -> Const:
 
 
 def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
-    """Convert a scalar argument to `dtype`."""
+    """Convert a scalar argument to `dtype`. Raises TileError for a float that is no whole number, as an integer."""
     from torch_tile.ir.expr import cast, constant_to_store
 
-    return cast(constant_to_store(value, dtype, op), dtype)
+    given = constant_to_store(value, dtype, op)
+    if given.dtype.is_float and dtype.is_integer:
+        raise error("wrong_dtype_store", None, value=given.dtype, buffer=op, want=dtype)
+    return cast(given, dtype)
 
 
 def conjunction(conditions: Sequence[Expr]) -> Expr:

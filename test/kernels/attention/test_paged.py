@@ -151,10 +151,20 @@ def test_pages_of_float8(form, rounds, problems, check, monkeypatch):
         check(lse, want_lse, what, dtype)
 
 
+def value_scales(problems, shape):
+    """Scales from 2^-20 to 1 or all alike, some of them 0 or negative or neither."""
+    spread = problems.pick(0.0, 20.0)
+    scales = 2.0 ** (torch.rand(shape, generator=problems.generator) * -spread)
+    signs = torch.randint(problems.pick(-1, 1), 2, shape, generator=problems.generator)
+    return scales * signs
+
+
 @pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_float8_is_widened_in_registers(capability, dtype, problems, monkeypatch):
-    """Few rows over pages of float8, thread by thread; scales beyond the lengths are NaN, those of values any size."""
+    """Few rows over pages of float8, thread by thread; scales beyond the lengths are NaN, those of values any size and
+    sign, or 0. Rows of queries are of any size, too.
+    """
     notes = []
 
     def call(kernel, *args):
@@ -168,11 +178,14 @@ def test_float8_is_widened_in_registers(capability, dtype, problems, monkeypatch
     page, width, groups = problems.pick(16, 64), problems.pick(32, 64), problems.pick(1, 5)
     columns = 128 // page
     g = problems.generator
-    q = torch.randn(2, 1, 2 * groups, width, generator=g).to(dtype)
+    large = problems.pick(1.0, 2.0**-12, 2.0**12 if dtype == torch.float16 else 2.0**60)
+    q = (torch.randn(2, 1, 2 * groups, width, generator=g) * large).to(dtype)
+    q[:, :, 0] *= problems.pick(0.0, 1.0)
     k, v = (torch.randn(2 * columns + 1, page, 2, width, generator=g).to(E4M3) for _ in range(2))
     table = torch.randperm(2 * columns + 1, generator=g)[: 2 * columns].view(2, columns).int()
     lengths = torch.tensor([problems.pick(1, 71, 128), 0], dtype=torch.int32)
-    scales = [torch.rand(2 * columns + 1, page, 2, generator=g) * size for size in (1.0, problems.pick(1e-3, 1.0))]
+    shape = (2 * columns + 1, page, 2)
+    scales = [torch.rand(shape, generator=g) / large, value_scales(problems, shape)]
     for s in range(128):
         for b in range(2):
             if s >= lengths[b]:

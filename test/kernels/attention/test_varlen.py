@@ -5,9 +5,11 @@ import math
 
 import pytest
 import torch
+from rounding import Rounding
 
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
+from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention import backward, forward, varlen
 from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs
 from torch_tile.kernels.attention.arguments import empty_beside
@@ -104,14 +106,15 @@ def test_random_problems(form, rounds, problems, check, engine, monkeypatch):
         tilings = None if config is None else Tilings(SMALL, SMALL)
         out, lse = attention_varlen(*args, config=config)
         want, want_lse, gradients = by_sequence(in_double(args), grad)
+        rounding = Rounding(by_sequence, in_double(args), grad.double(), dtype=compute_dtype(dtype))
         what = f"{form} {tuple(args.q.shape)} {args.cu_seqlens_q} {args.cu_seqlens_k} {args[7:]}"
-        check(out, want, what, dtype, empty_beside(args.q, want.shape[2]))
-        check(lse, want_lse, what, dtype)
+        check(out, want, what, dtype, empty_beside(args.q, want.shape[2]), rounding=rounding[0])
+        check(lse, want_lse, what, dtype, rounding=rounding[1])
         if not args.k.numel():
             continue
         found = attention_varlen_backward(grad, *args[:3], out, lse, *args[3:], tilings=tilings)
-        for got, exact, like in zip(found, gradients, args[:3], strict=True):
-            check(got, exact, what, dtype, empty_beside(like, like.shape[2]), own=True)
+        for n, (got, exact, like) in enumerate(zip(found, gradients, args[:3], strict=True), 2):
+            check(got, exact, what, dtype, empty_beside(like, like.shape[2]), own=True, rounding=rounding[n])
 
 
 HOPPER = Machine(Target("cuda", 90), 132)

@@ -193,20 +193,6 @@ def test_sums_of_clusters(scheme, engine, problems, check):
         check(got, want, f"{m}x{n}x{k}, {config}")
 
 
-@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
-@pytest.mark.parametrize("scheme", ["uint4", "uint4 of large groups", "nf4", "mxfp4 in float16", "fp4 by rows"])
-@pytest.mark.parametrize("splits", [1, 2])
-def test_lanes_that_widen_whole_words(scheme, splits, engine, problems, check):
-    """Products by mma.sync whose sums run over columns in the order of lanes."""
-    scheme, rows = SCHEMES[scheme], problems.pick(8, 16, 32)
-    m, n, k = problems.size(40), problems.size(150), 256 * problems.size(3)
-    config = Config(rows, 64, problems.pick(128, 256), 64, 2, splits, cluster=splits > 1, lanes=True)
-    args = arguments(problems, scheme, m, n, k)
-    args = (args[0].contiguous(), *args[1:])
-    got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
-    check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k} by {config}", scheme.a)
-
-
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2", "fp4 by rows"])
 def test_by_mma(scheme, engine, problems, check, monkeypatch):

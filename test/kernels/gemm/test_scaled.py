@@ -18,7 +18,6 @@ from torch_tile.kernels.gemm.scaled import (
     Spec,
     config_for,
     footprint,
-    parts_of,
     reference,
     scaled_gemm,
 )
@@ -219,22 +218,6 @@ def test_rules_choose_tiles_that_were_fast(shape):
     config = config_for(Problem(E4M3, *sizes, True, staged=True, runs=runs), Machine(Target("cuda", 90), 132))
     times = MEASURED[shape]
     assert times[f"{config.block_m}x{config.block_n}"] <= 1.05 * min(times.values())
-
-
-@pytest.mark.parametrize("engine", ["threads"], indirect=True)
-@pytest.mark.parametrize("form", ["blocks", "rows"])
-def test_parts_of_rows(form, engine, problems, check):
-    """Tiles so large that a thread has no room for unscaled sums of all their rows."""
-    config = Config(256, 128, GROUP, 256, 2, staged=problems.pick(False, True), blocks=problems.pick(0, 3))
-    assert parts_of(config) == [(0, 128), (128, 128)]
-    m, n, k = problems.size(300), 16 * problems.size(12), 128 * problems.size(3)
-    a, b = (problems.tensor(rows, k, layout="dense").to(E4M3) for rows in (m, n))
-    runs = k // GROUP if form == "blocks" else 1
-    scale_a = problems.tensor(runs, m, layout="dense", dtype=F32).mT
-    scale_b = problems.tensor(-(-n // GROUP) if form == "blocks" else n, runs, layout="dense", dtype=F32).mT
-    got = scaled_gemm(a, b.mT, scale_a, scale_b, [], "", "", F32, config=config)
-    want = reference(a.double(), b.mT.double(), scale_a.double(), scale_b.double(), [], "", "", torch.float64)
-    check(got, want, f"{m}x{n}x{k} by {config}", F32)
 
 
 @pytest.mark.parametrize("runs", [False, True])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rounding import Rounding
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
@@ -98,9 +99,9 @@ def test_random_problems(dtype, form, rounds, engine, problems, check):
         config = replace(TINY, staged=problems.pick(False, True)) if few else None
         found = gated_delta_rule(**given, **options, config=config)
         wide = double(given)
-        wants = recurrence(*wide.values(), options["scale"], options["use_qk_l2norm"])
-        for got, want in zip(found, wants, strict=True):
-            check(got, want, what, dtype, own=True)
+        wants, rounding = recurrence(*wide.values(), *options.values()), Rounding(reference, **wide, **options)
+        for n, (got, want) in enumerate(zip(found, wants, strict=True)):
+            check(got, want, what, dtype, own=True, rounding=rounding[n])
         if engine == "text":  # one of its kernels after the other takes too long
             continue
         grad = problems.tensor(*given["v"].shape, dtype=dtype)
@@ -109,8 +110,9 @@ def test_random_problems(dtype, form, rounds, engine, problems, check):
         upstream = grad.double(), None if grad_state is None else grad_state.double()
         with torch.no_grad():
             wants = gradient_reference(*upstream, **wide, **options)
-        for name, got, want in zip(names, found, wants, strict=True):
-            check(got, want, f"{name} {what}", dtype, own=True)
+        rounding = Rounding(gradient_reference, *upstream, **wide, **options)
+        for n, (name, got, want) in enumerate(zip(names, found, wants, strict=True)):
+            check(got, want, f"{name} {what}", dtype, own=True, rounding=rounding[n])
 
 
 def test_keys_in_several_tiles_and_more_than_fit(problems, check):
@@ -133,11 +135,12 @@ def test_tokens(dtype, form, rounds, engine, problems, check):
         b, _, heads, values = given["v"].shape
         state = problems.tensor(b, heads, given["k"].shape[3], values)
         given["initial_state"] = state
-        wants = recurrence(*double(given).values(), None, options["scale"], options["use_qk_l2norm"])
+        wide = double(given)
+        wants, rounding = recurrence(*wide.values(), None, *options.values()), Rounding(reference, **wide, **options)
         del given["initial_state"]
         found = step.gated_delta_rule_step(state, **given, **options)
-        for got, want in zip(found, wants, strict=True):
-            check(got, want, what, dtype, own=True)
+        for n, (got, want) in enumerate(zip(found, wants, strict=True)):
+            check(got, want, what, dtype, own=True, rounding=rounding[n])
 
 
 def test_a_state_is_updated_in_place(problems):

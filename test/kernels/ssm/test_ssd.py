@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rounding import Rounding
 from torch.nn import functional as F
 
 from torch_tile.hardware import Target
@@ -116,19 +117,21 @@ def test_random_problems(dtype, rounds, engine, problems, check):
         config = problems.pick(TINY, HELD) if few else None
         found = ssd_chunk_scan(**given, z=z, **options, config=config)
         limits = {"softplus": options["dt_softplus"], "high": options["dt_max"]}
-        wants = recurrence(**double(given), z=None if z is None else z.double(), **limits)
-        for got, want in zip(found, wants, strict=True):
-            check(got, want, what, dtype, own=True)
+        wide = double(given)
+        gate = None if z is None else z.double()
+        rounding = Rounding(reference, **wide, z=gate, **options)
+        for n, (got, want) in enumerate(zip(found, recurrence(**wide, z=gate, **limits), strict=True)):
+            check(got, want, what, dtype, own=True, rounding=rounding[n])
         if engine == "text":  # one of its kernels after the other takes too long
             continue
         grad = problems.tensor(*given["x"].shape, dtype=dtype)
         grad_states = problems.pick(None, problems.tensor(*found[1].shape))
         found = ssd_chunk_scan_backward(grad, grad_states, **given, **options, config=config)
         upstream = grad.double(), None if grad_states is None else grad_states.double()
-        for name, got, want in zip(
-            GRADIENTS, found, gradient_reference(*upstream, **double(given), **options), strict=True
-        ):
-            check(got, want, f"{name} {what}", dtype, own=True)
+        wants = gradient_reference(*upstream, **wide, **options)
+        rounding = Rounding(gradient_reference, *upstream, **wide, **options)
+        for n, (name, got, want) in enumerate(zip(GRADIENTS, found, wants, strict=True)):
+            check(got, want, f"{name} {what}", dtype, own=True, rounding=rounding[n])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -180,8 +183,10 @@ def test_chunks_on_gpus():
     machine = Machine(Target("cuda", 90), 132)
     assert [config_for(torch.bfloat16, n, machine).chunk for n in (5, 700, 8192)] == [64, 128, 256]
     config = config_for(torch.bfloat16, 8192, machine)
-    assert [config_of_states(config, torch.bfloat16, n, machine).state_tile for n in (64, 128)] == [64, 128]
-    assert config_of_states(config, torch.float32, 128, machine) is config
+    of_states = [config_of_states(config, torch.bfloat16, n, 8, machine) for n in (64, 128)]
+    assert [(c.state_tile, c.heads) for c in of_states] == [(64, 2), (128, 2)]
+    assert config_of_states(config, torch.bfloat16, 128, 1, machine).heads == 1
+    assert config_of_states(config, torch.float32, 128, 8, machine) is config
     spec = Spec(torch.bfloat16, vector=8)
     held = {n: config_of_scan(config, spec, n, 128, machine) for n in (1, 64)}
     assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (4, 128)]

@@ -232,6 +232,51 @@ def test_addresses_from_a_table():
     assert early(program) == 2 and not any(n.why_not for n in notes)
 
 
+def read_early(program):
+    """How many numbers a loop reads an iteration before the copies that they place."""
+    return len([n for n in walk(program) if isinstance(n, Alloc) and n.buffer.name == "early"])
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    "form, numbers", {"plain": 1, "shared": 1, "chain": 1, "two": 2, "branch": 0, "many": 0}.items()
+)
+def test_numbers_that_place_copies_are_read_before(form, numbers, stages):
+    """A number that several copies need is read once; one under a condition, or one of too many, is not."""
+    count = {"two": 2, "many": 17}.get(form, 1)
+
+    @T.prim_func
+    def kernel(
+        x: T.Tensor((32, 16)), table: T.Tensor((180,), "int32"), out: T.Tensor((9 * 4, 16)), n: T.int32, m: T.int32
+    ):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((4 * count, 16), "float32")
+            other = T.alloc_shared((4, 16), "float32")
+            for step in T.Pipelined(n, num_stages=stages):
+                if form == "branch":
+                    if step < m:
+                        entry = table[step]
+                        T.copy(x[entry * 4, 0], tile)
+                    else:
+                        T.copy(x[0, 0], tile)
+                else:
+                    for i in tuple(range(count)):
+                        at = step if count == 1 else step * count + i
+                        entry = table[table[at]] if form == "chain" else table[at]
+                        T.copy(x[entry % 8 * 4, 0], tile[i * 4 : i * 4 + 4, :])
+                T.copy(tile[0:4, :], out[step * 4, 0])
+                if form == "shared":
+                    again = table[step]
+                    T.copy(x[again % 8 * 4, 0], other)
+                    for i, j in T.Parallel(4, 16):
+                        out[step * 4 + i, j] += other[i, j]
+
+    table = torch.randint(0, 8, (180,), dtype=torch.int32)
+    for n in (0, 1, 2, 9):
+        program, _ = same(kernel, torch.randn(32, 16), table, torch.zeros(36, 16), n, n // 2)
+    assert early(program) == (4 if form in ("shared", "branch") else 2 * count) and read_early(program) == numbers
+
+
 def test_rows_gathered_by_a_loop():
     """A T.Parallel loop that only fills a tile runs ahead as a copy does, its condition with it."""
 

@@ -69,8 +69,13 @@ def s(*shape, dtype=torch.float32):
         ((A, [WORDS, WORDS.view(torch.uint8)]), "", TypeError, r"bs\[1\] has dtype torch.uint8; expected torch.int8"),
         ((A, [WORDS, WORDS[:8]]), "", RuntimeError, r"bs\[1\] has size 8 in dimension 0 .* as bs\[0\]"),
         ((A, [WORDS], [], [], 4), "", RuntimeError, r"bs\[0\] has shape \[9, 64\]; expected 4 bits for each of a's 64"),
-        ((A, [WORDS], [], [], 3), "", ValueError, "bits is 3 for torch.int8; expected 8, or 1, 2 or 4"),
-        ((A, [WORDS.to(torch.float8_e5m2)], [], [], 4), "", ValueError, "bits is 4 for torch.float8_e5m2"),
+        ((A, [WORDS], [], [], 3), "", ValueError, "bits is 3, but bs.* has dtype torch.int8; expected 8, or 1"),
+        (
+            (A, [WORDS.to(torch.float8_e5m2)], [], [], 4),
+            "",
+            ValueError,
+            "bits is 4, but bs.* has dtype torch.float8_e5m2",
+        ),
         (
             (A, [WORDS], [s(9, 1), s(9, 1)]),
             "",

@@ -114,7 +114,7 @@ def errors():
         (
             (q, q_pe, pages, rotary, int32([[0, 6], [1, 2]]), lens),
             RuntimeError,
-            "block_table has pages from 0 to 6; expected 0 to 5",
+            "block_table has pages from 0 to 6 within seq_lens; expected 0 to 5",
         ),
         ((q, q_pe, pages, rotary, int32([[0, 1], [-2, 2]]), lens), RuntimeError, "block_table has pages from -2 to 2"),
         ((q, q_pe, kv, k_pe, None, None, None, -1), ValueError, "num_splits is -1"),

@@ -156,3 +156,30 @@ def test_digits_tell_the_number_that_was_split():
                 B[m // 15, m % 15 // 3, m % 3] = A[m]
 
     assert carried(kernel) == []
+
+
+@pytest.mark.parametrize("dtype,wanted", [("float32", []), ("float64", []), ("float16", [])])
+def test_views_with_wider_elements_carry_nothing(dtype, wanted):
+    """Each element is two or more of the memory, whose places are quotients and remainders."""
+    width = {"float16": 2, "float32": 4, "float64": 8}[dtype]
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 512 // width), dtype)):
+        with T.Kernel(1, threads=128):
+            memory = T.alloc_shared((16, 512), "int8")
+            wide = T.view(memory, shape=[16, 512 // width], dtype=dtype)
+            for i, j in T.Parallel(16, 512 // width):
+                wide[i, j] = A[i, j]
+
+    assert carried(kernel) == wanted
+
+
+def test_parts_of_a_number_that_leave_some_out_carry():
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 512), "int32")):
+        with T.Kernel(1, threads=128):
+            for i, j in T.Parallel(16, 512):
+                A[i * 2 + j // 256, j % 256] = i
+                A[i * 2 + j // 256, j % 128 + 1] = j
+
+    assert carried(kernel)

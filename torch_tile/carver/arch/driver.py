@@ -26,12 +26,34 @@ def get_device_name(device_id: int = 0) -> str:
     return _gpu().arch if properties is None else str(properties.name)
 
 
+# Attributes by the numbers of NVIDIA's driver.
+SHARED_MEMORY_OF_BLOCK, SHARED_MEMORY_OF_MULTIPROCESSOR, PERSISTING_L2 = 8, 81, 108
+
+
+def get_device_attribute(attr: int, device_id: int = 0) -> int:
+    """Return an attribute of a GPU by its number, as cudaDeviceGetAttribute does. Raises LaunchError without a GPU."""
+    from torch_tile.runtime.driver import driver
+
+    return driver().attribute(attr, device_id)
+
+
 def get_max_dynamic_shared_size_bytes(device_id: int = 0) -> int:
-    """Return the bytes of shared memory that one block may ask for."""
-    return _gpu().chip.shared_limit
+    """Return the bytes of shared memory of a multiprocessor; without a GPU, those that one block may ask for."""
+    if get_cuda_device_properties(device_id) is None:
+        return _gpu().chip.shared_limit
+    return get_device_attribute(SHARED_MEMORY_OF_MULTIPROCESSOR, device_id)
 
 
-get_shared_memory_per_block = get_max_dynamic_shared_size_bytes
+def get_shared_memory_per_block(device_id: int = 0) -> int:
+    """Return the bytes of shared memory that one block has without asking for more; without a GPU, the most it may."""
+    if get_cuda_device_properties(device_id) is None:
+        return _gpu().chip.shared_limit
+    return get_device_attribute(SHARED_MEMORY_OF_BLOCK, device_id)
+
+
+def get_persisting_l2_cache_max_size(device_id: int = 0) -> int:
+    """Return the bytes of the L2 cache that can be kept for chosen data; 0 without a GPU."""
+    return 0 if get_cuda_device_properties(device_id) is None else get_device_attribute(PERSISTING_L2, device_id)
 
 
 def get_registers_per_block(device_id: int = 0) -> int:
@@ -47,6 +69,6 @@ def get_cuda_device_properties(device_id: int = 0) -> Any:
 
 
 __all__ = [
-    "get_cuda_device_properties", "get_device_name", "get_max_dynamic_shared_size_bytes", "get_num_sms",
-    "get_registers_per_block", "get_shared_memory_per_block",
+    "get_cuda_device_properties", "get_device_attribute", "get_device_name", "get_max_dynamic_shared_size_bytes",
+    "get_num_sms", "get_persisting_l2_cache_max_size", "get_registers_per_block", "get_shared_memory_per_block",
 ]  # fmt: skip

@@ -9,6 +9,17 @@ from torch_tile.carver.roller.rasterization import NoRasterization, Rasterizatio
 
 
 @dataclass
+class IntrinInfo:
+    """What products a suggestion is for: dtypes, whether B is transposed, and transformations of operands."""
+
+    in_dtype: str
+    out_dtype: str
+    trans_b: bool
+    input_transform_kind: int = 0
+    weight_transform_kind: int = 0
+
+
+@dataclass
 class Hint:
     """Sizes of a block's tile, of a warp's part of it (products) or a thread's (others), and of a step of a sum.
 
@@ -29,4 +40,4 @@ class Hint:
         return dict(vars(self))
 
 
-__all__ = ["Hint"]
+__all__ = ["Hint", "IntrinInfo"]

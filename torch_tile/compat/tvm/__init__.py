@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from torch_tile.compat.tvm import error as error, target as target, testing as testing, tir as tir
+from typing import Any
+
+from torch_tile.compat.absent import absent
+from torch_tile.compat.tvm import (
+    error as error,
+    target as target,
+    testing as testing,
+    tir as tir,
+    transform as transform,
+)
 from torch_tile.compat.tvm.error import TVMError
 from torch_tile.ir.dtype import DType, to_dtype
 
@@ -24,4 +33,11 @@ class DataType(metaclass=_Made):
     """`DataType("float16")` is T.float16, with `bits` and `itemsize`. Raises ValueError for what is no dtype."""
 
 
-__all__ = ["DataType", "TVMError", "error", "target", "testing", "tir", "tirx"]
+def __getattr__(name: str) -> Any:
+    """Return what stands for a name that only TVM has: its use is an error."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return absent(f"tvm.{name}")
+
+
+__all__ = ["DataType", "TVMError", "error", "target", "testing", "tir", "tirx", "transform"]

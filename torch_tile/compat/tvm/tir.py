@@ -1,17 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants and expressions by TVM's names; any other name is that of the tile language."""
+"""Constants, expressions and their classes by TVM's names; any other name is that of the tile language, if it has it.
+
+A class here tells the objects of this language that are of that kind, by `isinstance`. Its call makes one.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch_tile import language
+from torch_tile.compat.absent import absent
 from torch_tile.ir import expr
+from torch_tile.ir.buffer import Buffer as _Buffer, Region as _Region
 from torch_tile.ir.dtype import to_dtype
+from torch_tile.language.misuse import UnknownName
 from torch_tile.language.program import PrimFunc as PrimFunc
+from torch_tile.language.values import Handle as _Handle
 
 PrimExpr = expr.Expr
+
+
+class _Kind(type):
+    """The class of these names: `has` tells whether an object is one, `make` builds one."""
+
+    has: Callable[[Any], bool]
+    make: Callable[..., Any]
+
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        return cls.make(*args, **named)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return bool(cls.has(value))
+
+
+def _kind(name: str, has: Callable[[Any], bool], make: Callable[..., Any]) -> Any:
+    """Name a kind of objects."""
+    doc = (make.__doc__ or "").strip()
+    return _Kind(name, (), {"has": staticmethod(has), "make": staticmethod(make), "__doc__": doc})
 
 
 def const(value: float | int | bool, dtype: object = None) -> expr.Expr:
@@ -19,14 +46,60 @@ def const(value: float | int | bool, dtype: object = None) -> expr.Expr:
     return expr.to_expr(value) if dtype is None else expr.const(value, to_dtype(dtype))
 
 
-def IntImm(dtype: object, value: int) -> expr.Expr:
+def _int_imm(dtype: object, value: int) -> expr.Expr:
     """An integer constant."""
     return const(int(value), dtype)
 
 
-def FloatImm(dtype: object, value: float) -> expr.Expr:
-    """Make a constant of a floating type."""
+def _float_imm(dtype: object, value: float) -> expr.Expr:
+    """A constant of a floating type."""
     return const(float(value), dtype)
+
+
+def _same(value: Any) -> Any:
+    """Return an object that exists already."""
+    return value
+
+
+def _is_constant(types: type | tuple[type, ...]) -> Callable[[Any], bool]:
+    """Return a test for constants whose Python value is of these types."""
+    return lambda e: isinstance(e, expr.Const) and isinstance(e.value, types)
+
+
+def _is(op: str) -> Callable[[Any], bool]:
+    """Return a test for results of an operator."""
+    return lambda e: isinstance(e, expr.Binary | expr.Unary) and e.op == op
+
+
+def _binary(op: str) -> Any:
+    """Return the class of results of an operator of two operands."""
+
+    def make(a: Any, b: Any) -> Any:
+        return expr.binary(op, a, b)
+
+    make.__doc__ = f"`a {op} b`."
+    return _kind(op, _is(op), make)
+
+
+IntImm = _kind("IntImm", _is_constant(int), _int_imm)
+FloatImm = _kind("FloatImm", _is_constant(float), _float_imm)
+Var = language.Var
+SizeVar = Var
+Call = _kind("Call", lambda e: isinstance(e, expr.Call), _same)
+Cast = _kind("Cast", lambda e: isinstance(e, expr.Cast), language.Cast)
+Select = _kind("Select", lambda e: isinstance(e, expr.Select), language.if_then_else)
+Ramp = _kind("Ramp", lambda e: isinstance(e, expr.Vector), language.Ramp)
+Broadcast = _kind("Broadcast", lambda e: isinstance(e, expr.Vector), language.Broadcast)
+BufferLoad = _kind("BufferLoad", lambda e: isinstance(e, expr.Load), lambda buffer, indices: buffer[tuple(indices)])
+BufferRegion = _kind("BufferRegion", lambda e: isinstance(e, _Region), _same)
+Buffer = _kind("Buffer", lambda e: isinstance(e, _Buffer | _Handle), _same)
+Add, Sub, Mul, Div = (_binary(op) for op in ("+", "-", "*", "/"))
+FloorDiv, FloorMod = _binary("//"), _binary("%")
+EQ, NE, LT, LE, GT, GE = (_binary(op) for op in ("==", "!=", "<", "<=", ">", ">="))
+And, Or = _binary("and"), _binary("or")
+Not = _kind("Not", _is("not"), lambda a: expr.unary("not", expr.truth(a)))
+Min = _kind("Min", _is("min"), expr.minimum)
+Max = _kind("Max", _is("max"), expr.maximum)
 
 
 def all(*conditions: Any) -> expr.Expr:
@@ -40,4 +113,8 @@ def any(*conditions: Any) -> expr.Expr:
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(language, name)
+    """Return a name of the language, else what stands for a name that only TVM has."""
+    try:
+        return getattr(language, name)
+    except UnknownName:
+        return absent(f"tvm.tirx.{name}")

@@ -7,6 +7,7 @@ arguments.py), lse is contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,17 @@ from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
-from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, scale_scores, scale_types, scale_weights, widen
+from torch_tile.kernels.attention.scaled_keys import (
+    E4M3,
+    GAIN,
+    Scales,
+    in_units,
+    raise_scores,
+    scale_scores,
+    scale_types,
+    sign_weights,
+    widen,
+)
 from torch_tile.kernels.attention.sequences import (
     DENSE,
     Given,
@@ -204,6 +215,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
         blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(length, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
+            if config.split:
+                T.pdl_trigger()
             heads = kv_heads * members
             # Outside of the loop, so that a tile leaves while the block works on its next one.
             staged = T.alloc_shared((rows, spec.tile_dv), spec.dtype) if config.persistent else None
@@ -239,8 +252,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     )
                     k_scales, v_scales = (T.alloc_shared((keys,), T.float32) for _ in range(2))
                 scores = T.alloc_fragment((rows, keys), accum)
-                # Weights times scales of values, which are numbers of any size, need bfloat16's range.
-                probs_dtype = torch.bfloat16 if config.narrow else spec.dtype
+                probs_dtype = torch.float16 if config.narrow else spec.dtype
                 probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), probs_dtype)
                 acc = T.alloc_fragment((rows, spec.tile_dv), accum)
                 row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
@@ -249,11 +261,14 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 )
 
                 T.copy(q[span.slab, head, member, span.row, 0], q_tile)
-                queries = q_tile
-                if config.resident:
-                    q_registers = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
-                    T.copy(q_tile, q_registers)
-                    queries = q_registers
+                queries, unit_of_row = q_tile, None
+                if config.narrow and spec.dtype == torch.bfloat16:
+                    queries = T.alloc_fragment((rows, spec.tile_d), torch.float16)
+                    unit_of_row = T.alloc_fragment((rows,), accum)
+                    in_units(q_tile, queries, unit_of_row)
+                elif config.resident:
+                    queries = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
+                    T.copy(q_tile, queries)
                 T.clear(acc)
                 T.clear(partial_sums)
                 begin_rows(row_max, base)
@@ -286,7 +301,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                             widen(k_stored, k_scales, k_tile)
                     T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     if config.narrow:
-                        scale_scores(scores, k_scales)
+                        scale_scores(scores, k_scales, unit_of_row)
                     if spec.score:
                         score_text.modify(spec.program, scores, scale, aux, here, step * keys)
                     if spec.mask is not None or not spec.folded:
@@ -299,19 +314,26 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                             query = row % q_len if packed else row
                             seen = spec.sees(query, step * keys, j, keys, span.q_offset, window, span.keys)
                             scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                    exponentiate(scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts)
+                    gain, sizes = 0.0, None
+                    if config.narrow:
+                        gain, sizes = GAIN, T.alloc_fragment((keys,), accum)
+                        load_keys(given, v_scale, v_scales, span, head, step)
+                        clear_past(v_scales, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
+                        raise_scores(scores, v_scales, sizes, scale_log2)
+                    exponentiate(
+                        scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts, gain=gain,
+                        sizes=sizes,
+                    )  # fmt: skip
                     for i, c in T.Parallel(rows, spec.tile_dv):
                         acc[i, c] *= rescale[i]
                     load_keys(given, v, v_stored, span, head, step)
                     may_end = iteration == 0 if spec.backwards(config) else True
-                    if spec.scaled:
-                        load_keys(given, v_scale, v_scales, span, head, step)
-                        if config.narrow:
-                            clear_past(v_scales, step * keys, span.keys, may_end)
-                            scale_weights(scores, v_scales, probs)
-                        else:
+                    if config.narrow:
+                        sign_weights(scores, v_scales, probs)
+                    else:
+                        if spec.scaled:
+                            load_keys(given, v_scale, v_scales, span, head, step)
                             widen(v_stored, v_scales, v_tile)
-                    if not config.narrow:
                         T.copy(scores, probs)
                     if not layout.fixed:
                         clear_past(v_tile, step * keys, span.keys, may_end)
@@ -322,6 +344,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 for i in T.Parallel(rows):
                     if lse_types:
                         log_sum = row_max[i] * unit + T.log(row_sum[i])
+                        if config.narrow:
+                            log_sum = log_sum - GAIN * math.log(2)
                         if not layout.ragged:
                             others[-1][(*place, block * rows + i)] = log_sum
                         elif span.first + i < span.length:

@@ -11,6 +11,9 @@ needs what both have made, and is added up a step later, so that neither waits f
     products     dp | dv += p grad | dq of the step before | dk += ds q | next scores
     arithmetic   p  | ds           |                       | dq to memory
 
+A step begins with dv's product, in front of which no product is in flight: assemblers differ in what they let pass from
+one iteration of a loop to the next.
+
 A third warpgroup has one warp that loads tiles, and two that add parts of dq to memory.
 """
 
@@ -142,6 +145,14 @@ class Scores:
     window: Any
     scale: Any
 
+    @property
+    def reads_early(self) -> bool:
+        """Whether each query's log-sum-exp is read while its scores are made, not behind operands of products.
+
+        Masks leave no registers for it. Narrow heads gained nothing.
+        """
+        return not self.spec.causal and not self.spec.windowed and self.spec.tile_d > HALF
+
     @T.macro
     def hide(self, p: Any, step: Any) -> None:
         """Clear the probabilities of keys that queries do not see, or that are behind the last key."""
@@ -165,14 +176,15 @@ class Scores:
                 p[i, a * 8 + b * 2 + c] = T.if_then_else(seen, p[i, a * 8 + b * 2 + c], 0.0)
 
     @T.macro
-    def weigh(self, p: Any, p_rounded: Any, kept: Any, numbers: Any, stage: Any, step: Any) -> None:
-        """Turn scores into probabilities, rounded.
+    def weigh(self, p: Any, p_rounded: Any, kept: Any, row_lse: Any, stage: Any, step: Any) -> None:
+        """Turn scores into probabilities, rounded. `row_lse` is a number of each query, in stages or of each element.
 
         They are `kept` as the assembler sees that these are `p_rounded`, which a product reads meanwhile: there are no
         registers for more.
         """
         for i, j in T.Parallel(*p.shape):
-            p[i, j] = probability(self.spec, p[i, j], self.scale, numbers[0][stage, j])
+            number = row_lse[i, j] if self.reads_early else row_lse[stage, j]
+            p[i, j] = probability(self.spec, p[i, j], self.scale, number)
         self.hide(p, step)
         T.copy(p, p_rounded)
         T.copy(p_rounded, kept)
@@ -188,8 +200,7 @@ class Scores:
 class ConsumerWarpgroup:
     """The tiles, barriers and fragments of one of two warpgroups, and what it does in an iteration.
 
-    It has half of the block's keys, and half of the columns of dq, or of its queries where these are 128. An iteration
-    is cut where no product is in flight but that of dv, which nothing else reads: the loop begins there.
+    It has half of the block's keys, and half of the columns of dq, or of its queries where these are 128.
     """
 
     index: int
@@ -243,22 +254,27 @@ class ConsumerWarpgroup:
 
     @T.macro
     def make_probabilities(self, iteration: Any) -> None:
-        """Make the probabilities of an iteration, whose scores are under way, and start their part of dv."""
+        """Make the probabilities of an iteration, whose scores are under way, and the gradients of probabilities."""
         stage, parity = self.iterations.phase(iteration)
         T.mbarrier_wait_parity(self.full[1][stage], parity)
         T.wgmma_gemm(self.v[self.own, :], self.grad[stage, :, :], self.dp, transpose_B=True, clear_accum=True)
+        row_lse = self.numbers[0]
+        if self.scores.reads_early:
+            row_lse = T.alloc_fragment(self.p.shape, self.p.dtype)
+            for i, j in T.Parallel(*self.p.shape):
+                row_lse[i, j] = self.numbers[0][stage, j]
         T.wait_wgmma(1)
-        self.scores.weigh(self.p, self.p_rounded, self.kept, self.numbers, stage, self.iterations.step(iteration))
-        T.wgmma_gemm(self.p_rounded, self.grad[stage, :, :], self.dv)
-        T.wait_wgmma(1)
+        self.scores.weigh(self.p, self.p_rounded, self.kept, row_lse, stage, self.iterations.step(iteration))
+        T.wait_wgmma(0)
 
     @T.macro
     def make_gradients(self, iteration: Any, more: bool) -> None:
-        """Make the gradients of scores, and add up dk, and dq of the iteration before. With `more`, start the next
+        """Make the gradients of scores, and add up dv, dk, and dq of the iteration before. With `more`, start the next
         iteration's scores.
         """
         stage, _ = self.iterations.phase(iteration)
         version = iteration % 2
+        T.wgmma_gemm(self.p_rounded, self.grad[stage, :, :], self.dv)
         self.scores.differentiate(self.kept, self.dp, self.numbers, stage, self.ds)
         self.start_dq_gemm(iteration)
         # The other warpgroup has read this version: it arrived behind that.

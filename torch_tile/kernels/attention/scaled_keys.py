@@ -2,7 +2,8 @@
 """Keys and values in float8 with a scale for each position, which the kernels of attention widen to the queries' dtype.
 
 A key is `values * scale`, computed in float32 and rounded once to the queries' dtype. Where products widen the numbers
-(`Config.narrow`), the scale of a key multiplies its scores instead, and the scale of a value its weights.
+(`Config.narrow`), the scale of a key multiplies its scores instead, and the scale of a value goes into the exponents of
+its weights.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.kernels.attention.softmax import power_above
 from torch_tile.kernels.common import strided
 
 E4M3 = torch.float8_e4m3fn
@@ -35,18 +37,63 @@ def widen(stored: Any, scales: Any, tile: Any) -> None:
         tile[j, c] = T.cast(T.cast(raw[j, c], T.float32) * scales[j], tile.dtype)
 
 
+LEAST_PEAK, MOST_PEAK = 2.0**-100, 2.0**100  # of a row of queries, so that its unit and one over it are normal numbers
+
+
 @T.macro
-def scale_scores(scores: Any, scales: Any) -> None:
-    """Multiply scores `[rows, keys]` by the scale of each key."""
+def in_units(tile: Any, queries: Any, unit: Any) -> None:
+    """Write a tile of bfloat16 queries as float16, each row as multiples of a power of two, `unit` `[rows]`.
+
+    Float8 then becomes the type of the queries in one instruction for a pair. A row's largest magnitude is 0.5 to 1
+    units, and numbers from 2^-14 units on are exact. Rows of larger or smaller magnitudes than 2^100 and 2^-100 have
+    the unit of those.
+    """
+    rows, columns = tile.shape
+    values, peak = T.alloc_fragment((rows, columns), unit.dtype), T.alloc_fragment((rows,), unit.dtype)
+    units = T.alloc_shared((rows,), unit.dtype)
+    for i, c in T.Parallel(rows, columns):
+        values[i, c] = T.cast(tile[i, c], unit.dtype)
+    T.reduce_absmax(values, peak, dim=1)
+    for i in T.Parallel(rows):
+        units[i] = power_above(T.clamp(peak[i], LEAST_PEAK, MOST_PEAK))
+    T.copy(units, unit)
+    for i, c in T.Parallel(rows, columns):
+        queries[i, c] = T.cast(T.cast(tile[i, c], unit.dtype) / units[i], queries.dtype)
+
+
+GAIN = 14.0  # weights beside float8 values are float16, at most 2 ** 14.5: those of 2 ** -28 are still exact
+LEAST_SCALE = 2.0**-60  # of a value, else its weight over its scale may pass what float32 holds
+
+
+@T.macro
+def scale_scores(scores: Any, scales: Any, unit: Any) -> None:
+    """Multiply scores `[rows, keys]` by the scale of each key, and by the unit of each row if there is one."""
     for i, j in T.Parallel(*scores.shape):
-        scores[i, j] = scores[i, j] * scales[j]
+        scores[i, j] = scores[i, j] * (scales[j] if unit is None else scales[j] * unit[i])
 
 
 @T.macro
-def scale_weights(weights: Any, scales: Any, probs: Any) -> None:
-    """Write weights times the scale of each value, which is finite, rounded to the dtype of `probs`."""
+def raise_scores(scores: Any, scales: Any, sizes: Any, scale_log2: Any) -> None:
+    """Raise scores so that the weight `2 ** (scale_log2 * score)` of a key is times the magnitude of its value's scale.
+
+    A row's weights are relative to its largest then, whatever scales there are, and fit in float16. Divide sums of
+    weights by the magnitudes, which `sizes` `[keys]` become. One of 0 counts as LEAST_SCALE. Scores are rounded
+    once more, by which weights differ as by any rounding of scores.
+    """
+    over = 1.0 / scale_log2
+    rise = T.alloc_fragment(sizes.shape, sizes.dtype)
+    for j in T.Parallel(*sizes.shape):
+        sizes[j] = T.max(T.abs(scales[j]), LEAST_SCALE)
+        rise[j] = T.log2(sizes[j]) * over
+    for i, j in T.Parallel(*scores.shape):
+        scores[i, j] = scores[i, j] + rise[j]
+
+
+@T.macro
+def sign_weights(weights: Any, scales: Any, probs: Any) -> None:
+    """Write weights of `raise_scores` with the sign of the scale of each value, rounded to the dtype of `probs`."""
     for i, j in T.Parallel(*weights.shape):
-        probs[i, j] = T.cast(weights[i, j] * scales[j], probs.dtype)
+        probs[i, j] = T.cast(T.copysign(weights[i, j], scales[j]), probs.dtype)
 
 
 @dataclass(frozen=True, eq=False)

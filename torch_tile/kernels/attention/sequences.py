@@ -154,9 +154,13 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
         T.copy(x[(number, head, step % each * keys, *columns)], tile)
     elif keys % page == 0:
         each = keys // page
-        for n in tuple(range(each)):  # each page a copy of its own, no loop
+        numbers: list[Any] = []
+        for n in tuple(range(each)):  # names, so that the table is read once, and before the first copy
+            number = _page(given, x, span, step * each + n)
+            numbers.append(number)
+        for n, number in enumerate(numbers):  # each page a copy of its own, no loop
             rows = (slice(n * page, (n + 1) * page), *(slice(None) for _ in columns))
-            T.copy(x[(_page(given, x, span, step * each + n), head, 0, *columns)], tile[rows])
+            T.copy(x[(number, head, 0, *columns)], tile[rows])
     else:
         for j, *c in T.Parallel(*tile.shape):
             position = step * keys + j

@@ -53,6 +53,7 @@ def exponentiate(
     slack: float = 0.0,
     subtracts: bool = False,
     gain: float = 0.0,
+    sizes: Any = None,
 ) -> None:
     """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, where `row_max` becomes the rows'
     running maximum.
@@ -68,6 +69,8 @@ def exponentiate(
 
     With `gain`, weights and their sums are times `2 ** gain`. Without `subtracts`, `base` has it, and no weight passes
     `2 ** (gain + 0.5)`.
+
+    With `sizes` `[keys]`, the sum of a row has each weight divided by its size.
 
     With `slack`, `row_max` follows the maxima only where results would pass `2 ** slack` otherwise: quotients of sums
     are the same, and `rescale` is exactly 1 for most blocks, which `T.scale_rows` then skips. Scores as low as numbers
@@ -98,10 +101,16 @@ def exponentiate(
         for i, c in T.Parallel(rows, row_sum.shape[1]):
             row_sum[i, c] *= rescale[i]
             for j in T.serial(each // partial_sums):
-                row_sum[i, c] += scores[i, c // partial_sums * each + j * partial_sums + c % partial_sums]
+                key = c // partial_sums * each + j * partial_sums + c % partial_sums
+                row_sum[i, c] += scores[i, key] if sizes is None else scores[i, key] / sizes[key]
     else:
         block_row_sum = T.alloc_fragment((rows,), row_max.dtype)
-        T.reduce_sum(scores, block_row_sum, dim=1)
+        shares = scores
+        if sizes is not None:
+            shares = T.alloc_fragment(scores.shape, scores.dtype)
+            for i, j in T.Parallel(rows, keys):
+                shares[i, j] = scores[i, j] / sizes[j]
+        T.reduce_sum(shares, block_row_sum, dim=1)
         for i in T.Parallel(rows):
             row_sum[i] = row_sum[i] * rescale[i] + block_row_sum[i]
 

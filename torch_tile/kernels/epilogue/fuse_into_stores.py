@@ -3,21 +3,28 @@
 
 Takes a program as traced. `fuse_into_stores` returns a program whose result holds `epilogue(element, operands...)` of
 each element. Each value is rounded to the old type first, so the numbers are those of two kernels.
+
+A shared tile through which results leave takes the epilogue where it is filled: so it still leaves by a bulk copy. An
+operand of the same shape and type comes through that tile. Other copies into the result become nests of stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch_tile.diagnostics.errors import span_source
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, float32, float64
 from torch_tile.ir.expr import Expr, Load, cast, const
-from torch_tile.ir.node import Rewriter, children, rebuilt, walk
-from torch_tile.ir.stmt import Block, Program, Stmt, Store
+from torch_tile.ir.idmap import IdSet
+from torch_tile.ir.node import Rewriter, children, contains, find, rebuilt, symbols, walk
+from torch_tile.ir.stmt import Alloc, Block, Let, Program, Stmt, Store
 from torch_tile.kernels.epilogue.program import Epilogue
 from torch_tile.language.trace import tracing
+from torch_tile.tileop.base import parallel, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
 
 
@@ -45,7 +52,8 @@ def fuse_into_stores(
     one = const(1, result.shape[-1].dtype)
     shapes = {"t": result.shape, "r": result.shape[-1:], "c": (*result.shape[:-1], one), "s": ()}
     aux = [Buffer(f"operand_{n}", shapes[kind], of, "global", None, "param") for n, (kind, of) in enumerate(operands)]
-    fuse = _Stores(result, new, epilogue, [(kind, x) for (kind, _), x in zip(operands, aux, strict=True)])
+    leaving = tiles_that_leave(program, result, dtype)
+    fuse = _Stores(result, new, epilogue, [(kind, x) for (kind, _), x in zip(operands, aux, strict=True)], leaving)
     return rebuilt(
         program,
         name=f"{program.name}_with_epilogue",
@@ -67,41 +75,116 @@ def _uses_otherwise(node: Any, result: Buffer) -> bool:
     return bool(used)
 
 
-class _Stores(Rewriter):
-    """Replaces each store into `result` by one of the epilogue's value into `new`; copies become nests of stores."""
+def tiles_that_leave(program: Program, result: Buffer, dtype: DType) -> dict[Copy, Copy]:
+    """Map each copy that fills a shared tile of type `dtype` to the next one, which takes the tile to the result.
 
-    def __init__(self, result: Buffer, new: Buffer, epilogue: Epilogue, aux: Sequence[tuple[str, Buffer]]) -> None:
-        self.result, self.new, self.epilogue, self.aux = result, new, epilogue, aux
+    A tile is filled and copied as a whole, by two copies of one block whose place in the result is known at both. All
+    uses of the tile are such pairs.
+    """
+    found: dict[Copy, Copy] = {}
+    for block in find(program, Block):
+        filled: dict[Buffer, tuple[Copy, IdSet[Any]]] = {}  # with the variables that are bound since
+        for stmt in block.stmts:
+            if isinstance(stmt, Let):
+                for _, later in filled.values():
+                    later.add(stmt.var)
+            if not isinstance(stmt, Copy):
+                continue
+            if stmt.dst.buffer is result and stmt.src.buffer in filled and _is_whole(stmt.src):
+                fill, later = filled.pop(stmt.src.buffer)
+                if not contains(stmt.dst, Load) and not any(x in later for x in symbols(stmt.dst)):
+                    found[fill] = stmt
+            tile = stmt.dst.buffer
+            if tile.scope == "shared" and tile.dtype == dtype and _is_whole(stmt.dst) and stmt.as_loop():
+                filled[tile] = stmt, IdSet()
+    pairs = Counter(fill.dst.buffer for fill in found)
+    uses = Counter(x for node in walk(program) for x in children(node) if isinstance(x, Buffer) and x in pairs)
+    return {fill: leave for fill, leave in found.items() if uses[fill.dst.buffer] == 2 * pairs[fill.dst.buffer]}
+
+
+def _is_whole(region: Region) -> bool:
+    """Return whether a region is all of its buffer, which has a known size."""
+    shape = region.buffer.static_shape
+    corners = [tuple(getattr(x, "value", None) for x in (r.start, r.extent)) for r in region.ranges]
+    return shape is not None and corners == [(0, n) for n in shape]
+
+
+class _Stores(Rewriter):
+    """Replaces each store into `result` by one of the epilogue's value into `new`; copies become nests of stores.
+
+    Copies in `leaving` stay copies: the first of a pair takes the epilogue's values.
+    """
+
+    def __init__(
+        self, result: Buffer, new: Buffer, epilogue: Epilogue, aux: Sequence[tuple[str, Buffer]],
+        leaving: Mapping[Copy, Copy],
+    ) -> None:  # fmt: skip
+        self.result, self.new, self.epilogue, self.aux, self.leaving = result, new, epilogue, aux, leaving
+        self.left = IdSet(leaving.values())
 
     def visit_Copy(self, node: Copy) -> Stmt:
         """Write a copy into the result as a nest of stores."""
+        if node in self.leaving:
+            return self._filled(node, self.leaving[node].dst)
+        if node in self.left:
+            return rebuilt(node, dst=rebuilt(node.dst, buffer=self.new))
         if node.dst.buffer is not self.result:
             return node
         nest = node.as_loop()
         assert nest is not None, "refused before"
         return self.children(nest)
 
+    def _filled(self, fill: Copy, place: Region) -> Stmt:
+        """Fill a tile with the epilogue's values of what goes to a `place` in the result.
+
+        They are computed into a fragment, which is copied as the author's was. The first operand that can be copied
+        comes through the tile: its rows are read in wide pieces.
+        """
+        tile, values = fill.dst, Buffer("values", fill.dst.buffer.shape, self.new.dtype, "fragment")
+        through = next((x for kind, x in self.aux if kind == "t" and x.dtype == tile.buffer.dtype), None)
+
+        def element(point: tuple[Any, ...]) -> Stmt:
+            """Compute the value of one element."""
+            value = cast(cast(Load(fill.src.buffer, spread(fill.src, point)), tile.buffer.dtype), self.result.dtype)
+            at = {} if through is None else {through: Load(tile.buffer, spread(tile, point))}
+            return self._stored(fill, values, spread(tile, point), value, spread(place, point), at)
+
+        region = rebuilt(tile, buffer=values)
+        nest = parallel(squeezed(tile), element)
+        brought = () if through is None else (Copy(rebuilt(place, buffer=through), tile),)
+        return Block((Alloc(values), *brought, nest, rebuilt(fill, src=region)))
+
     def visit_Store(self, node: Store) -> Stmt:
         """Apply the epilogue to the stored value."""
         if node.buffer is not self.result:
             return node
+        return self._stored(node, self.new, node.indices, node.value, node.indices)
+
+    def _stored(
+        self, author: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, place: tuple[Expr, ...],
+        loaded: Mapping[Buffer, Expr] = MappingProxyType({}),
+    ) -> Block:  # fmt: skip
+        """Store the epilogue of a value with a `place` in the result, on the line of `author`, its statement.
+
+        Some operands may have been loaded.
+        """
         from torch_tile.kernels.epilogue import emit
 
         compute = float64 if self.result.dtype == float64 else float32
-        with tracing() as at, at.open("the epilogue") as scope:
-            span_source.append(lambda: node.span)
-            try:
-                inputs = {"acc0": cast(node.value, compute)}
-                inputs |= {f"x{n}": cast(self._operand(node, *x), compute) for n, x in enumerate(self.aux)}
-                value = emit.apply(self.epilogue, inputs, compute, self.new.dtype.bits <= 16)
-                store = Store(self.new, node.indices, cast(value, self.new.dtype))
-            finally:
-                span_source.pop()
+        span_source.append(lambda: author.span)
+        try:
+            with tracing() as at, at.open("the epilogue") as scope:
+                operands = [loaded[x] if x in loaded else self._operand(place, kind, x) for kind, x in self.aux]
+                inputs = {"acc0": cast(value, compute)} | {f"x{n}": cast(x, compute) for n, x in enumerate(operands)}
+                result = emit.apply(self.epilogue, inputs, compute, self.new.dtype.bits <= 16)
+            store = Store(buffer, indices, cast(result, self.new.dtype))
+        finally:
+            span_source.pop()
         return Block((*scope.stmts, store))
 
     @staticmethod
-    def _operand(store: Store, kind: str, x: Buffer) -> Expr:
-        """Return the element of an auxiliary operand that belongs to the stored element."""
-        rows, column = store.indices[:-1], store.indices[-1]
-        places = {"t": store.indices, "r": (column,), "c": (*rows, const(0, column.dtype)), "s": ()}
+    def _operand(place: tuple[Expr, ...], kind: str, x: Buffer) -> Expr:
+        """Return the element of an auxiliary operand that belongs to a place in the result."""
+        rows, column = place[:-1], place[-1]
+        places = {"t": place, "r": (column,), "c": (*rows, const(0, column.dtype)), "s": ()}
         return Load(x, places[kind])

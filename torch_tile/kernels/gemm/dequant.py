@@ -167,7 +167,7 @@ def widened(
     alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
     weights = alloc((rows, piece.width), spec.operand)
     for j, c in T.Parallel(rows, piece.width):
-        place = (piece.word(c, fields), j) if transposed else (j, piece.word(c, fields))
+        place = (c // fields, j) if transposed else (j, c // fields)
         weights[j, c] = T.cast(
             weight(spec, words[place], c, j, piece, None if late else scale, zero, table), spec.operand
         )
@@ -177,18 +177,8 @@ def widened(
 def add_products(pieces: Sequence[tuple[Piece, Any, Any]], a_tile: Any, block_k: int, late: bool) -> None:
     """Multiply widened pieces into a sum each, one right after the other so that all are in flight together."""
     for piece, weights, total in pieces:
-        columns = by_lanes(a_tile, piece) if piece.by_lanes else a_tile[0 : a_tile.shape[0], piece.of(block_k, block_k)]
+        columns = a_tile[0 : a_tile.shape[0], piece.of(block_k, block_k)]
         T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=late)
-
-
-@T.macro
-def by_lanes(a_tile: Any, piece: Piece) -> Any:
-    """Load the columns of a that belong to a piece into registers, in the order of its slots."""
-    found, columns = (T.alloc_fragment((a_tile.shape[0], piece.width), a_tile.dtype) for _ in range(2))
-    T.copy(a_tile[0, piece.start], found)
-    for i, c in T.Parallel(a_tile.shape[0], piece.width):
-        columns[i, c] = found[i, piece.column(c)]
-    return columns
 
 
 class Factors:
@@ -550,10 +540,11 @@ class Storage:
         zeros = [self.zero.type(f"z{i}", n, groups, *matrices) for i in range(count)] if self.zero else []
         return bs, scales, zeros
 
-    def looked_up(self, word: Any, column: Any, slot: Any, row: Any, table: Any) -> Any:
+    def looked_up(self, word: Any, column: Any, row: Any, table: Any) -> Any:
         """Look up the number of the field of a row's column, in a `table` of `pairs_of` if there is one."""
-        if table is not None:  # lanes of tensor cores' fragments: 4 pairs of slots of 8 rows
-            return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + slot % 8 // 2, column % 2)]
+        if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
+            byte = column % 8 // 2
+            return table[T.table_place(word, byte, row % 8 * 4 + byte, column % 2)]
         upper = 1 - column % 2 if self.high_first else column % 2
         if self.words == torch.int32:
             return value_of(self.format, word, column % 8 // 2, upper)
@@ -591,29 +582,6 @@ class Piece:
     start: int
     width: int
     columns: int
-    by_lanes: bool = False
-
-    def column(self, slot: Any) -> Any:
-        """Return the column of the piece that slot `slot` of the product's sum takes.
-
-        Sums have no order. With `by_lanes`, the four lanes that share a row of an operand of mma.sync take a quarter of
-        the columns each, so that a lane widens whole words. Lane l holds the slots 2 l, 2 l + 1, 2 l + 8 and 2 l + 9 of
-        16.
-        """
-        if not self.by_lanes:
-            return slot
-        return slot % 8 // 2 * (self.width // 4) + slot // 8 * 2 + slot % 2
-
-    def word(self, slot: Any, fields: int) -> Any:
-        """Return the word of a row of the piece that holds the column of a slot."""
-        if not self.by_lanes:
-            return slot // fields
-        each = self.width // (4 * fields)  # words of a lane
-        return slot % 8 // 2 * each + (slot // (4 * fields) if each > 1 else 0)
-
-    def field(self, slot: Any) -> Any:
-        """Return the column of a slot, or a column whose field lies at the same place of a word of int32."""
-        return slot // 8 % 4 * 2 + slot % 2 if self.by_lanes else slot
 
     @property
     def run(self) -> int:
@@ -660,7 +628,7 @@ class Spec:
         width = span = block_k // self.storage.groups(block_k)
         if not self.scales_late(config):
             width = max(LEAST_PIECE, block_k // 4) if self.alternates(config) else block_k
-        return [Piece(at, width, max(span, width), config.lanes) for at in range(0, block_k, width)]
+        return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
 
     def taken(self, factor: Factor) -> torch.dtype:
         """Return the dtype to which the kernel converts scales or zeros before it scales weights. Halves hold bytes
@@ -697,19 +665,19 @@ class Spec:
         return found[0], found[1], found[2], rest
 
 
-def weight(spec: Spec, word: Any, slot: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any) -> Any:
-    """Unpack and scale the weight that the product takes at a slot of its sum."""
+def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any) -> Any:
+    """Unpack and scale one weight."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
-    group = (piece.column(slot) + piece.start % piece.columns) // storage.group if several else 0
+    group = (column + piece.start % piece.columns) // storage.group if several else 0
     scale, zero = (
         T.cast(x[kind.place(row, group)], accum) if kind and x is not None else None
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))
     )
     if storage.format:
-        value = T.cast(T.cast(storage.looked_up(word, piece.field(slot), slot, row, table), spec.operand), accum)
+        value = T.cast(T.cast(storage.looked_up(word, column, row, table), spec.operand), accum)
         return value if scale is None else value * scale
-    number, surplus = (T.cast(x, accum) for x in storage.number(word, piece.field(slot)))
+    number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     if storage.words == torch.int32:  # in steps that two neighbours can take together
         number = number - surplus
         if zero is not None:

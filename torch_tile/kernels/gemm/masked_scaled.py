@@ -18,7 +18,7 @@ from torch_tile.kernels.common import has_kernels, into, machine_of
 from torch_tile.kernels.gemm import grouped_scaled
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
 from torch_tile.kernels.gemm.grouped_scaled import tiling_for
-from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, parts_of, prepare, whole_scales
+from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, prepare, whole_scales
 from torch_tile.kernels.gemm.tiling import Config
 
 
@@ -55,16 +55,14 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
             first = group * height + by * bm
             ends = whole_scales(config, spec, operands, first, bx * bn, (group,))
-            products = multiply(config, spec, a, operands, first, bx * bn, steps, (group,))
+            product = multiply(config, spec, a, operands, first, bx * bn, steps, (group,))
             ends.share()
-            for (start, rows), product, of_a in zip(parts_of(config), products, ends.of_a, strict=True):
-                for i, j in T.Parallel(rows, bn):
-                    row = by * bm + start + i
-                    col = bx * bn + j
-                    if row < height:
-                        place = first + start + i, col, (group,)
-                        value = finish(spec, product[i, j], (of_a, ends.of_b), i, j, operands, *place)
-                        out[group, row, col] = T.if_then_else(row < count, value, 0.0)
+            for i, j in T.Parallel(bm, bn):
+                row = by * bm + i
+                col = bx * bn + j
+                if row < height:
+                    value = finish(spec, product[i, j], ends, i, j, operands, first + i, col, (group,))
+                    out[group, row, col] = T.if_then_else(row < count, value, 0.0)
 
     return masked_scaled_gemm
 

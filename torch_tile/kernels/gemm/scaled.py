@@ -41,7 +41,6 @@ from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
 from torch_tile.kernels.measured_rules import verdict
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
-MOST_UNSCALED = 64  # sums of a thread that wait for their scales
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
 # Bulk copies of float32 begin at multiples of 4 numbers in memory, and of 32 in shared memory.
 BULK_START, BULK_TILE = 4, 32
@@ -262,14 +261,14 @@ class WholeScales:
 
 @dataclass(frozen=True)
 class Ends:
-    """The scales of the rows of each part of a tile, and of its columns, if they do not change along K."""
+    """The scales of the rows of a tile, and of its columns, if they do not change along K."""
 
-    of_a: list[WholeScales | None]
+    of_a: WholeScales | None
     of_b: WholeScales | None
 
     def share(self) -> None:
         """Let all threads see what each of them loaded."""
-        for scales in filter(None, (*self.of_a, self.of_b)):
+        for scales in filter(None, (self.of_a, self.of_b)):
             scales.share()
 
 
@@ -278,23 +277,8 @@ def whole_scales(
 ) -> Ends:
     """Begin to load the scales of a tile that do not change along K."""
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
-    of_a = [
-        None if kind_a.grouped else WholeScales(kind_a, scale_a, row + start, rows, (), False)
-        for start, rows in parts_of(config)
-    ]
+    of_a = None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False)
     return Ends(of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, True))
-
-
-def parts_of(config: Config) -> list[tuple[int, int]]:
-    """Split the rows of a tile into parts (first, count) that are multiplied one after the other.
-
-    So a thread has registers for the unscaled sums of one part, beside the scaled sums of the tile. A part has 64 rows
-    for each warpgroup.
-    """
-    wanted = config.block_m * config.block_n // (config.threads * MOST_UNSCALED)
-    count = max(1, min(wanted, config.block_m // (config.threads // 2)))
-    rows = config.block_m // count
-    return [(start, rows) for start in range(0, config.block_m, rows)]
 
 
 @T.macro
@@ -302,8 +286,7 @@ def multiply(
     config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any,
     matrix: tuple[Any, ...] = (),
 ) -> Any:  # fmt: skip
-    """Compute one tile of the product by `parts_of` its rows, with the scales of groups applied, summed over the steps
-    before `last`.
+    """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
 
     `matrix` is the index of b if there are several: rows of each then begin anywhere.
     """
@@ -312,45 +295,39 @@ def multiply(
     a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
     packed = GROUP // spec.fields
     words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
-    products = [T.alloc_fragment((rows, bn), "float32") for _, rows in parts_of(config)]
-    for product in products:
-        T.clear(product)
-    part = T.alloc_fragment(products[0].shape, spec.sums)
+    product = T.alloc_fragment((bm, bn), "float32")
+    T.clear(product)
+    part = T.alloc_fragment((bm, bn), spec.sums)
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, scales
-    of_as = [
-        GroupScales(kind_a, scale_a, row + start, rows, (), False, bool(matrix)) if kind_a.grouped else None
-        for start, rows in parts_of(config)
-    ]
+    of_a = GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix)) if kind_a.grouped else None
     of_b = GroupScales(kind_b, scale_b, col, bn, matrix, True, False) if kind_b.grouped else None
-    for each in filter(None, (*of_as, of_b)):
+    for each in filter(None, (of_a, of_b)):
         each.fetch(0)
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, step * GROUP], a_tile)
         T.copy(b[(*matrix, col, step * packed)], words)
-        for each in filter(None, (*of_as, of_b)):
+        for each in filter(None, (of_a, of_b)):
             each.load(step)
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
         # The scale of a tile's columns is a factor of each row's, if there is one and both come by bulk copies.
-        joined = of_b if of_b is not None and of_b.along and all(x is not None and x.copied for x in of_as) else None
-        for of_a in of_as:
-            if of_a is not None:
-                of_a.take(step, joined)
+        joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
+        if of_a is not None:
+            of_a.take(step, joined)
         if of_b is not None and joined is None:
             of_b.take(step)
-        for (start, rows), product, of_a in zip(parts_of(config), products, of_as, strict=True):
-            T.gemm(a_tile[start : start + rows, 0:GROUP], b_tile, part, transpose_B=True, clear_accum=True)
-            for i, j in T.Parallel(rows, bn):
-                value = T.cast(part[i, j], "float32")
-                if of_a is not None and of_b is not None and joined is None:
-                    value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
-                elif of_a is not None:
-                    value = value * of_a.of(i)
-                elif of_b is not None:
-                    value = value * of_b.of(j)
-                product[i, j] += value
-    return products
+        T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(bm, bn):
+            value = T.cast(part[i, j], "float32")
+            if of_a is not None and of_b is not None and joined is None:
+                value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
+            elif of_a is not None:
+                value = value * of_a.of(i)
+            elif of_b is not None:
+                value = value * of_b.of(j)
+            product[i, j] += value
+    return product
 
 
 def field(spec: Spec, word: Any, place: Any) -> Any:
@@ -362,57 +339,51 @@ def field(spec: Spec, word: Any, place: Any) -> Any:
 
 @T.macro
 def finish(
-    spec: Spec, value: Any, ends: Sequence[Any], i: Any, j: Any, operands: Sequence[Any], row: Any, col: Any,
+    spec: Spec, value: Any, ends: Ends, i: Any, j: Any, operands: Sequence[Any], row: Any, col: Any,
     matrix: tuple[Any, ...] = (),
 ) -> Any:  # fmt: skip
     """Compute one element of the result, with row i and column j in its tile. Scales of whole rows are applied here."""
-    of_a, of_b = ends
-    if of_a is not None:
-        value = value * of_a.of(i)
-    if of_b is not None:
-        value = value * of_b.of(j)
+    if ends.of_a is not None:
+        value = value * ends.of_a.of(i)
+    if ends.of_b is not None:
+        value = value * ends.of_b.of(j)
     return gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col, *matrix)
 
 
 @T.macro
 def leave(
-    config: Config, spec: Spec, products: Sequence[Any], ends: Ends, operands: Sequence[Any], buffers: Sequence[Any],
+    config: Config, spec: Spec, product: Any, ends: Ends, operands: Sequence[Any], buffers: Sequence[Any],
     out: Any, row: Any, col: Any, end: Any = None, matrix: tuple[Any, ...] = (),
 ) -> None:  # fmt: skip
     """Store a tile of the result, its rows before `end` if given: by panels of columns through shared memory if there
     are `buffers`.
     """
-    width, panels = panels_of(config, spec.product.out_dtype.itemsize)
+    rows, (width, panels) = config.block_m, panels_of(config, spec.product.out_dtype.itemsize)
     ends.share()
-    for (above, rows), product, of_a in zip(parts_of(config), products, ends.of_a, strict=True):
-        first, own = row + above, (of_a, ends.of_b)
-        if buffers:
-            for start, number in panels:
-                result = T.alloc_fragment((rows, width), spec.product.out_dtype)
+    if buffers:
+        for start, number in panels:
+            result = T.alloc_fragment((rows, width), spec.product.out_dtype)
+            for i, j in T.Parallel(rows, width):
+                place = i, start + j
+                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + place[1], matrix)
+            T.copy(result, buffers[number])
+            if end is None:
+                T.copy(buffers[number], out[row, col + start])
+            else:
                 for i, j in T.Parallel(rows, width):
-                    place = i, start + j
-                    result[i, j] = finish(
-                        spec, product[place], own, *place, operands, first + i, col + place[1], matrix
-                    )
-                T.copy(result, buffers[number])
-                if end is None:
-                    T.copy(buffers[number], out[first, col + start])
-                else:
-                    for i, j in T.Parallel(rows, width):
-                        if first + i < end:
-                            out[first + i, col + start + j] = buffers[number][i, j]
-        else:
-            for i, j in T.Parallel(rows, config.block_n):
-                if end is None or first + i < end:
-                    value = finish(spec, product[i, j], own, i, j, operands, first + i, col + j, matrix)
-                    out[first + i, col + j] = value
+                    if row + i < end:
+                        out[row + i, col + start + j] = buffers[number][i, j]
+    else:
+        for i, j in T.Parallel(rows, config.block_n):
+            if end is None or row + i < end:
+                value = finish(spec, product[i, j], ends, i, j, operands, row + i, col + j, matrix)
+                out[row + i, col + j] = value
 
 
 def buffers_of(config: Config, dtype: torch.dtype) -> list[Any]:
     """Allocate the tiles through which results leave, if they are staged."""
     width, panels = panels_of(config, dtype.itemsize)
-    rows = parts_of(config)[0][1]
-    return [T.alloc_shared((rows, width), dtype) for _ in panels[:2]] if config.staged else []
+    return [T.alloc_shared((config.block_m, width), dtype) for _ in panels[:2]] if config.staged else []
 
 
 @jit
@@ -428,8 +399,8 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
                 T.use_swizzle(config.panel)
             buffers = buffers_of(config, spec.product.out_dtype)
             ends = whole_scales(config, spec, operands, by * bm, bx * bn)
-            products = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
-            leave(config, spec, products, ends, operands, buffers, out, by * bm, bx * bn)
+            product = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
+            leave(config, spec, product, ends, operands, buffers, out, by * bm, bx * bn)
 
     return scaled_gemm
 
@@ -453,8 +424,8 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
                 row, col = (T.min(by, LAST // bm // shared) * shared + rank) * bm, T.min(bx, LAST // bn) * bn
                 ends = whole_scales(config, spec, operands, row, col)
-                products = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
-                leave(config, spec, products, ends, operands, buffers, out, row, col)
+                product = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
+                leave(config, spec, product, ends, operands, buffers, out, row, col)
 
     return scaled_gemm
 
@@ -620,14 +591,10 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
     for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
         if kind.bulk or kind.runs(rows):
-            pieces = [(0, rows)] if across else parts_of(config)
-            tiles += [
-                Tile(1, kind.loaded(count, groups and not across), 32, config.stages, (Part.LOOP,))
-                for _, count in pieces
-            ]
+            tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
     if config.staged:
         width, panels = panels_of(config, spec.product.out_dtype.itemsize)
-        tiles += [Tile(parts_of(config)[0][1], width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
+        tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
     return Footprint(tuple(tiles), bulk)

@@ -153,6 +153,8 @@ def flash_mla(config: Config, spec: Spec) -> Any:
             1 if work_items else batch,
         )
         with T.Kernel(*grid, threads=config.threads) as (bx, split, bz):
+            if config.split or work_items:
+                T.pdl_trigger()
             own = (split,) if config.split else ()
             held, rest = config.held, width - config.held
             q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), spec.dtype)

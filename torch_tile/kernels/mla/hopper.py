@@ -270,6 +270,8 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
             1 if work_items else batch,
         )
         with T.Kernel(*grid, threads=config.threads + 128) as (bx, split, bz):
+            if config.split or work_items:
+                T.pdl_trigger()
             q_tile = T.alloc_shared((rows, latent), spec.dtype)
             widths = [half, half + spec.rotary, half, half + spec.rotary]
             tiles = [T.alloc_shared((keys, columns), spec.dtype) for columns in widths]

@@ -16,15 +16,24 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, strided
+from torch_tile.kernels.common import (
+    Machine,
+    compute_dtype,
+    has_kernels,
+    into,
+    machine_of,
+    power_of_two,
+    strided,
+    typical,
+)
 from torch_tile.kernels.mla.spec import units_for
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 FIELDS = 4
-ROWS = 4  # of a sequence that a block joins
-AHEAD = range(2)  # units whose pieces it reads together: most sequences that are shared have two
+ROWS = 4  # of a sequence that a block joins, where there are blocks enough
+MOST_AHEAD = 8  # units whose pieces it reads together
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
 # the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, and two zeros.
@@ -204,10 +213,11 @@ class WorkItems:
 
 
 @jit
-def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
+def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> Any:
     """Build the kernel `combine` for the sequences that several units share, in the order of their units.
 
-    Blocks of ROWS rows, of which most sequences need none: a block for each row would take as long to start as to work.
+    Blocks of `height` rows, of which most sequences of many need none: a block for each row would take as long to start
+    as to work. A block reads the pieces of `ahead` units together.
     """
     accum = compute_dtype(dtype)
     infinity = T.infinity(accum)
@@ -222,27 +232,28 @@ def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
         out: strided("out", (batch, outer, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((batch, rows), accum),
     ):
-        with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=256) as (bx, bz):
-            work_items, row = WorkItems(schedule, part, part_lse, batch), bx * ROWS
+        with T.Kernel(T.ceildiv(rows, height), batch, threads=256) as (bx, bz):
+            T.pdl_sync()
+            work_items, row = WorkItems(schedule, part, part_lse, batch), bx * height
             first, last = work_items.owners(bz)
             if first < last:
                 behind = T.if_then_else(schedule[first, FIRST] == bz, 0, 1)  # the first unit left its last piece
-                row_max, old, rescale, row_sum = (T.alloc_fragment((ROWS,), accum) for _ in range(4))
-                acc = T.alloc_fragment((ROWS, latent), accum)
-                values = [T.alloc_fragment((ROWS, latent), accum) for _ in AHEAD]
-                weights = [T.alloc_fragment((ROWS,), accum) for _ in AHEAD]
+                row_max, old, rescale, row_sum = (T.alloc_fragment((height,), accum) for _ in range(4))
+                acc = T.alloc_fragment((height, latent), accum)
+                values = [T.alloc_fragment((height, latent), accum) for _ in range(ahead)]
+                weights = [T.alloc_fragment((height,), accum) for _ in range(ahead)]
                 T.fill(row_max, -infinity)
                 T.clear(row_sum)
                 T.clear(acc)
-                for iteration in T.serial(T.ceildiv(last - first + 1, len(AHEAD))):
-                    for n, value, weight in zip(AHEAD, values, weights, strict=True):
-                        unit = first + iteration * len(AHEAD) + n
+                for iteration in T.serial(T.ceildiv(last - first + 1, ahead)):
+                    for n, value, weight in zip(range(ahead), values, weights, strict=True):
+                        unit = first + iteration * ahead + n
                         slot = 2 * unit + T.if_then_else(unit == first, behind, 0)
-                        for i in T.Parallel(ROWS):
+                        for i in T.Parallel(height):
                             weight[i] = T.if_then_else(unit <= last, part_lse[slot, row + i], -infinity)
-                        for i, c in T.Parallel(ROWS, latent):
+                        for i, c in T.Parallel(height, latent):
                             value[i, c] = T.if_then_else(unit <= last, part[slot, row + i, c], 0.0)
-                    for i in T.Parallel(ROWS):
+                    for i in T.Parallel(height):
                         old[i] = row_max[i]
                         for weight in weights:
                             row_max[i] = T.max(row_max[i], weight[i])
@@ -252,14 +263,14 @@ def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
                         for weight in weights:
                             weight[i] = T.exp(weight[i] - level)
                             row_sum[i] += weight[i]
-                    for i, c in T.Parallel(ROWS, latent):
+                    for i, c in T.Parallel(height, latent):
                         acc[i, c] *= rescale[i]
                         for value, weight in zip(values, weights, strict=True):
                             acc[i, c] += value[i, c] * weight[i]
-                for i in T.Parallel(ROWS):
+                for i in T.Parallel(height):
                     lse[bz, row + i] = row_max[i] + T.log(T.max(row_sum[i], 1.0))
                     rescale[i] = 1.0 / T.max(row_sum[i], 1.0)
-                for i, c in T.Parallel(ROWS, latent):
+                for i, c in T.Parallel(height, latent):
                     out[bz, (row + i) // inner, (row + i) % inner, c] = T.cast(acc[i, c] * rescale[i], dtype)
 
     return combine_pieces
@@ -270,4 +281,23 @@ def combine_scheduled(
     machine: Machine,
 ) -> None:  # fmt: skip
     """Combine the units' partial results into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
-    machine.kernel(combine_pieces)(out.dtype, part.shape[2])(schedule, part, part_lse, out, lse.flatten(1))
+    batch, rows = lse.flatten(1).shape
+    height, ahead = _joined_together(Shared(batch, rows, part.shape[0] // 2), machine)
+    kernel = machine.kernel(combine_pieces)(out.dtype, part.shape[2], height, ahead)
+    kernel(schedule, part, part_lse, out, lse.flatten(1))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Sizes of a launch that joins pieces: sequences, rows of each, and units."""
+
+    batch: int
+    rows: int
+    units: int
+
+
+def _joined_together(shared: Shared, machine: Machine) -> tuple[int, int]:
+    """Return the rows of a block that joins pieces, and how many pieces it reads together."""
+    shared = typical(shared)
+    height = ROWS if shared.batch * shared.rows >= 2 * ROWS * machine.num_sms else 1
+    return height, min(MOST_AHEAD, power_of_two(shared.units // max(shared.batch, 1) + 1))

@@ -36,6 +36,7 @@ from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_
 
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
 HELD_HEADS = 4  # whose keys and scores a block of `chunk_scan` holds
+STATE_HEADS = 2  # of which a block of `chunk_states` sums up states
 MOST_HELD = 256  # states, so that a tile has all
 
 
@@ -69,10 +70,17 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = T
     return Config(chunk=size, blocks=3 if machine.target.has_wgmma and bulk else 1)
 
 
-def config_of_states(config: Config, dtype: torch.dtype, states: int, machine: Machine) -> Config:
-    """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once."""
-    wide = machine.is_gpu and dtype.itemsize == 2 and states > config.state_tile
-    return replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks)) if wide else config
+def config_of_states(config: Config, dtype: torch.dtype, states: int, members: int, machine: Machine) -> Config:
+    """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once.
+
+    On Hopper a block has two heads of a group of `members`, so that keys are read for both.
+    """
+    if not machine.is_gpu or dtype.itemsize != 2:
+        return config
+    if states > config.state_tile:
+        config = replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks))
+    pairs = config.blocks > 1 and typical(Members(members)).members > 1
+    return replace(config, heads=STATE_HEADS, blocks=2) if pairs else config
 
 
 def config_of_scan(config: Config, spec: Spec, members: int, states: int, machine: Machine) -> Config:
@@ -207,9 +215,12 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
 
 @jit
 def chunk_states(config: Config, spec: Spec) -> Any:
-    """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before."""
+    """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before.
+
+    A block has several heads of a group, which share the tiles of keys.
+    """
     s, size, step = Sizes(config, spec), config.chunk, config.step
-    tile_p, tile_n = config.head_tile, config.state_tile
+    tile_p, tile_n, numbers = config.head_tile, config.state_tile, list(range(config.heads))
 
     @T.prim_func
     def ssd_chunk_states(
@@ -220,36 +231,45 @@ def chunk_states(config: Config, spec: Spec) -> Any:
         *marks: s.marks(spec),
         out: s.states(spec.compute),
     ):
-        tiles_p, tiles_n = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n)
-        with T.Kernel(tiles_p * tiles_n * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
+        tiles_p, tiles_n, members = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n), s.h // s.g
+        runs = T.ceildiv(members, config.heads)
+        with T.Kernel(tiles_p * tiles_n * runs * s.g, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
-            head = bx // (tiles_p * tiles_n)
+            place = bx // (tiles_p * tiles_n)
             p, n = bx % tiles_p * tile_p, bx // tiles_p % tiles_n * tile_n
-            group = head // (s.h // s.g)
-            x_tile = T.alloc_shared((step, tile_p), spec.dtype)
-            weighed = T.alloc_shared((step, tile_p), spec.dtype)
+            group = place // runs
+            begin, end, first = group * members + place % runs * config.heads, (group + 1) * members, chunk * size
+            x_tiles = [T.alloc_shared((step, tile_p), spec.dtype) for _ in numbers]
+            weighed = [T.alloc_shared((step, tile_p), spec.dtype) for _ in numbers]
             key_tile = T.alloc_shared((step, tile_n), spec.dtype)
-            acc = T.alloc_fragment((tile_p, tile_n), spec.compute)
-            factor = T.alloc_fragment((step,), spec.compute)
-            T.clear(acc)
-            first = chunk * size
+            factors = T.alloc_shared((config.heads, size), spec.compute)
+            sums = [T.alloc_fragment((tile_p, tile_n), spec.compute) for _ in numbers]
+            for acc in sums:
+                T.clear(acc)
+            for i, j in T.Parallel(config.heads, size):
+                head = T.min(begin + i, s.h - 1)
+                here = decays[bz, head, first + j]
+                if spec.reverse:
+                    factors[i, j] = T.exp2(here)
+                else:
+                    factors[i, j] = T.exp2(decays[bz, head, first + size - 1] - here) * steps[bz, head, first + j]
+                if spec.packed:
+                    other = 0 if spec.reverse else marks[0][bz, first + size - 1]
+                    factors[i, j] = T.if_then_else(marks[0][bz, first + j] == other, factors[i, j], 0.0)
             for k in T.Pipelined(size // step, num_stages=config.stages):
                 at = first + k * step
-                T.copy(x[bz, at : at + step, head, p : p + tile_p], x_tile)
                 T.copy(keys[bz, at : at + step, group, n : n + tile_n], key_tile)
-                for i in T.Parallel(step):
-                    here = decays[bz, head, at + i]
-                    if spec.reverse:
-                        factor[i] = T.exp2(here)
-                    else:
-                        factor[i] = T.exp2(decays[bz, head, first + size - 1] - here) * steps[bz, head, at + i]
-                    if spec.packed:
-                        other = 0 if spec.reverse else marks[0][bz, first + size - 1]
-                        factor[i] = T.if_then_else(marks[0][bz, at + i] == other, factor[i], 0.0)
-                for i, j in T.Parallel(step, tile_p):
-                    weighed[i, j] = T.cast(T.cast(x_tile[i, j], spec.compute) * factor[i], spec.dtype)
-                T.gemm(weighed, key_tile, acc, transpose_A=True)
-            T.copy(acc, out[bz, chunk, head, p : p + tile_p, n : n + tile_n])
+                for m in numbers:
+                    T.copy(x[bz, at : at + step, T.min(begin + m, s.h - 1), p : p + tile_p], x_tiles[m])
+                for m in numbers:
+                    for i, j in T.Parallel(step, tile_p):
+                        value = T.cast(x_tiles[m][i, j], spec.compute) * factors[m, k * step + i]
+                        weighed[m][i, j] = T.cast(value, spec.dtype)
+                for m in numbers:
+                    T.gemm(weighed[m], key_tile, sums[m], transpose_A=True)
+            for m in numbers:
+                if begin + m < end:
+                    T.copy(sums[m], out[bz, chunk, begin + m, p : p + tile_p, n : n + tile_n])
 
     return ssd_chunk_states
 
@@ -586,7 +606,8 @@ class Scan:
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         times = self.steps, self.decays, *self.marks
-        config = config_of_states(self.config, self.x.dtype, self.states, self.machine)
+        members = self.heads // self.groups
+        config = config_of_states(self.config, self.x.dtype, self.states, members, self.machine)
         self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, *times, out, config=config)
         return out
 
@@ -680,15 +701,14 @@ def ssd_chunk_scan_backward(
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
     outputs, to_states, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(3))
-    later, earlier = (scan.empty(batch, heads, scan.padded) for _ in range(2))
+    pairs = scan.empty(batch, heads, scan.padded)
     scores = scan.scores()
     times = scan.steps, scan.decays
     back = replace(scan.plain, reverse=True)
     dots = replace(scan.plain, dots=True)
     scan.outputs(dots, scores, scan.x, scan.C, *times, before, *scan.marks, grad, outputs)
-    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, later)
+    scan.run(pair_sums, scan.plain, scores, grad, scan.x, *times, *scan.marks, pairs)
     scores = scan.scores(reverse=True)
-    scan.run(pair_sums, back, scores, scan.x, grad, *times, *scan.marks, earlier)
     of_D = [] if args.D is None else [scan.empty(batch, row_tiles, heads, head_dim)]
     spec = replace(back, D=None if args.D is None else args.D.dtype)
     operands = scores, grad, scan.B, *times, behind, *scan.marks, scan.x, *scan.skip()
@@ -697,7 +717,7 @@ def ssd_chunk_scan_backward(
     scan.sum_heads(back, (scan.x, grad, scan.C, *times, behind, *scan.marks), dB)
     of_A = scan.empty(batch, chunks + 1, heads)
     of_bias = [] if args.dt_bias is None else [scan.empty(batch, chunks + 1, heads)]
-    operands = args.dt, args.A, scan.steps, later, earlier, outputs, to_states, inputs, ends, *scan.bias, *of_bias
+    operands = args.dt, args.A, scan.steps, pairs, outputs, to_states, inputs, ends, *scan.bias, *of_bias
     scan.run(step_gradients, scan.times, *operands, ddt, of_A, *scan.limits)
     add_up(of_A.view(-1, heads), dA, scan.machine)
     if args.dt_bias is not None:

@@ -145,9 +145,10 @@ def group_scan(config: Config, spec: Spec) -> Any:
 @jit
 def pair_sums(config: Config, spec: Spec) -> Any:
     """Build the kernel that sums, for each time, the output gradient times the contributions of earlier times of the
-    chunk; in reverse, the contributions of the time to later outputs.
+    chunk, less the contributions of the time to later outputs.
 
-    Both add up the same numbers in float32, so that those of times between which nothing decays cancel later.
+    A block has all pairs of a chunk. Both sums add up the same numbers in float32, so that those of times between
+    which nothing decays cancel later.
     """
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
     tile_p = config.head_tile
@@ -155,53 +156,70 @@ def pair_sums(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def ssd_pair_sums(
         scores: s.scores(config, spec),
-        left: s.values("left", spec),
-        right: s.values("right", spec),
+        grad: s.values("grad", spec),
+        x: s.values("x", spec),
         steps: s.of_times(spec),
         decays: s.of_times(spec),
         *marks: s.marks(spec),
         out: s.of_times(spec),
     ):
-        with T.Kernel(size // rows * s.h, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
+        with T.Kernel(s.h, s.count, s.b, threads=config.threads) as (head, chunk, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
-            row, head = bx % (size // rows) * rows, bx // (size // rows)
             group, first, tiles_p = head // (s.h // s.g), chunk * size, T.ceildiv(s.p, tile_p)
-            left_tile = T.alloc_shared((rows, tile_p), spec.dtype)
-            right_tile = T.alloc_shared((step, tile_p), spec.dtype)
+            grad_tile = T.alloc_shared((rows, tile_p), spec.dtype)
+            x_tile = T.alloc_shared((step, tile_p), spec.dtype)
             score_tile = T.alloc_shared((rows, step), spec.dtype)
-            decay_tile = T.alloc_shared((step,), compute)
+            row_decays = T.alloc_shared((rows,), compute)
+            column_decays = T.alloc_shared((step,), compute)
             step_tile = T.alloc_shared((step,), compute)
+            sums = T.alloc_shared((size,), compute)
             products = T.alloc_fragment((rows, step), compute)
-            own = T.alloc_fragment((rows,), compute)
-            factor = T.alloc_fragment((rows,), compute)
-            total = T.alloc_fragment((rows,), compute)
-            T.clear(total)
-            for i in T.Parallel(rows):
-                own[i] = decays[bz, head, first + row + i]
-                factor[i] = steps[bz, head, first + row + i]
-            begin, end = (row // step, size // step) if spec.reverse else (0, T.ceildiv(row + rows, step))
-            # A tile of P is weighed by itself, so that one loop loads all tiles of all columns ahead.
-            for k in T.Pipelined((end - begin) * tiles_p, num_stages=config.stages):
-                column, p = (begin + k // tiles_p) * step, k % tiles_p * tile_p
-                T.copy(left[bz, first + row : first + row + rows, head, p : p + tile_p], left_tile)
-                T.copy(right[bz, first + column : first + column + step, head, p : p + tile_p], right_tile)
-                T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
-                T.copy(decays[bz, head, first + column], decay_tile)
-                if not spec.reverse:
+            of_pairs = T.alloc_fragment((rows, step), compute)
+            of_rows = T.alloc_fragment((rows,), compute)
+            of_columns = T.alloc_fragment((step,), compute)
+            row_factor = T.alloc_fragment((rows,), compute)
+            column_factor = T.alloc_fragment((step,), compute)
+            T.clear(sums)
+            for n in T.serial(size // step):
+                column = n * step
+                T.clear(of_pairs)
+                # A tile of P is weighed by itself, so that one loop loads all tiles of all rows ahead.
+                for k in T.Pipelined((size // rows - column // rows) * tiles_p, num_stages=config.stages):
+                    row, p = (column // rows + k // tiles_p) * rows, k % tiles_p * tile_p
+                    T.copy(grad[bz, first + row : first + row + rows, head, p : p + tile_p], grad_tile)
+                    T.copy(x[bz, first + column : first + column + step, head, p : p + tile_p], x_tile)
+                    T.copy(scores[bz, first + row : first + row + rows, group, column : column + step], score_tile)
+                    T.copy(decays[bz, head, first + row], row_decays)
+                    T.copy(decays[bz, head, first + column], column_decays)
                     T.copy(steps[bz, head, first + column], step_tile)
-                T.gemm(left_tile, right_tile, products, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, step):
-                    between = decay_tile[j] - own[i] if spec.reverse else own[i] - decay_tile[j]
-                    path = row + i < column + j if spec.reverse else row + i > column + j
-                    if spec.packed:
-                        same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
-                        path = T.logical_and(path, same)
-                    size_of_step = factor[i] if spec.reverse else step_tile[j]
-                    score = T.cast(score_tile[i, j], compute)
-                    value = products[i, j] * T.exp2(T.if_then_else(path, between, 0.0)) * size_of_step * score
-                    products[i, j] = T.if_then_else(path, value, 0.0)
-                T.reduce_sum(products, total, dim=1, clear=False)
-            T.copy(total, out[bz, head, first + row])
+                    T.gemm(grad_tile, x_tile, products, transpose_B=True, clear_accum=True)
+                    if row < column + step:
+                        for i, j in T.Parallel(rows, step):
+                            path = row + i > column + j
+                            decay = T.exp2(T.if_then_else(path, row_decays[i] - column_decays[j], 0.0))
+                            value = products[i, j] * decay * step_tile[j] * T.cast(score_tile[i, j], compute)
+                            products[i, j] = T.if_then_else(path, value, 0.0)
+                    else:  # the decay in two factors, as in `chunk_scan`
+                        border = row_decays[0]
+                        for i in T.Parallel(rows):
+                            row_factor[i] = T.exp2(row_decays[i] - border)
+                        for j in T.Parallel(step):
+                            column_factor[j] = T.exp2(border - column_decays[j]) * step_tile[j]
+                        for i, j in T.Parallel(rows, step):
+                            score = T.cast(score_tile[i, j], compute)
+                            products[i, j] *= score * (row_factor[i] * column_factor[j])
+                    for i, j in T.Parallel(rows, step):
+                        if spec.packed:
+                            same = marks[0][bz, first + row + i] == marks[0][bz, first + column + j]
+                            products[i, j] = T.if_then_else(same, products[i, j], 0.0)
+                        of_pairs[i, j] += products[i, j]
+                    T.reduce_sum(products, of_rows, dim=1)
+                    for i in T.Parallel(rows):
+                        sums[row + i] += of_rows[i]
+                T.reduce_sum(of_pairs, of_columns, dim=0)
+                for j in T.Parallel(step):
+                    sums[column + j] -= of_columns[j]
+            T.copy(sums, out[bz, head, first])
 
     return ssd_pair_sums
 
@@ -226,8 +244,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
         dt: strided("dt", (b, length, h), spec.dt, unit=False),
         A: strided("A", (h,), spec.A, unit=False),
         steps: T.Tensor((b, h, padded), compute),
-        later: T.Tensor((b, h, padded), compute),
-        earlier: T.Tensor((b, h, padded), compute),
+        pairs: T.Tensor((b, h, padded), compute),
         outputs: T.Tensor((b, h, parts, padded), compute),
         to_states: T.Tensor((b, h, parts, padded), compute),
         inputs: T.Tensor((b, h, parts, padded), compute),
@@ -260,7 +277,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
                         of_output += outputs[bz, head, k, time]
                         of_input += inputs[bz, head, k, time]
                         to_state += to_states[bz, head, k, time]
-                    logs[i, j] = of_output + (later[bz, head, time] - earlier[bz, head, time])
+                    logs[i, j] = of_output + pairs[bz, head, time]
                     direct[i, j] = of_input
                     behind[i, j] = to_state * steps[bz, head, time]
                     terms[i, j] = behind[i, j]

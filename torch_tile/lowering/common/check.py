@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose
 from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
 from torch_tile.intrinsics import lookup as lookup_of_intrinsics
-from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.base import is_pure, lookup
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
@@ -29,6 +30,7 @@ from torch_tile.ir.expr import (
     const,
     unary,
 )
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contents, find
 from torch_tile.ir.stmt import (
     Alloc,
@@ -48,6 +50,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.lowering.common.unwritten import unwritten_reads
+from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import describe, is_of_each
 from torch_tile.tileop.copy.tma import TmaCopy
@@ -56,7 +59,7 @@ TRUE = const(True, dt.bool_)
 
 
 def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program:
-    """Return the program unchanged, or raise one TileError with every finding.
+    """Return the program unchanged, or raise one TileError with every finding. Warn of results with gaps.
 
     Shared tiles may have sizes of `known_later`: calls bring them, and the kernel is checked again with their values.
     """
@@ -66,6 +69,8 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
+    for each in partly_written(program):
+        warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 
 
@@ -85,8 +90,10 @@ class _Check(Rewriter):
         self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads enter
 
     def __call__(self, node: Any) -> Any:
-        """Skip values that read no memory: they can have no error."""
-        return node if isinstance(node, Expr) and not contents(node) & Load.bit else super().__call__(node)
+        """Skip values that name no memory and divide by nothing: they can have no error."""
+        if isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit) and not _has_no_value(node):
+            return node
+        return super().__call__(node)
 
     def sizes(self, program: Program) -> None:
         """Report sizes known only at run time that no tensor has."""
@@ -105,6 +112,7 @@ class _Check(Rewriter):
         if kernel.thread is not None:
             self.ranges = self.ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
             self.divergence = Divergence(kernel)
+        self.found += _endless_waits(kernel)
         return self.children(kernel)
 
     def visit_Role(self, role: stmt.Role) -> Stmt:
@@ -138,6 +146,9 @@ class _Check(Rewriter):
 
     def visit_While(self, loop: stmt.While) -> Stmt:
         self(loop.condition)
+        if self.runs and _is_endless(loop):
+            condition = repr(loop.condition)[:60]
+            self.found.append(diagnose("endless_loop", loop.condition.span or loop.span, condition=condition))
         parted = loop.condition if self._parts(loop.condition) else None
         self._within(self.ranges, LOST, loop.body, True, parted)
         return loop
@@ -202,6 +213,8 @@ class _Check(Rewriter):
 
     def visit_Binary(self, node: Binary) -> Expr:
         """Check both operands, the second one of `and` and `or` under the first."""
+        if self.runs and (why := _no_value(node)):
+            self.found.append(diagnose("bad_operand", node.span, op=node.op, got=why[0], fix=why[1]))
         self(node.a)
         if node.op in LOGICAL:
             self._under(node.a, node.op == "and", node.b)
@@ -389,6 +402,51 @@ def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
             fix = "allocate the tile before the loop; T.alloc_local and T.alloc_var are of each iteration"
             found[node] = diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix)
     return list(found.values())
+
+
+def _no_value(node: Binary) -> tuple[str, str] | None:
+    """Return why an operator on integers has no value whatever its first operand is, and a fix; None if it may have."""
+    if not isinstance(node.b, Const) or not node.b.dtype.is_integer:
+        return None
+    if node.op in ("//", "%") and node.b.value == 0:
+        return "the divisor 0", "divide by another number, or leave the statement out by a Python `if`"
+    if node.op in ("<<", ">>") and node.b.value < 0:
+        return f"the negative distance {node.b.value}", "shift the other way: << is to the left, >> to the right"
+    return None
+
+
+def _has_no_value(value: Expr) -> bool:
+    """Return whether some operator in a value certainly has none."""
+    return bool(contents(value) & Binary.bit) and any(_no_value(node) for node in find(value, Binary))
+
+
+def _is_endless(loop: stmt.While) -> bool:
+    """Return whether nothing in a loop ends it, nor changes what its condition reads. Other threads write to memory
+    that they share.
+    """
+    read = IdSet(load.buffer for load in find(loop.condition, Load))
+    shared = any(buffer.scope in ("global", "shared") for buffer in read)
+    if shared or any(not is_pure(call) for call in find(loop.condition, Call)):
+        return False
+    for node in find(loop.body, Break, Store, RegisteredOp, Address):
+        if isinstance(node, Break):
+            return False
+        written = [r.buffer for r in node.accesses()[1]] if isinstance(node, RegisteredOp) else [node.buffer]
+        if any(buffer in read or buffer.base in read for buffer in written):
+            return False
+    return True
+
+
+def _endless_waits(kernel: Kernel) -> list[Diagnostic]:
+    """Report mbarriers that the kernel waits for, and does nothing else with: nobody arrives."""
+    calls = (node.call for node in find(kernel.body, Do) if isinstance(node.call, Call))
+    waits = [call for call in calls if call.name in ("mbarrier_wait", "own_phase")]
+    places = IdSet(place for call in waits for place in call.args if isinstance(place, Address))
+    lost = IdMap((place.buffer, place.span) for place in places)
+    for use in find(kernel.body, Address, Load) if lost else ():
+        if use not in places:
+            lost.pop(use.buffer, None)
+    return [diagnose("endless_wait", span, buffer=buffer.name) for buffer, span in lost.items()]
 
 
 def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:

@@ -46,6 +46,7 @@ from torch_tile.lowering.pipelining.copy_plan import (
     plan_copies,
     uses,
 )
+from torch_tile.lowering.pipelining.early_reads import EarlyReads
 from torch_tile.lowering.pipelining.schedule import (
     Item,
     Schedule,
@@ -182,10 +183,14 @@ class _Stages:
         groups = [item for item in self.items if item.is_group]
         self.groups = [item.ahead for item in groups]
         self.group_of = IdMap((tile, g) for g, item in enumerate(groups) for tile in item.tiles)
+        even = self.depth > 0 and all(g.ahead == self.depth for g in groups)
+        self.early = EarlyReads([m.path for g in groups for m in g.moves] if even else ())
+        self.last_group = groups[-1] if groups else None
 
     def allocs(self) -> list[Stmt]:
         """Allocate all versions, and the buffers that the parts of a step pass to each other."""
-        return [*(Alloc(tile, span=self.source.span) for tile in self.tiles.values()), *self.before]
+        tiles = [Alloc(tile, span=self.source.span) for tile in self.tiles.values()]
+        return [*tiles, *self.early.allocs(), *self.before]
 
     def prologue(self) -> Stmt:
         """Build the parts of the first iterations that must run before the loop."""
@@ -193,11 +198,17 @@ class _Stages:
         if not self.depth:
             return Block(())
         if self.depth == 1:
-            return Block(tuple(self._prologue_step(start, const(0, int32))))
+            return Block((*self._prologue_step(start, const(0, int32)), *self._early(simplify(start + 1))))
         iteration = Var(self.source.vars[0].name, int32, "loop")
         body = Block(tuple(self._prologue_step(start, iteration)))
         bounds = ((const(0, int32),), (const(self.depth, int32),))
-        return For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
+        steps = For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
+        return Block((steps, *self._early(simplify(start + self.depth))))
+
+    def _early(self, iteration: Expr) -> list[Stmt]:
+        """Build the reads of what addresses of an iteration's copies depend on, if the loop has that iteration."""
+        reads = Block(tuple(self.early.reads(self.source.vars[0], iteration)))
+        return _under([iteration < self.source.stops[0]], reads, self.source)
 
     def _prologue_step(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
         """Yield one step of the prologue: the parts whose stage has begun, and an empty commit for each later group."""
@@ -223,7 +234,9 @@ class _Stages:
                 yield from arrivals.need(self._next_need(self.items[n:], arrivals))
             if item.is_group:
                 yield from arrivals.need(self._overwritten(item))
-            yield from self._part(item, simplify(k + item.ahead), [], arrivals)
+            yield from self._part(item, simplify(k + item.ahead), [], arrivals, self.early)
+            if item is self.last_group:
+                yield from self._early(simplify(k + (item.ahead + 1)))
         # If the branch with a wait is not taken, versions must not be filled again before their copies land.
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
 
@@ -245,8 +258,12 @@ class _Stages:
             return None
         return self.group_of[group.tiles[0]] - group.ahead * len(self.groups)
 
-    def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
-        """Yield one part of a step for `iteration`, if the loop has that iteration."""
+    def _part(
+        self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals, early: EarlyReads | None = None
+    ) -> Iterator[Stmt]:
+        """Yield one part of a step for `iteration`, if the loop has that iteration. Copies take `early` reads."""
+        if early is not None and item.is_group:
+            item = replace(item, moves=tuple(replace(m, path=early.named(m.path)) for m in item.moves))
         guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
         named_again = any(m.path for m in item.moves)
         instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)

@@ -368,6 +368,8 @@ class Walk:
             if front:
                 entry.since.clear()
                 entry.used = entry.wrote = False
+                for access in head:  # the bounds are read behind the barrier
+                    entry.add(access)
             first = self._entered(loop, entry)
             for start in self._starts(loop):
                 found, leaves = self._steady(loop, first, start)

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch_tile.kernels import kernels
 from torch_tile.kernels.attention.args import AppendArgs
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.families.attention_paged import check_page_dtypes, check_pages
+from torch_tile.ops.families.attention_paged import check_page_dtypes
 from torch_tile.ops.families.attention_varlen import check_ints, check_most, check_starts
 from torch_tile.ops.registration import LIBRARY
 from torch_tile.ops.registry import arguments_of, documented, form
@@ -94,7 +95,8 @@ def _check(args: AppendArgs[Tensor]) -> None:
 def _run(args: AppendArgs[Tensor]) -> None:
     """Launch `tile.append_to_pages`."""
     _check(args)
-    check_pages(OP, args.block_tables, args.lengths, *args.k_pages.shape[:2])
+    table, lengths = ("block_tables", args.block_tables), ("lengths", args.lengths)
+    check_pages(OP, args.k_pages.shape[:2], table, lengths)
     if args.cu_seqlens is not None:
         check_starts(OP, "cu_seqlens", args.cu_seqlens, args.max_seqlen, args.k.shape[0], "k")
     kernels("attention.paged").append_to_pages(args)

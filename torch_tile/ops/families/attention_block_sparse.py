@@ -82,10 +82,12 @@ def _check_values(args: BlockSparseArgs[Tensor]) -> None:
     q, blocks = args.q, -(-args.k.shape[2] // args.block_kv)
     if q.device.type != "cpu" or not q.numel():
         return
-    times = sum(_times(*x, blocks) for x in _lists(args))
+    lists = _lists(args)
+    times = sum(_times(*x, blocks) for x in lists)
+    named = ", ".join(f"{indices} up to {numbers}" for numbers, _, indices, _ in lists)
     require(
         not bool((torch.as_tensor(times) > 1).any()),
-        lambda: "tile.attention_block_sparse: a block of queries names a block of keys twice; expected distinct ones",
+        lambda: f"tile.attention_block_sparse: {named} have a block of keys twice; expected distinct ones for each row",
     )
 
 
@@ -100,7 +102,7 @@ def _times(number_name: str, numbers: Tensor, index_name: str, indices: Tensor, 
     used = indices[named]
     require(
         bool(((used >= 0) & (used < blocks)).all()),
-        lambda: f"tile.{op}: {index_name} names blocks outside of 0 to {blocks - 1}",
+        lambda: f"tile.{op}: {index_name} up to {number_name} has blocks outside of 0 to {blocks - 1}",
     )
     at = torch.where(named, indices, blocks).long()
     return torch.zeros((*at.shape[:-1], blocks + 1), dtype=torch.int32).scatter_add_(-1, at, named.int())[..., :blocks]

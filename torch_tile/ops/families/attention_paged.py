@@ -15,7 +15,7 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_heads, none_of
+from torch_tile.ops.attention_common import check_heads, check_pages, none_of
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import (
     SCORES,
@@ -70,13 +70,13 @@ def check_page_dtypes(
     op: str, name: str, x: Tensor, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> None:
     """Check that pages have the dtype of x, or are float8_e4m3fn with scales, and check these."""
-    if FLOAT8 in (k.dtype, v.dtype):
+    checks.check_same_dtype(op, k_pages=k, v_pages=v)
+    if k.dtype == FLOAT8:
         _check_scale(op, name, x, "k", k, k_scale)
         _check_scale(op, name, x, "v", v, v_scale)
         return
-    pages = {"k_pages": k, "v_pages": v}
-    checks.check_floating(op, **{name: x}, **pages)
-    checks.check_same_dtype(op, **{name: x}, **pages)
+    checks.check_floating(op, **{name: x}, k_pages=k, v_pages=v)
+    checks.check_same_dtype(op, **{name: x}, k_pages=k, v_pages=v)
     require_value(
         k_scale is None and v_scale is None,
         lambda: (
@@ -87,10 +87,6 @@ def check_page_dtypes(
 
 def _check_scale(op: str, name: str, x: Tensor, of: str, pages: Tensor, scale: Tensor | None) -> None:
     """Check pages of float8 and their scales."""
-    require_type(
-        pages.dtype == FLOAT8,
-        lambda: f"tile.{op}: {of}_pages has dtype {pages.dtype}; expected {FLOAT8}, as the others",
-    )
     checks.check_device(op, f"{of}_pages", pages, name, x)
     if scale is None:
         raise ValueError(f"tile.{op}: {of}_scale is None; expected float32 scales, as {of}_pages has dtype {FLOAT8}")
@@ -99,34 +95,13 @@ def _check_scale(op: str, name: str, x: Tensor, of: str, pages: Tensor, scale: T
     )
     checks.check_device(op, f"{of}_scale", scale, name, x)
     checks.check_dims(op, f"{of}_scale", scale, 3, "[pages or 1, page or 1, Hkv or 1]")
-    checks.check_broadcasts(op, f"{of}_scale", scale, pages.shape[:3])
-
-
-def check_pages(op: str, block_tables: Tensor, lengths: Tensor, pages: int, page: int) -> None:
-    """Check that lengths fit the table and that their pages exist. Only the CPU checks, since a GPU would have to
-    wait.
-    """
-    if lengths.device.type != "cpu" or not lengths.numel():
-        return
-    low, high = (int(n) for n in lengths.aminmax())
-    capacity = block_tables.shape[1] * page
-    require(
-        low >= 0 and high <= capacity,
-        lambda: f"tile.{op}: lengths has values from {low} to {high}; expected 0 to {capacity}",
-    )
-    used = block_tables[torch.arange(block_tables.shape[1])[None, :] * page < lengths[:, None]]
-    if used.numel():
-        first, last = (int(n) for n in used.aminmax())
-        require(
-            first >= 0 and last < pages,
-            lambda: f"tile.{op}: block_tables has pages from {first} to {last}; expected 0 to {pages - 1}",
-        )
+    checks.check_broadcasts(op, f"{of}_scale", scale, pages.shape[:3], f"{of}_pages")
 
 
 def _check_values(args: PagedArgs[Tensor]) -> None:
     """Check the values of the int32 tensors of `tile.attention_paged`, on the CPU only."""
-    op, (pages, page) = "attention_paged", args.k_pages.shape[:2]
-    check_pages(op, args.block_tables, args.lengths, pages, page)
+    op, table = "attention_paged", ("block_tables", args.block_tables)
+    check_pages(op, args.k_pages.shape[:2], table, ("lengths", args.lengths))
     if args.cu_seqlens_q is not None:
         check_starts(op, "cu_seqlens_q", args.cu_seqlens_q, args.max_seqlen_q, args.q.shape[0], "q")
 

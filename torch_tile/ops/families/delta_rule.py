@@ -57,8 +57,9 @@ def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -
     require(heads % groups == 0, lambda: f"tile.{op}: v has {heads} heads; expected a multiple of q's {groups} heads")
     if state is not None:
         checks.check_dims(op, name, state, 4, "[B, H, K, V]")
+        wanted = "[q's batch or sequences of cu_seqlens, heads of v, size of q, size of v]"
         for dim, size in enumerate((sequences, heads, q.shape[3], v.shape[3])):
-            checks.check_size(op, name, state, dim, size, "[sequences, heads of v, size of keys, size of values]")
+            checks.check_size(op, name, state, dim, size, wanted)
 
 
 def check_sequences(op: str, args: Any) -> None:

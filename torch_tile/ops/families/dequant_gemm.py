@@ -51,7 +51,7 @@ def check_weights(op: str, args: DequantGemmArgs[Tensor], grouped: bool = False)
     )
     require_value(
         bits == 8 or (bits in (1, 2, 4) and first.dtype in WHOLE),
-        lambda: f"tile.{op}: bits is {bits} for {first.dtype}; expected 8, or 1, 2 or 4 of int8 or uint8",
+        lambda: f"tile.{op}: bits is {bits}, but bs[0] has dtype {first.dtype}; expected 8, or 1, 2 or 4 of int8",
     )
     if format:
         _check_format(op, format, first.dtype, bits, offset, len(zeros))

@@ -47,7 +47,7 @@ def _check_values(args: LightningIndexArgs[Tensor]) -> None:
     low, high = (int(n) for n in lengths.aminmax())
     require(
         low >= 0 and high <= capacity,
-        lambda: f"tile.{OP}: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
+        lambda: f"tile.{OP}: seq_lens has values from {low} to {high}; expected 0 to {capacity}, by k",
     )
 
 

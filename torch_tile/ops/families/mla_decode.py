@@ -15,6 +15,7 @@ from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
@@ -81,29 +82,12 @@ def _check_table(name: str, table: Tensor, dims: int, meaning: str, q: Tensor) -
 
 
 def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
-    """Check that lengths fit the cache and that their pages exist. Only on the CPU, since a GPU would have to wait."""
-    kv, block_table, seq_lens, schedule = args.kv, args.block_table, args.seq_lens, args.schedule
-    if kv.device.type != "cpu":
+    """Check that lengths fit the cache, that their pages exist and that a schedule is theirs."""
+    if args.kv.device.type != "cpu":
         return
-    pages, page = kv.shape[:2]
-    capacity = page if block_table is None else block_table.shape[1] * page
-    if seq_lens is not None and seq_lens.numel():
-        low, high = (int(v) for v in seq_lens.aminmax())
-        require(
-            low >= 0 and high <= capacity,
-            lambda: f"tile.mla_decode: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
-        )
-    if schedule is not None and seq_lens is not None:
-        _check_plan(schedule, seq_lens)
-    if block_table is not None and block_table.numel():
-        start = torch.arange(block_table.shape[1]) * page
-        used = block_table if seq_lens is None else block_table[start[None, :] < seq_lens[:, None]]
-        if used.numel() and page:
-            low, high = (int(v) for v in used.aminmax())
-            require(
-                low >= 0 and high < pages,
-                lambda: f"tile.mla_decode: block_table has pages from {low} to {high}; expected 0 to {pages - 1}",
-            )
+    check_pages("mla_decode", args.kv.shape[:2], ("block_table", args.block_table), ("seq_lens", args.seq_lens))
+    if args.schedule is not None and args.seq_lens is not None:
+        _check_plan(args.schedule, args.seq_lens)
 
 
 def _check_plan(schedule: Tensor, seq_lens: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.mla.args import MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
 from torch_tile.ops.recomputed import by_autograd, no_gradient
@@ -105,27 +106,8 @@ def _results(q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_values(op: str, cache: Tensor, args: Any) -> None:
-    """Check that lengths fit the cache and that their pages exist. Only on the CPU, since a GPU would have to wait."""
-    if cache.device.type != "cpu":
-        return
-    pages, page = cache.shape[:2]
-    table, lengths = args.block_table, args.seq_lens
-    capacity = page if table is None else table.shape[1] * page
-    if lengths is not None and lengths.numel():
-        low, high = (int(n) for n in lengths.aminmax())
-        require(
-            low >= 0 and high <= capacity,
-            lambda: f"tile.{op}: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
-        )
-    if table is not None and table.numel() and page:
-        start = torch.arange(table.shape[1]) * page
-        used = table if lengths is None else table[start[None, :] < lengths[:, None]]
-        if used.numel():
-            first, last = (int(n) for n in used.aminmax())
-            require(
-                first >= 0 and last < pages,
-                lambda: f"tile.{op}: block_table has pages from {first} to {last}; expected 0 to {pages - 1}",
-            )
+    """Check that lengths fit the cache and that their pages exist."""
+    check_pages(op, cache.shape[:2], ("block_table", args.block_table), ("seq_lens", args.seq_lens))
 
 
 def _sharding_of_fp8(args: MlaDecodeFp8Args[Spec]) -> Rule:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.dtype import converted
-from torch_tile.ir.expr import Load, cast
+from torch_tile.ir.expr import Load, cast, is_zero
 from torch_tile.ir.layout import shared_tile
-from torch_tile.ir.node import find
+from torch_tile.ir.node import equal, find
 from torch_tile.ir.stmt import For, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -21,6 +21,7 @@ from torch_tile.tileop.base import (
     describe,
     is_one,
     need_choice,
+    no_region,
     of_each,
     parallel,
     region_of,
@@ -83,7 +84,7 @@ class Copy(RegisteredOp):
         a, b = region_of(src), region_of(dst)
         for value, region, what in ((src, a, "the source"), (dst, b, "the destination")):
             if region is None:
-                raise error("copy_values", None, what=f"{what} ({type(value).__name__})")
+                raise no_region(what, value)
         assert a is not None and b is not None
         a_head, b_head = isinstance(src, Load), isinstance(dst, Load)
         if a_head and not b_head:
@@ -97,7 +98,20 @@ class Copy(RegisteredOp):
         if same_extents(squeezed(self.src), squeezed(self.dst)):
             return []
         src, dst = describe(self.src.extents), describe(self.dst.extents)
-        return [diagnose("copy_shape", self.span, src=src, dst=dst)]
+        return [diagnose("copy_shape", self.span, src=src, dst=dst, fix=self._fitting())]
+
+    def _fitting(self) -> str:
+        """Suggest what would make the extents agree; empty if nothing obvious does."""
+        a, b = squeezed(self.src), squeezed(self.dst)
+        if len(a) > 1 and same_extents([*a[:-2], a[-1], a[-2]], b):
+            return "T.transpose(src, dst) swaps the last two dimensions"
+        for side in (self.src, self.dst):
+            first, *rest = side.ranges
+            sizes = zip(rest, side.buffer.shape[1:], strict=True)
+            if rest and is_one(first.extent) and all(is_zero(r.start) and equal(r.extent, n) for r, n in sizes):
+                head = f"{side.buffer.name}[i{', 0' * len(rest)}]"
+                return f"one index names one row: `{head}` begins there and takes the extents of the tile"
+        return ""
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
         """Return the source as read and the destination as written."""

@@ -131,7 +131,13 @@ class TmaCopy(Copy):
             fix = "copy between global and shared memory"
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="src", why=why, fix=fix))
         elif (self.barrier is None) == (scopes[0] == "global"):
-            why, fix = "belongs to copies from global memory, and to each of them", "give barrier=... to loads only"
+            if self.barrier is None:
+                why, fix = (
+                    "is missing",
+                    "give the mbarrier that waits for the bytes: barrier=full[i]",
+                )
+            else:
+                why, fix = "is given to a copy to global memory", "leave it out: only loads complete an mbarrier"
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="barrier", why=why, fix=fix))
         elif self.combine and (why := self._no_combine()):
             fix = f"give a store of {', '.join(sorted(COMBINED[self.combine]))}"

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
@@ -98,7 +99,7 @@ class Gemm(RegisteredOp):
         if any(s is None for s in sizes) or not self._fits(*[s for s in sizes if s is not None]):
             a, b, c = (describe(r.tile_shape) for r in (self.A, self.B, self.C))
             a, b = a + ("^T" if self.transpose_A else ""), b + ("^T" if self.transpose_B else "")
-            return [*found, diagnose("gemm_shape", self.span, a=a, b=b, c=c)]
+            return [*found, diagnose("gemm_shape", self.span, a=a, b=b, c=c, fix=self._fitting(sizes))]
         for region, operand in ((self.A, "A"), (self.B, "B")):
             if region.buffer is self.C.buffer and all(map(equal, region.starts, self.C.starts)):
                 why, fix = f"is also operand {operand}, `{region.buffer.name}`", "give the sums a tile of their own"
@@ -114,6 +115,16 @@ class Gemm(RegisteredOp):
         m, k = a[::-1] if self.transpose_A else a
         k2, n = b[::-1] if self.transpose_B else b
         return same_extents((m, n, k), (*c, k2))
+
+    def _fitting(self, sizes: Sequence[tuple[Expr, Expr] | None]) -> str:
+        """Name the transposes with which the shapes would agree; empty if there are none."""
+        if any(s is None for s in sizes):
+            return ""
+        for a, b in ((False, True), (True, False), (True, True), (False, False)):
+            other = replace(self, transpose_A=a, transpose_B=b)
+            if other._fits(*[s for s in sizes if s is not None]):
+                return f"they fit with transpose_A={a}, transpose_B={b}"
+        return ""
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
         """Return A, B and (unless cleared) C as read, and C as written."""

@@ -38,9 +38,19 @@ class Places:
         self.known: dict[Load | Store, list[Polynomial]] = {}
 
     def of(self, access: Load | Store) -> list[Polynomial]:
-        """Return the access's indices as polynomials, and remember them."""
+        """Return the access's indices as polynomials, and the index of its element in a row; remember them.
+
+        The latter tells more of views, where a number was cut in parts, `x // 256` and `x * 2 % 512`.
+        """
         if access not in self.known:
-            self.known[access] = [self.atoms.of(self.expand(i)) for i in access.indices]
+            indices = [self.atoms.of(self.expand(i)) for i in access.indices]
+            shape = access.buffer.static_shape
+            if shape is not None and len(indices) > 1:
+                flat = Polynomial({})
+                for index, size in zip(indices, shape, strict=True):
+                    flat = flat.scaled(size) + index
+                indices.append(flat)
+            self.known[access] = indices
         return self.known[access]
 
     def disjoint(self, a: Load | Store, b: Load | Store) -> bool:

@@ -222,7 +222,7 @@ class Extremum(Reduce):
 def check_batch(op: str, batch: object) -> None:
     """Raise an author error unless the hint `batch` is a positive integer."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        fix = "give a positive integer"
+        fix = "give an integer: batch must be >= 1"
         raise error("bad_argument", None, op=f"T.{op}", name="batch", why=f"is {batch!r}", fix=fix)
 
 

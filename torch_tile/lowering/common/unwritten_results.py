@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find parts of results that no statement can write: a grid or a loop ends too early, or its order is wrong.
+
+Each write counts for the box that holds all of its elements, so that only certain gaps are reported. Results of sizes
+known at run time are not looked at. `tileop/results.py` finds those that nothing writes at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Expr, is_zero, unary
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Node
+from torch_tile.ir.stmt import Alloc, If, Kernel, Program, Stmt, Store
+from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
+from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.results import never_written
+
+
+def partly_written(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each result of T.empty of which a part certainly stays unwritten."""
+    static = [b for b in program.outputs if b.static_shape and 0 not in b.static_shape]
+    garbage = never_written(program, static)
+    results: IdMap[Buffer, list[Box]] = IdMap((b, []) for b in static if b not in garbage)
+    for kernel in program.kernels:
+        if results and not any(is_zero(extent) for extent in kernel.grid):
+            _Writes(kernel, results)
+    found = []
+    for buffer, boxes in results.items():
+        gaps = missing(tuple((0, n) for n in buffer.static_shape or ()), boxes)
+        part = ", ".join(f"{low}:{high}" for low, high in gaps[0])
+        found.append(diagnose("unwritten_part", buffer.span, part=f"{buffer.name}[{part}]"))
+    return found
+
+
+class _Writes(InOrder):
+    """Collect the boxes that a kernel may write of each result. Results that are wholly written leave `results`."""
+
+    def __init__(self, kernel: Kernel, results: IdMap[Buffer, list[Box]]):
+        self.results = results
+        super().__init__(kernel)
+
+    def visit_Alloc(self, node: Alloc) -> Stmt:
+        """Pass by tiles."""
+        return node
+
+    def visit_Address(self, node: Address) -> Any:
+        """Count what a pointer leads to as written."""
+        self.results.pop(node.buffer.base or node.buffer, None)
+        return node
+
+    def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        """Count the writes of a tile op."""
+        for region in op.accesses()[1]:
+            self._write(region.buffer, region.starts, region.extents)
+        return self.children(op)
+
+    def visit_Store(self, store: Store) -> Stmt:
+        """Count the write of an element."""
+        self._write(store.buffer, store.indices, [ONE] * len(store.indices))
+        return self.children(store)
+
+    def visit_If(self, node: If) -> Stmt:
+        """Visit both branches, each where its condition holds."""
+        self.visit_where(node.condition, node.then)
+        self.visit_where(unary("not", node.condition), node.otherwise)
+        return node
+
+    def visit_where(self, condition: Expr, node: Node) -> None:
+        """Visit a node with what its condition says of indices."""
+        depth = len(self.outer)
+        self.outer.enter(lambda known: known.assume(condition))
+        self(node)
+        self.outer.leave(depth)
+
+    def _write(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
+        """Count a write; one by another name of a tensor counts for all of it."""
+        if buffer.base is not None:
+            self.results.pop(buffer.base, None)
+        elif buffer in self.results:
+            self.written = self.results
+            self.write(buffer, starts, extents)
