@@ -13,7 +13,8 @@ from torch_tile.kernels.common import Machine, machine_of
 from torch_tile.kernels.gemm import byte_planes
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.byte_planes import COLUMNS, PLANES, Slots, columns_for, config_for, footprint, split_rows
-from torch_tile.kernels.gemm.dequant import Problem, dequant_gemm, prepare
+from torch_tile.kernels.gemm.dequant import dequant_gemm, prepare
+from torch_tile.kernels.gemm.packed import Problem
 from torch_tile.kernels.gemm.tiling import Config
 
 HOPPER = Machine(Target("cuda", 90), 132)

@@ -13,19 +13,8 @@ from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.dequant import (
-    FEW_ROWS,
-    Factor,
-    Problem,
-    Spec,
-    Storage,
-    config_for,
-    dequant_gemm,
-    dequantize,
-    prepare,
-    reference,
-    together,
-)
+from torch_tile.kernels.gemm.dequant import config_for, dequant_gemm, dequantize, prepare, reference, together
+from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem, Spec, Storage
 from torch_tile.kernels.gemm.tiling import Config
 
 

@@ -4,7 +4,7 @@
 Widening a field of 4 bits to a byte takes a third of the instructions of widening it to 16 bits. Runs of columns of a
 become integers of 23 bits in units of a power of two; the sum of their bytes times the weights is exact. A number of a
 is off by 2^-23 of the largest of its run at most.
-Assumes that `planes_fit`, and what dequant.py assumes.
+Assumes that `planes_fit`, and what packed.py assumes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, dynamic, power_of_two, strided, vector_of
 from torch_tile.kernels.footprint import Footprint, Part, Tile
-from torch_tile.kernels.gemm.dequant import Problem, Spec, Storage, finish, read
 from torch_tile.kernels.gemm.formats import FORMATS
+from torch_tile.kernels.gemm.packed import Problem, Spec, Storage, finish, read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
 
