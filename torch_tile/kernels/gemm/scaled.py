@@ -87,8 +87,8 @@ class Scale:
     """How the scales `[..., rows, groups]` of an operand lie in memory.
 
     shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
-    bulk: transposed, for each row, and bulk copies can read them. along: for 128 rows, and bulk copies can read those
-    of neighbouring runs.
+    bulk: transposed, for each row, and bulk copies can read them. along: for 128 rows or all, and bulk copies can read
+    those of neighbouring runs.
     """
 
     shared: int
@@ -107,7 +107,8 @@ class Scale:
         grouped = columns > GROUP and scale.shape[-1] > 1
         scale = scale.mT if transposed else dense_last(scale)
         able = bulk and grouped and vector_of((scale,), (scale.shape[-1],)) > 1
-        bulk, along = able and transposed and shared == 1, able and not transposed and shared == GROUP
+        bulk = able and transposed and shared == 1
+        along = able and not transposed and shared != 1
         return Scale(shared, grouped, transposed, bulk, along), scale
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
