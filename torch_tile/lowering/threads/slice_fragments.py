@@ -87,9 +87,12 @@ def _shrunk(nest: For) -> For:
     if len(nest.body.stmts) != 1 or not isinstance(guard := nest.body.stmts[0], If) or guard.otherwise.stmts:
         return nest
     bound = guard.condition
-    if not isinstance(bound, Binary) or bound.op != "<" or bound.a not in nest.vars:
+    if not isinstance(bound, Binary) or bound.op != "<":
         return nest
-    at, most = nest.vars.index(bound.a), simplify(bound.b)
+    at = next((n for n, var in enumerate(nest.vars) if var is bound.a), None)  # `in` would compare expressions
+    if at is None:
+        return nest
+    most = simplify(bound.b)
     start, stop = nest.starts[at], nest.stops[at]
     whole = all(isinstance(n, Const) for n in (start, stop, most)) and start.value == 0  # type: ignore[attr-defined]
     plain = IdSet[Var](nest.vars)
