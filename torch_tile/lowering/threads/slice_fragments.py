@@ -9,7 +9,6 @@ run-time index, and layout inference only follows offsets that it knows. A nest 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Binary, Const, Expr, Load, Var, const
@@ -77,9 +76,10 @@ def _cuts(loop: For) -> bool:
     )  # fmt: skip
 
 
-def _accesses(node: Node) -> list[Any]:
+def _accesses(node: Node) -> list[Load | Store]:
     """Return the accesses to elements of fragments."""
-    return [n for n in (*find(node, Load), *find(node, Store)) if n.buffer.scope == "fragment"]
+    accesses: tuple[Load | Store, ...] = (*find(node, Load), *find(node, Store))
+    return [n for n in accesses if n.buffer.scope == "fragment"]
 
 
 def _shrunk(nest: For) -> For:
