@@ -109,3 +109,22 @@ def test_a_guard_that_divides_shrinks_the_nest():
         [int(n.stops[0].value) for n in find(slice_fragments(program(most)), For) if n.vars] for most in (16, 24)
     ]
     assert extents == [[16], [64]]
+
+
+def test_guards_of_expressions():
+    """A guard `i * 2 + j < n` names no variable of its nest, and cannot be compared with one."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            held = T.alloc_fragment((64,), "float32")
+            T.copy(A, held)
+            for s in range(2):
+                for i, j in T.Parallel(16, 2):
+                    if i * 2 + j < 30:
+                        B[s * 32 + i * 2 + j] = held[s * 32 + i * 2 + j]
+
+    kernel = torch_tile.compile(main, target="cuda:sm_90a")
+    a, b = torch.randn(64), torch.zeros(64)
+    assert not kernel.interpret(a, b).kinds
+    assert torch.equal(b, torch.where(torch.arange(64) % 32 < 30, a, 0.0))
