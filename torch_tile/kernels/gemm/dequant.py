@@ -435,7 +435,11 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose the tiling on a GPU."""
-    wanted = problem.planes and verdict("dequant.planes", machine.target, False, rows=problem.m, coded=problem.coded)
+    wanted = problem.planes and verdict(
+        "dequant.planes", machine.target, False,
+        rows=problem.m, coded=problem.coded, group=problem.group, k=problem.k,
+        tiles_per_sm=-(-problem.n // 128) / machine.num_sms,
+    )  # fmt: skip
     if wanted and (planes := byte_planes.config_for(problem, machine)) is not None:
         return planes
     config = _by_rules(problem, machine)
@@ -490,7 +494,7 @@ def _few_rows_config(problem: Problem, machine: Machine) -> Config:
         config = replace(config, block_k=config.block_k // 2)
     most = _stages(config, problem, machine)
     stages = most if most < 2 * LEAST_STAGES else most // 2
-    config = replace(config, stages=min(stages, 3 if long else 4) if block_m == 8 else stages)
+    config = replace(config, stages=min(stages, 3 if long else 4) if block_m == 8 or long else stages)
     count = -(-problem.n // block_n)
     splits = min(resident * machine.num_sms // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
