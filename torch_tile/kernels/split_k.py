@@ -42,23 +42,27 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
 
 
 @T.macro
-def left_for_cluster(products: Sequence[Any]) -> list[Any]:
-    """Copy each fragment to a shared tile that the other blocks of the cluster may read from here on."""
+def left_for_cluster(products: Sequence[Any], count: int = 2) -> list[Any]:
+    """Copy each fragment to a shared tile that the other blocks of a cluster of `count` may read from here on."""
     parts: list[Any] = []
     for product in products:
         part = T.alloc_shared(product.shape, product.dtype)
         T.copy(product, part)
         parts.append(part)
-    T.cluster_sync()
+    if count > 1:
+        T.cluster_sync()
     return parts
 
 
 @T.macro
 def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
-    """Sum an element of a shared tile over the `count` blocks of the cluster, which have all written the tile."""
+    """Sum an element of a shared tile over the `count` blocks of the cluster, which have all written the tile.
+
+    One block has no cluster.
+    """
     total: Any = T.alloc_var(tile.dtype, 0.0)
     for rank in range(count):
-        total += T.at_rank(tile[place], rank)
+        total += T.at_rank(tile[place], rank) if count > 1 else tile[place]
     return total
 
 

@@ -161,6 +161,7 @@ from torch_tile.language.math import (
     round,
     shift_left,
     shift_right,
+    table_bytes,
     table_nibble,
     table_place,
     truncdiv,

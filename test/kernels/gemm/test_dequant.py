@@ -13,19 +13,8 @@ from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.dequant import (
-    FEW_ROWS,
-    Factor,
-    Problem,
-    Spec,
-    Storage,
-    config_for,
-    dequant_gemm,
-    dequantize,
-    prepare,
-    reference,
-    together,
-)
+from torch_tile.kernels.gemm.dequant import config_for, dequant_gemm, dequantize, prepare, reference, together
+from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem, Spec, Storage
 from torch_tile.kernels.gemm.tiling import Config
 
 
@@ -274,16 +263,6 @@ def test_sums_are_scaled_where_there_is_room_for_them():
     assert not form_of(8, 128, words=torch.uint8).scales_late(few)
     assert form_of(4, 128).alternates(many) and form_of(4, 128).alternates(few)
     assert not form_of(8, 128, words=torch.uint8).alternates(few)
-
-
-@pytest.mark.parametrize("block_k", [64, 128, 512])
-@pytest.mark.parametrize("group", GROUPS)
-def test_groups_are_those_of_the_columns(block_k, group):
-    storage = form_of(4, group).storage
-    if group and block_k % group and group % block_k:
-        pytest.skip("steps hold whole groups or lie in one")
-    for step, column in itertools.product(range(5), range(0, block_k, group or block_k)):
-        assert storage.first_group(step, block_k, column) == ((step * block_k + column) // group if group else 0)
 
 
 def test_zeros_of_a_byte_are_converted_once():

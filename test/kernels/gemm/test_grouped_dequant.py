@@ -9,7 +9,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import grouped_dequant
-from torch_tile.kernels.gemm.dequant import Problem
+from torch_tile.kernels.gemm.packed import Problem
 from torch_tile.kernels.gemm.tiling import Config
 
 U8, I8, HALF, BF16, F32, F64 = torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -10,6 +10,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import spec as gemm_spec
+from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.scaled import (
     GROUP,
     TIMED,
@@ -18,11 +19,13 @@ from torch_tile.kernels.gemm.scaled import (
     Spec,
     config_for,
     footprint,
+    prepare,
     reference,
     scaled_gemm,
 )
 from torch_tile.kernels.gemm.tiling import Config
 
+HOPPER = Machine(Target("cuda", 90), 132)
 E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
 # What scales a row of a, or a column of b, and whether runs of 128 columns have their own.
 FORMS = {
@@ -118,6 +121,25 @@ def test_aligned_rows(form, engine, problems, check):
     full = problems.tensor(m, n, dtype=BF16)
     got = scaled_gemm(*args, [full], "t", "v=add(acc0,x0);ret v", F32)
     check(got, exact(*args, [full], "t", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("form", ["blocks", "blocks of a", "blocks of both"])
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, problems, check):
+    """The only scale of a tile comes by a bulk copy of 32 runs; tiles of 96 columns have two, which are loaded."""
+    kinds = {"blocks of both": (("block", True), ("block", True))} | FORMS
+    m, n, k = problems.size(140), 128 + 8 * problems.size(6), 128 * problems.pick(4, 8, 36)
+    a, b, *scales = arguments(problems, kinds[form], m, n, k)
+    scale_a, scale_b = scales[0].t().contiguous().t(), scales[1].t().contiguous().t()
+    if form != "blocks":
+        scale_a = scale_a.contiguous()
+    args = (a.contiguous(), b.t().contiguous().t(), scale_a, scale_b)
+    config = Config(64, problems.pick(64, 64, 96), 128, 128, 3, panel=8, staged=True, blocks=blocks)
+    got = scaled_gemm(*args, [], "", "", F32, config=config)
+    check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", F32)
+    spec = prepare(ScaledGemmArgs(*args, [], "", "", F32), HOPPER, got)[0]
+    assert spec.scales[1].runs(64) == (form != "blocks of a") and not spec.scales[1].runs(96)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)

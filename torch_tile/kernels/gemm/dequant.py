@@ -8,9 +8,8 @@ and few rows of a are few columns. Assumes that `ops` checked shapes and dtypes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,20 +20,31 @@ from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
     dense_last,
-    dynamic,
     has_kernels,
     into,
-    is_unit,
     machine_of,
     power_of_two,
-    strided,
     typical,
     vector_of,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm import byte_planes, gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.formats import E4M3, E8M0, FORMATS, TABLE, pairs_of, power_of, value_of
+from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
+from torch_tile.kernels.gemm.packed import (
+    FEW_ROWS,
+    LARGEST_OFFSET,
+    WORD,
+    Factor,
+    Piece,
+    Problem,
+    Spec,
+    Storage,
+    finish,
+    has_table,
+    read,
+    weight,
+)
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
@@ -147,14 +157,6 @@ def multiply(
     return products
 
 
-def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
-    """Load the packed words of a tile's rows into registers."""
-    count = words.stop - words.start
-    found = T.alloc_fragment((count, rows) if transposed else (rows, count), tile.dtype)
-    T.copy(tile[words.start, 0] if transposed else tile[0, words.start], found)
-    return found
-
-
 @T.macro
 def widened(
     spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool, table: Any
@@ -228,21 +230,6 @@ class Factors:
         self.fetch(next_step)
         count = max((kind.together for kind, *_ in filter(None, self.found)), default=1)
         return [[found and found[-1][number] for found in self.found] for number in range(count)]
-
-
-@T.macro
-def finish(
-    spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
-) -> Any:
-    """Compute one element of the result from the elements of the products. A scale of a whole row of weights is applied
-    here.
-    """
-    _, scales, _, aux = spec.sort(operands)
-    scale = spec.storage.scale
-    if scale and not spec.storage.group:
-        place = *matrix, *scale.place(col, 0)
-        values = [v * scale.value(s[place], v.dtype) for v, s in zip(values, scales, strict=True)]
-    return gemm_spec.finish(spec.product, values, aux, 0, row, col, *matrix)
 
 
 @jit
@@ -349,6 +336,9 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
+    if config.planes:
+        byte_planes.run(spec, tensors, out, config, machine)
+        return
     spec, tensors = together(spec, tensors, config)
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
@@ -395,7 +385,8 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
         operands = [b.view(words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
-    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
+    planes = machine.is_gpu and machine.target.has_wgmma and vector > 1 and byte_planes.planes_fit(storage, scales, k)
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded, planes)
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
@@ -418,269 +409,8 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
     return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
 
 
-# Weights of few bits: how they lie in memory, in which pieces a step of K is widened, and what one widened weight is.
-#
-# May assume that `ops` checked shapes and dtypes.
-
-SIGNS = -0x77777778  # 0x88888888: the sign of each field of 4 bits of an int32
-MOST_SUMS = 96  # of a thread
-LEAST_LATE = 32  # columns of a group whose sum is scaled
-LEAST_PIECE = 16  # columns, of one product of tensor cores
-WORD = 4  # bytes of scales that are read at once
-LONG_PRODUCTS = 128  # columns of a product from which on it takes as long as widening its weights
-BYTES = 0x4B000000  # 2^23, whose last bit is 1
-LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen/cuda_text.py) less 8 for their sign
-
-
-@dataclass(frozen=True)
-class Factor:
-    """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not, and how
-    many of these are read together, as one int32.
-    """
-
-    dtype: torch.dtype
-    transposed: bool
-    power: bool = False
-    together: int = 1
-
-    @staticmethod
-    def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
-        """Describe several factors in the widest of their dtypes, and return the factors in memory order."""
-        if not factors:
-            return None, []
-        transposed = all(is_unit(x.mT) and not is_unit(x) for x in factors)
-        views = [x.mT if transposed else dense_last(x) for x in factors]
-        if all(x.dtype == E8M0 for x in factors):
-            return Factor(torch.uint8, transposed, power=True), [x.view(torch.uint8) for x in views]
-        dtypes = {x.dtype for x in factors}
-        if len(dtypes) > 1:  # float8 in a dtype that holds it exactly
-            dtypes = {{E8M0: torch.bfloat16, E4M3: torch.float16}.get(dtype, dtype) for dtype in dtypes}
-        dtype = functools.reduce(torch.promote_types, dtypes)
-        return Factor(dtype, transposed), [x.to(dtype) for x in views]
-
-    def place(self, n: Any, group: Any) -> tuple[Any, Any]:
-        """Return the indices of the factor of a row and a group."""
-        return (group, n) if self.transposed else (n, group)
-
-    def value(self, stored: Any, dtype: Any, number: int = 0) -> Any:
-        """Convert a factor as it lies in memory to a number of a dtype; of several together that of a number."""
-        return T.cast(power_of(stored, number) if self.power else stored, dtype)
-
-    def type(self, name: str, n: Any, groups: Any, *matrices: Any) -> Any:
-        """Return the parameter's type, with the sizes of dimensions in front."""
-        return strided(name, (*matrices, *self.place(n, groups)), self.dtype)
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How packed weights `[N, K]` lie in memory as words `[N, words]` (see `dequantize`).
-
-    `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
-    row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
-    Words of int32 are four bytes of fields of 4 bits side by side, each with its own order of fields. `format`: of
-    fields that are indices of a table (see `FORMATS`), or the empty string.
-    """
-
-    words: torch.dtype
-    signed: bool
-    bits: int
-    high_first: bool
-    offset: int
-    format: str
-    transposed: tuple[bool, ...]
-    group: int
-    scale: Factor | None
-    zero: Factor | None
-    aligned: bool
-
-    @property
-    def fields(self) -> int:
-        """Number of a row's columns that a word holds."""
-        return 8 * self.words.itemsize // self.bits
-
-    @property
-    def coded(self) -> bool:
-        """Return whether words of int32 hold indices of a format's numbers."""
-        return bool(self.format) and self.words == torch.int32
-
-    def groups(self, block_k: int) -> int:
-        """Return the number of groups that a step of `block_k` columns covers."""
-        return max(1, block_k // self.group) if self.group else 1
-
-    def first_group(self, step: Any, block_k: int, column: int) -> Any:
-        """Return the group of a column of a step."""
-        if not self.group:
-            return 0
-        if block_k > self.group:
-            return step * (block_k // self.group) + column // self.group
-        return step // (self.group // block_k)
-
-    def types(self, n: Any, *matrices: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the types of the bs, the scales and the zeros, maybe of several matrices."""
-        multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
-        words, groups = dynamic("words", 1 if all(self.transposed) else multiple), T.dynamic("groups")
-        bs = [
-            strided(f"b{i}", (*matrices, *order), self.words, multiple=multiple, align=align)
-            for i, order in enumerate((words, n) if transposed else (n, words) for transposed in self.transposed)
-        ]
-        count = len(bs)
-        scales = [self.scale.type(f"s{i}", n, groups, *matrices) for i in range(count)] if self.scale else []
-        zeros = [self.zero.type(f"z{i}", n, groups, *matrices) for i in range(count)] if self.zero else []
-        return bs, scales, zeros
-
-    def looked_up(self, word: Any, column: Any, row: Any, table: Any) -> Any:
-        """Look up the number of the field of a row's column, in a `table` of `pairs_of` if there is one."""
-        if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
-            byte = column % 8 // 2
-            return table[T.table_place(word, byte, row % 8 * 4 + byte, column % 2)]
-        upper = 1 - column % 2 if self.high_first else column % 2
-        if self.words == torch.int32:
-            return value_of(self.format, word, column % 8 // 2, upper)
-        return value_of(self.format, T.cast(word, "int32"), 0, upper)
-
-    def number(self, word: Any, column: Any) -> tuple[Any, Any]:
-        """Unpack one column's field from its word as a float32, with a constant excess that the caller subtracts. Both
-        are exact.
-
-        A mask puts the field into the mantissa of a power of two, since GPUs have few units that convert integers. Two
-        fields in neighbouring columns of an int32 are extracted together if they are widened to 16 bits.
-        """
-        sign = 1 << (self.bits - 1) if self.signed else 0  # turned over, it counts from 0 on
-        if self.fields == 1 and (not self.aligned or self.words.is_floating_point):
-            return T.cast(word, "float32"), self.offset
-        if self.fields == 1:
-            return T.float_from_bits(T.cast(word, "int32"), 255, BYTES + sign) - float(2**23 + sign), self.offset
-        if self.words == torch.int32:
-            upper = 1 - column % 2 if self.high_first else column % 2
-            return T.nibble(word ^ SIGNS if self.signed else word, column % 8 // 2, upper), float(sign + self.offset)
-        place = self.bits * (column % self.fields)
-        place = 8 - self.bits - place if self.high_first else place
-        mask, exponent = ((1 << self.bits) - 1) << (15 + place), (127 + 8 - place) << 23
-        value = T.float_from_bits(T.cast(word, "int32") << 15, mask, exponent + (sign << (15 + place)))
-        return value, T.cast(256 >> place, "float32") + float(sign + self.offset)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A range of `width` columns from `start` on, which a step unpacks at once.
-
-    It lies in one run of `columns` columns, whose scales are fetched together.
-    """
-
-    start: int
-    width: int
-    columns: int
-
-    @property
-    def run(self) -> int:
-        """Return the run of columns of the step that holds the piece."""
-        return self.start // self.columns
-
-    def of(self, size: int, block_k: int) -> slice:
-        """Return the piece's range among `size` words that stand for all columns of the step."""
-        return slice(self.start * size // block_k, (self.start + self.width) * size // block_k)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Compile-time facts of a dequantising product, besides its `Config`.
-
-    The product's form, its right operands' storage, and the dtype that both operands are multiplied in.
-    """
-
-    product: gemm_spec.Spec
-    storage: Storage
-    operand: torch.dtype
-
-    def scales_late(self, config: Config) -> bool:
-        """Return whether group sums are scaled instead of weights, where registers have room for a step's sums.
-
-        Sums of groups of 16 are one instruction each, and ptxas makes their wgmmas wait for each other (C7518).
-        """
-        sums = config.block_m * config.block_n // config.threads * len(self.storage.transposed)
-        few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
-        long = self.storage.group >= LEAST_LATE
-        return bool(self.storage.words == torch.int32 and long and self.storage.scale and few)
-
-    def has_table(self, config: Config) -> bool:
-        """Return whether weights are looked up in a table of shared memory."""
-        return has_table(config, self.storage.coded)
-
-    def pieces(self, config: Config) -> list[Piece]:
-        """Return the pieces in which a step is widened.
-
-        These are groups if scales come late. They are quarters, each beside the previous quarter's product, if products
-        take long. Else the step is one piece.
-        """
-        block_k = config.block_k
-        width = span = block_k // self.storage.groups(block_k)
-        if not self.scales_late(config):
-            width = max(LEAST_PIECE, block_k // 4) if self.alternates(config) else block_k
-        return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
-
-    def taken(self, factor: Factor) -> torch.dtype:
-        """Return the dtype to which the kernel converts scales or zeros before it scales weights. Halves hold bytes
-        exactly, and bfloat16 powers of two.
-        """
-        if factor.power:
-            return torch.bfloat16 if self.operand == torch.bfloat16 else torch.float32
-        exact = factor.dtype in (torch.int8, torch.uint8) and self.operand.itemsize == 2
-        return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
-
-    def alternates(self, config: Config) -> bool:
-        """Return whether the unpacking of a piece alternates with the products of the piece before."""
-        long = config.block_m >= LONG_PRODUCTS or self.scales_late(config)
-        return self.storage.aligned and self.operand.itemsize == 2 and long
-
-    def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and the types of all other operands, maybe of several
-        matrices.
-        """
-        storage = self.storage
-        wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
-        m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
-        a = strided("a", (m, k), self.product.dtype, multiple=self.product.vector)
-        bs, scales, zeros = storage.types(n, *matrices)
-        return m, n, k, a, [*bs, *scales, *zeros, *self.product.operand_types(1, m, n, k, *matrices)[2]]
-
-    def sort(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Sort the operands besides a by kind: bs, scales, zeros (empty if there are none), aux."""
-        count, rest = len(self.storage.transposed), list(operands)
-        found = []
-        for there in (True, self.storage.scale, self.storage.zero):
-            found.append(rest[:count] if there else [])
-            rest = rest[count:] if there else rest
-        return found[0], found[1], found[2], rest
-
-
-def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any) -> Any:
-    """Unpack and scale one weight."""
-    storage, accum = spec.storage, compute_dtype(spec.product.dtype)
-    several = storage.groups(piece.columns) > 1
-    group = (column + piece.start % piece.columns) // storage.group if several else 0
-    scale, zero = (
-        T.cast(x[kind.place(row, group)], accum) if kind and x is not None else None
-        for kind, x in ((storage.scale, scales), (storage.zero, zeros))
-    )
-    if storage.format:
-        value = T.cast(T.cast(storage.looked_up(word, column, row, table), spec.operand), accum)
-        return value if scale is None else value * scale
-    number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
-    if storage.words == torch.int32:  # in steps that two neighbours can take together
-        number = number - surplus
-        if zero is not None:
-            number = T.cast(T.cast(number - zero, spec.operand), accum)
-        return number if scale is None else number * scale
-    surplus = surplus if zero is None else zero + surplus
-    if scale is None:
-        return number - surplus
-    # One multiply-add is off by 2^-15 of a scale at most, which is less than rounding to 16 bits is.
-    return T.fma(number, scale, -(surplus * scale)) if spec.operand.itemsize <= 2 else (number - surplus) * scale
-
-
 # Tilings of a product with weights of few bits. They change the speed, never the result.
 
-FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
 ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by rows of a; for more rows MANY_COLUMNS
 MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
 MOST_GROUPS = 8  # of columns with a scale each in a step: each has sums of its own
@@ -689,23 +419,6 @@ LEAST_SHARE, LONG_SHARE, LONGEST_SHARE = 512, 2048, 4096  # columns that a block
 MOST_SUMS_ON_GPUS = 128  # of a thread
 MOST_PRODUCTS = 4  # of many rows, where widened weights take registers, too
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all),
-    whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
-    """
-
-    dtype: torch.dtype
-    m: int
-    n: int
-    k: int
-    products: int
-    bits: int
-    group: int
-    aligned: bool
-    coded: bool = False
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
@@ -722,6 +435,13 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose the tiling on a GPU."""
+    wanted = problem.planes and verdict(
+        "dequant.planes", machine.target, False,
+        rows=problem.m, coded=problem.coded, group=problem.group, k=problem.k,
+        tiles_per_sm=-(-problem.n // 128) / machine.num_sms,
+    )  # fmt: skip
+    if wanted and (planes := byte_planes.config_for(problem, machine)) is not None:
+        return planes
     config = _by_rules(problem, machine)
     if config is None:
         return None
@@ -774,7 +494,7 @@ def _few_rows_config(problem: Problem, machine: Machine) -> Config:
         config = replace(config, block_k=config.block_k // 2)
     most = _stages(config, problem, machine)
     stages = most if most < 2 * LEAST_STAGES else most // 2
-    config = replace(config, stages=min(stages, 3 if long else 4) if block_m == 8 else stages)
+    config = replace(config, stages=min(stages, 3 if long else 4) if block_m == 8 or long else stages)
     count = -(-problem.n // block_n)
     splits = min(resident * machine.num_sms // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
@@ -817,14 +537,6 @@ def _stages(config: Config, problem: Problem, machine: Machine) -> int:
     one = footprint(alone, problem.dtype, problem.products, problem.bits, False).tile_bytes
     table = TABLE * problem.dtype.itemsize if has_table(config, problem.coded) else 0
     return (machine.target.shared_limit - SPARE - table) // one
-
-
-def has_table(config: Config, coded: bool) -> bool:
-    """Return whether a block looks up weights in a table of shared memory: of codes, and for few rows of a.
-
-    For many rows a lookup serves as many products, and stages need the memory.
-    """
-    return coded and config.block_m <= FEW_ROWS
 
 
 def footprint(

@@ -16,17 +16,9 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
-from torch_tile.kernels.gemm.dequant import (
-    Problem,
-    Spec,
-    config_for,
-    finish,
-    multiply,
-    prepare,
-    together,
-    widened_matrices,
-)
+from torch_tile.kernels.gemm.dequant import config_for, multiply, prepare, together, widened_matrices
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
+from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, most_tiles, plan
 

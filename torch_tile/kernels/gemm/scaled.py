@@ -87,13 +87,15 @@ class Scale:
     """How the scales `[..., rows, groups]` of an operand lie in memory.
 
     shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
-    bulk: transposed, for each row, and bulk copies can read them.
+    bulk: transposed, for each row, and bulk copies can read them. along: for 128 rows or all, and bulk copies can read
+    those of neighbouring runs.
     """
 
     shared: int
     grouped: bool
     transposed: bool
     bulk: bool = False
+    along: bool = False
 
     @staticmethod
     def of(scale: torch.Tensor, rows: int, columns: int, bulk: bool = False) -> tuple[Scale, torch.Tensor]:
@@ -104,8 +106,10 @@ class Scale:
         shared = 0 if scale.shape[-2] == 1 else 1 if scale.shape[-2] == rows else GROUP
         grouped = columns > GROUP and scale.shape[-1] > 1
         scale = scale.mT if transposed else dense_last(scale)
-        bulk = bulk and grouped and transposed and shared == 1 and vector_of((scale,), (rows,)) > 1
-        return Scale(shared, grouped, transposed, bulk), scale
+        able = bulk and grouped and vector_of((scale,), (scale.shape[-1],)) > 1
+        bulk = able and transposed and shared == 1
+        along = able and not transposed and shared != 1
+        return Scale(shared, grouped, transposed, bulk, along), scale
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
         """Return the indices of the scale of a row and a group."""
@@ -122,12 +126,21 @@ class Scale:
 
         Bulk copies begin at a multiple of `BULK_START`. So they bring scales before and behind such a tile, too.
         """
+        if self.runs(rows):
+            return BULK_TILE
         return rows // self.each(rows) + (BULK_TILE if self.bulk and anywhere else 0)
+
+    def runs(self, rows: int) -> bool:
+        """Return whether a bulk copy brings a tile's only scale, with those of neighbouring runs."""
+        return self.along and self.each(rows) == rows
 
     def type(self, name: str, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
-        vector = 4 if self.bulk else 1
-        sizes = dynamic(f"{name}_rows", vector), T.dynamic(f"{name}_groups")
+        vector = BULK_START if self.bulk or self.along else 1
+        sizes = (
+            dynamic(f"{name}_rows", vector if self.bulk else 1),
+            dynamic(f"{name}_groups", vector if self.along else 1),
+        )
         shape = (*matrices, *(sizes[::-1] if self.transposed else sizes))
         return strided(name, shape, torch.float32, multiple=vector)
 
@@ -190,25 +203,32 @@ class GroupScales:
         # In this form the compiler proves that bulk copies may begin here.
         self.first = row // BULK_START * BULK_START if early else row
         self.skipped = row % BULK_START if early else 0
-        self.ahead = (T.alloc_shared if kind.bulk else T.alloc_fragment)((kind.loaded(rows, anywhere),), "float32")
-        self.now = (T.alloc_shared if many and not kind.bulk else T.alloc_fragment)((self.count,), "float32")
+        self.along = kind.runs(rows)
+        self.copied = kind.bulk or self.along
+        self.ahead = (T.alloc_shared if self.copied else T.alloc_fragment)((kind.loaded(rows, anywhere),), "float32")
+        self.now = (T.alloc_shared if many and not self.copied else T.alloc_fragment)((self.count,), "float32")
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
-        if self.kind.bulk:
-            T.copy(self.scales[(*self.matrix, *self.kind.place(self.first, step))], self.ahead)
+        if self.copied:
+            first = step // BULK_TILE * BULK_TILE if self.along else step
+            T.copy(self.scales[(*self.matrix, *self.kind.place(self.first, first))], self.ahead)
 
     def fetch(self, step: Any) -> None:
         """Begin to load the scales of a step, if they do not come with its tiles."""
-        if not self.kind.bulk:
+        if not self.copied:
             for i in T.Parallel(self.count):
                 self.ahead[i] = self.scales[(*self.matrix, *self.kind.place(self.row + i * self.each, step))]
 
-    def take(self, next_step: Any) -> None:
-        """Take the fetched scales, and fetch those of the next step."""
+    def take(self, step: Any, times: GroupScales | None = None) -> None:
+        """Take the scales of a step, and fetch those of the next step. They are multiplied by the only scale of
+        `times`, so that both tiles are waited for and released at once.
+        """
+        first = step % BULK_TILE if self.along else self.skipped
         for i in T.Parallel(self.count):
-            self.now[i] = self.ahead[i + self.skipped]
-        self.fetch(next_step)
+            factor = self.ahead[i + first]
+            self.now[i] = factor if times is None else factor * times.ahead[step % BULK_TILE]
+        self.fetch(step + 1)
 
     def of(self, row: Any) -> Any:
         """Return the scale of a row of the tile."""
@@ -292,12 +312,16 @@ def multiply(
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
-        for each in filter(None, (of_a, of_b)):
-            each.take(step + 1)
+        # The scale of a tile's columns is a factor of each row's, if there is one and both come by bulk copies.
+        joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
+        if of_a is not None:
+            of_a.take(step, joined)
+        if of_b is not None and joined is None:
+            of_b.take(step)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(bm, bn):
             value = T.cast(part[i, j], "float32")
-            if of_a is not None and of_b is not None:
+            if of_a is not None and of_b is not None and joined is None:
                 value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
             elif of_a is not None:
                 value = value * of_a.of(i)
@@ -567,7 +591,7 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
         tiles.append(Tile(bn, GROUP, bits, config.stages, (Part.LOOP,)))
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
     for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
-        if kind.bulk:
+        if kind.bulk or kind.runs(rows):
             tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
