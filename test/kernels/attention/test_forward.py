@@ -209,6 +209,8 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (1, 150, 150, True, APART, 0),  # masks cut one tile of each block of queries
         (2, 20, 400, False, replace(TWO_STAGES, split=True), 3),
         (2, 150, 220, True, replace(APART, through_queries=True), 0),
+        (3, 330, 330, True, replace(APART, persistent=4), 0),  # shares of 5 and 4 tiles, the fewest keys first at last
+        (1, 130, 200, False, replace(APART, persistent=2), 0),
     ],
 )
 def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, splits):

@@ -94,8 +94,8 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
     assert not config.split and config.staged
 
 
-def test_persistent_blocks_measured_on_an_h200():
-    """Heads that share keys, all of which stay in the cache: FlashAttention-4 takes 1.04 x as long."""
+def test_persistent_blocks_measured_on_an_h100():
+    """Heads that share keys, all of which stay in the cache: 0.94 of the time of a block for each tile."""
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)
     assert not config_for(form, Problem(16, 8 * 4096, 4096, 8), H200).persistent
     spec = replace(form, lse=False)

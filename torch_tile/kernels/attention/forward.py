@@ -17,7 +17,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.attention import persistent, score_mod as score_text
+from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
@@ -139,6 +139,9 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return placed_beside(out, q), lse.contiguous()
 
 
+MOST_TILES = 1 << 30  # of persistent blocks, whose indices are 32 bits wide
+
+
 @T.macro
 def store_rows(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
     """Store the rows of `acc` times their weights to `out` at `place`, from row `first` on."""
@@ -214,133 +217,146 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             T.annotate_min_blocks_per_sm(config.blocks)
             if config.split:
                 T.pdl_trigger()
-            block, any_head, sequence, split = config.place(bx, by, bz, blocks, kv_heads * members, splits)
-            head, member = any_head // members, any_head % members
-            place = (*((split,) if config.split else ()), sequence, head, member)
-            if layout.ragged:
-                span = given.ragged_span(block, length, kv_len, of_keys=False)
-            elif layout.page:
-                present = given.paged_keys(sequence)
-                span = dense_span(block * rows, sequence, length, q_len, present, present - q_len)
-            else:
-                span = dense_span(block * rows, sequence, length, q_len, kv_len, q_offset)
-            q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
-            k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
-            v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
-            k_stored, v_stored, k_scale, v_scale = k_tile, v_tile, None, None
-            if spec.scaled:
-                if spec.tile_d == spec.tile_dv:  # keys are read before values are widened
-                    v_tile = k_tile
-                k_stored, v_stored = (T.alloc_shared((keys, n), E4M3) for n in (spec.tile_d, spec.tile_dv))
-                if config.narrow:
-                    k_tile, v_tile = k_stored, v_stored
-                k_scale, v_scale = (
-                    others[len(others) - len(lse_types) - 2],
-                    others[len(others) - len(lse_types) - 1],
-                )
-                k_scales, v_scales = (T.alloc_shared((keys,), T.float32) for _ in range(2))
-            scores = T.alloc_fragment((rows, keys), accum)
-            probs_dtype = torch.float16 if config.narrow else spec.dtype
-            probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), probs_dtype)
-            acc = T.alloc_fragment((rows, spec.tile_dv), accum)
-            row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
-            partial_sums = T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
-
-            T.copy(q[span.slab, head, member, span.row, 0], q_tile)
-            queries, unit_of_row = q_tile, None
-            if config.narrow and spec.dtype == torch.bfloat16:
-                queries = T.alloc_fragment((rows, spec.tile_d), torch.float16)
-                unit_of_row = T.alloc_fragment((rows,), accum)
-                in_units(q_tile, queries, unit_of_row)
-            elif config.resident:
-                queries = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
-                T.copy(q_tile, queries)
-            T.clear(acc)
-            T.clear(partial_sums)
-            begin_rows(row_max, base)
-
-            here = Rows(
-                span.first, span.length, span.queries, packed, span.sequence, head, member, members, span.q_offset
-            )
-            held = hold(spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here)
-            mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
-            extremes = (0, q_len - 1) if packed else (span.first, T.min(span.first + rows - 1, span.length - 1))
-            listed = None
-            if lists is not None:
-                counts, indices = others[len(others) - behind], others[len(others) - behind + 1]
-                own_list = lists.place(span.sequence, head * members + member, span.first, counts)
-                listed = lists.steps(counts, own_list, keys)
-            first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split, listed)
-            unit = spec.unit(scale)
-            scale_log2 = unit * LOG2_E
-            for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
-                step = end - 1 - iteration if spec.backwards(config) else first + iteration
-                if lists is not None:
-                    step = lists.step(indices, own_list, step, keys, span.keys)
-                load(held, here, step * keys)
-                load_keys(given, k, k_stored, span, head, step)
-                if spec.scaled:
-                    load_keys(given, k_scale, k_scales, span, head, step)
-                    if not config.narrow:
-                        widen(k_stored, k_scales, k_tile)
-                T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                if config.narrow:
-                    scale_scores(scores, k_scales, unit_of_row)
-                if spec.score:
-                    score_text.modify(spec.program, scores, scale, aux, here, step * keys)
-                if spec.mask is not None or not spec.folded:
-                    for i, j in T.Parallel(rows, keys):
-                        product = scores[i, j] if spec.score or spec.folded else scores[i, j] * scale
-                        scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
-                if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
-                    for i, j in T.Parallel(rows, keys):
-                        row = T.min(span.first + i, span.length - 1)
-                        query = row % q_len if packed else row
-                        seen = spec.sees(query, step * keys, j, keys, span.q_offset, window, span.keys)
-                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                gain, sizes = 0.0, None
-                if config.narrow:
-                    gain, sizes = GAIN, T.alloc_fragment((keys,), accum)
-                    load_keys(given, v_scale, v_scales, span, head, step)
-                    clear_past(v_scales, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
-                    raise_scores(scores, v_scales, sizes, scale_log2)
-                exponentiate(
-                    scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts, gain=gain,
-                    sizes=sizes,
-                )  # fmt: skip
-                for i, c in T.Parallel(rows, spec.tile_dv):
-                    acc[i, c] *= rescale[i]
-                load_keys(given, v, v_stored, span, head, step)
-                may_end = iteration == 0 if spec.backwards(config) else True
-                if config.narrow:
-                    sign_weights(scores, v_scales, probs)
+            heads = kv_heads * members
+            # Outside of the loop, so that a tile leaves while the block works on its next one.
+            staged = T.alloc_shared((rows, spec.tile_dv), spec.dtype) if config.persistent else None
+            tiles = T.min(heads * batch * blocks, MOST_TILES)
+            for wave in T.serial(config.waves(bx, tiles)) if config.persistent else (0,):
+                if config.persistent:
+                    block, number = config.tile(wave, bx, blocks, heads * batch)
+                    any_head, sequence, split = number % heads, number // heads, 0
                 else:
-                    if spec.scaled:
-                        load_keys(given, v_scale, v_scales, span, head, step)
-                        widen(v_stored, v_scales, v_tile)
-                    T.copy(scores, probs)
-                if not layout.fixed:
-                    clear_past(v_tile, step * keys, span.keys, may_end)
-                T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
-
-            if config.partial_sums > 1:
-                T.reduce_sum(partial_sums, row_sum, dim=1)
-            for i in T.Parallel(rows):
-                if lse_types:
-                    log_sum = row_max[i] * unit + T.log(row_sum[i])
+                    block, any_head, sequence, split = config.place(bx, by, bz, blocks, heads, splits)
+                head, member = any_head // members, any_head % members
+                place = (*((split,) if config.split else ()), sequence, head, member)
+                if layout.ragged:
+                    span = given.ragged_span(block, length, kv_len, of_keys=False)
+                elif layout.page:
+                    present = given.paged_keys(sequence)
+                    span = dense_span(block * rows, sequence, length, q_len, present, present - q_len)
+                else:
+                    span = dense_span(block * rows, sequence, length, q_len, kv_len, q_offset)
+                q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
+                k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
+                v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
+                k_stored, v_stored, k_scale, v_scale = k_tile, v_tile, None, None
+                if spec.scaled:
+                    if spec.tile_d == spec.tile_dv:  # keys are read before values are widened
+                        v_tile = k_tile
+                    k_stored, v_stored = (T.alloc_shared((keys, n), E4M3) for n in (spec.tile_d, spec.tile_dv))
                     if config.narrow:
-                        log_sum = log_sum - GAIN * math.log(2)
-                    if not layout.ragged:
-                        others[-1][(*place, block * rows + i)] = log_sum
-                    elif span.first + i < span.length:
-                        others[-1][(*place, span.row + i)] = log_sum
-                rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
-            if layout.ragged:
-                store_own(acc, rescale, out, place, span, config.staged)
-            elif config.staged:
-                store_staged(acc, rescale, out, place, block * rows, q_tile if config.through_queries else None)
-            else:
-                store_rows(acc, rescale, out, place, block * rows)
+                        k_tile, v_tile = k_stored, v_stored
+                    k_scale, v_scale = (
+                        others[len(others) - len(lse_types) - 2],
+                        others[len(others) - len(lse_types) - 1],
+                    )
+                    k_scales, v_scales = (T.alloc_shared((keys,), T.float32) for _ in range(2))
+                scores = T.alloc_fragment((rows, keys), accum)
+                probs_dtype = torch.float16 if config.narrow else spec.dtype
+                probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), probs_dtype)
+                acc = T.alloc_fragment((rows, spec.tile_dv), accum)
+                row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
+                partial_sums = (
+                    T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
+                )
+
+                T.copy(q[span.slab, head, member, span.row, 0], q_tile)
+                queries, unit_of_row = q_tile, None
+                if config.narrow and spec.dtype == torch.bfloat16:
+                    queries = T.alloc_fragment((rows, spec.tile_d), torch.float16)
+                    unit_of_row = T.alloc_fragment((rows,), accum)
+                    in_units(q_tile, queries, unit_of_row)
+                elif config.resident:
+                    queries = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
+                    T.copy(q_tile, queries)
+                T.clear(acc)
+                T.clear(partial_sums)
+                begin_rows(row_max, base)
+
+                here = Rows(
+                    span.first, span.length, span.queries, packed, span.sequence, head, member, members, span.q_offset
+                )
+                held = hold(
+                    spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here
+                )
+                mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
+                extremes = (0, q_len - 1) if packed else (span.first, T.min(span.first + rows - 1, span.length - 1))
+                listed = None
+                if lists is not None:
+                    counts, indices = others[len(others) - behind], others[len(others) - behind + 1]
+                    own_list = lists.place(span.sequence, head * members + member, span.first, counts)
+                    listed = lists.steps(counts, own_list, keys)
+                first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split, listed)
+                unit = spec.unit(scale)
+                scale_log2 = unit * LOG2_E
+                for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
+                    step = end - 1 - iteration if spec.backwards(config) else first + iteration
+                    if lists is not None:
+                        step = lists.step(indices, own_list, step, keys, span.keys)
+                    load(held, here, step * keys)
+                    load_keys(given, k, k_stored, span, head, step)
+                    if spec.scaled:
+                        load_keys(given, k_scale, k_scales, span, head, step)
+                        if not config.narrow:
+                            widen(k_stored, k_scales, k_tile)
+                    T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                    if config.narrow:
+                        scale_scores(scores, k_scales, unit_of_row)
+                    if spec.score:
+                        score_text.modify(spec.program, scores, scale, aux, here, step * keys)
+                    if spec.mask is not None or not spec.folded:
+                        for i, j in T.Parallel(rows, keys):
+                            product = scores[i, j] if spec.score or spec.folded else scores[i, j] * scale
+                            scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
+                    if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
+                        for i, j in T.Parallel(rows, keys):
+                            row = T.min(span.first + i, span.length - 1)
+                            query = row % q_len if packed else row
+                            seen = spec.sees(query, step * keys, j, keys, span.q_offset, window, span.keys)
+                            scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
+                    gain, sizes = 0.0, None
+                    if config.narrow:
+                        gain, sizes = GAIN, T.alloc_fragment((keys,), accum)
+                        load_keys(given, v_scale, v_scales, span, head, step)
+                        clear_past(v_scales, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
+                        raise_scores(scores, v_scales, sizes, scale_log2)
+                    exponentiate(
+                        scores, row_max, base, partial_sums, rescale, scale_log2, subtracts=spec.subtracts, gain=gain,
+                        sizes=sizes,
+                    )  # fmt: skip
+                    for i, c in T.Parallel(rows, spec.tile_dv):
+                        acc[i, c] *= rescale[i]
+                    load_keys(given, v, v_stored, span, head, step)
+                    may_end = iteration == 0 if spec.backwards(config) else True
+                    if config.narrow:
+                        sign_weights(scores, v_scales, probs)
+                    else:
+                        if spec.scaled:
+                            load_keys(given, v_scale, v_scales, span, head, step)
+                            widen(v_stored, v_scales, v_tile)
+                        T.copy(scores, probs)
+                    if not layout.fixed:
+                        clear_past(v_tile, step * keys, span.keys, may_end)
+                    T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
+
+                if config.partial_sums > 1:
+                    T.reduce_sum(partial_sums, row_sum, dim=1)
+                for i in T.Parallel(rows):
+                    if lse_types:
+                        log_sum = row_max[i] * unit + T.log(row_sum[i])
+                        if config.narrow:
+                            log_sum = log_sum - GAIN * math.log(2)
+                        if not layout.ragged:
+                            others[-1][(*place, block * rows + i)] = log_sum
+                        elif span.first + i < span.length:
+                            others[-1][(*place, span.row + i)] = log_sum
+                    rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
+                if layout.ragged:
+                    store_own(acc, rescale, out, place, span, config.staged)
+                elif config.staged:
+                    store_staged(acc, rescale, out, place, block * rows, q_tile if config.through_queries else staged)
+                else:
+                    store_rows(acc, rescale, out, place, block * rows)
 
     return attention
 
@@ -445,15 +461,12 @@ def run(
     if scales is not None:
         operands = [*operands, *scales.tensors]
     options = (float(scale), q.shape[2], q_offset, bounded(window))
-    plain = machine.kernel(flash_attention)
-    kernel = persistent.kernel_of(config, spec, machine) if config.persistent else plain(config, spec)
+    kernel = machine.kernel(flash_attention)(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:
         packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)
         target = out if packs else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         sums = [] if lse is None else [lse.view(shape)]
-        if config.persistent:
-            sums = [*sums, persistent.claims_of(config, q, machine)]
         kernel(grouped, k, v, *operands, *sums, target.view(*shape, v_dim), *options)
         if target is not out:
             out.copy_(target)

@@ -59,11 +59,27 @@ class Config:
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
+        if self.persistent:
+            return self.persistent, 1, 1
         if self.split:
             return blocks * splits, kv_heads, batch
         if self.side > 1:
             return self.side, blocks, T.ceildiv(kv_heads * batch, self.side)
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
+
+    def waves(self, block: Any, tiles: Any) -> Any:
+        """Count the tiles of a persistent block, of `tiles` in all."""
+        whole = tiles // self.persistent
+        return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
+
+    def tile(self, wave: Any, block: Any, blocks: Any, heads: Any) -> tuple[Any, Any]:
+        """Return the block of rows and the head that a persistent block takes in its wave; the longest come first."""
+        tile = wave * self.persistent + self._rank(wave, block)
+        return blocks - 1 - tile // heads, tile % heads
+
+    def _rank(self, wave: Any, block: Any) -> Any:
+        """Return the place of a block in a wave: every other one runs backwards, so that the shares are even."""
+        return T.if_then_else(wave % 2 == 1, self.persistent - 1 - block, block)
 
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
         """Return the block of rows, the key head, the sequence and the split of a block of the launch."""

@@ -125,7 +125,6 @@ SHARING = {
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 SIDE_BY_SIDE = 8, 4, 2
-PERSISTENT = Config(128, 128, 256, 2, packed=False, side=64, partial_sums=8)  # of `persistent_attention`
 FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
@@ -244,7 +243,7 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
     if hopper is not None and _is_persistent(config, spec, problem, machine):
-        return replace(PERSISTENT, persistent=machine.num_sms, heavy_first=spec.causal)
+        return replace(config, persistent=machine.num_sms, through_queries=False)
     return config
 
 
@@ -254,13 +253,13 @@ def _through_queries(spec: Spec) -> bool:
 
 
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
-    """Return whether blocks claim tile after tile, as in `persistent_attention`.
+    """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
 
-    The next tile's loads and first scores run beside the end of a tile. Measured faster where heads share keys, the
-    keys and values of all heads stay in the cache, and no log-sum-exp is stored.
+    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, the keys and values
+    of all heads stay in the cache, and no log-sum-exp is stored.
     """
     plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
-    plain = plain and spec.lists is None and not spec.lse and spec.exact and spec.tile_d == spec.tile_dv == 128
+    plain = plain and spec.lists is None and not spec.lse
     if not plain or spec.layout != DENSE or config.packed or not config.staged or config.blocks > 1:
         return False
     tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
