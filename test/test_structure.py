@@ -54,6 +54,7 @@ NOT_MIRRORED = {
     "tilelang_kernels": "kernels in TileLang's styles, run as they are",
     "cubins": "compiles every kernel of the library for every chip",
     "examples": "runs examples/",
+    "integrations/test_mxfp4.py": "runs a whole model of gpt-oss, through replacement and experts",
     "docs": "tests docs/build_pages.py",
     "release": "tests .ci/release.py",
     "inductor/test_metamorphic.py": "compares compiled models with each other, through all stages",
