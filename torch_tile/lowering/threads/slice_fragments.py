@@ -92,6 +92,7 @@ def _shrunk(nest: For) -> For:
     at, most = next(n for n, var in enumerate(nest.vars) if var is bound.a), simplify(bound.b)
     start, stop = nest.starts[at], nest.stops[at]
     whole = all(isinstance(n, Const) for n in (start, stop, most)) and start.value == 0  # type: ignore[attr-defined]
+    plain = IdSet[Var](nest.vars)
     sliced = any(index not in plain and bound.a in symbols(index) for a in _accesses(guard) for index in a.indices)
     if not whole or not sliced or most.value <= 0 or stop.value % most.value:  # type: ignore[attr-defined]
         return nest
