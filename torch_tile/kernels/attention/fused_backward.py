@@ -256,6 +256,7 @@ class ConsumerWarpgroup:
     def make_probabilities(self, iteration: Any) -> None:
         """Make the probabilities of an iteration, whose scores are under way, and the gradients of probabilities."""
         stage, parity = self.iterations.phase(iteration)
+        step = T.alloc_var(T.int32, self.iterations.step(iteration))  # a division later on would lack registers
         T.mbarrier_wait_parity(self.full[1][stage], parity)
         T.wgmma_gemm(self.v[self.own, :], self.grad[stage, :, :], self.dp, transpose_B=True, clear_accum=True)
         row_lse = self.numbers[0]
@@ -264,7 +265,7 @@ class ConsumerWarpgroup:
             for i, j in T.Parallel(*self.p.shape):
                 row_lse[i, j] = self.numbers[0][stage, j]
         T.wait_wgmma(1)
-        self.scores.weigh(self.p, self.p_rounded, self.kept, row_lse, stage, self.iterations.step(iteration))
+        self.scores.weigh(self.p, self.p_rounded, self.kept, row_lse, stage, step)
         T.wait_wgmma(0)
 
     @T.macro

@@ -192,7 +192,9 @@ class _Stages:
         groups = [item for item in self.items if item.is_group]
         self.groups = [item.ahead for item in groups]
         self.group_of = IdMap((tile, g) for g, item in enumerate(groups) for tile in item.tiles)
+        # Copies into the only version of a tile begin behind the step's work, which hides reads of addresses as well.
         even = self.depth > 0 and all(g.ahead == self.depth for g in groups)
+        even = even and all(self.versions[b] > 1 for b in schedule.staged)
         self.early = EarlyReads([m.path for g in groups for m in g.moves] if even else ())
         self.last_group = groups[-1] if groups else None
 
