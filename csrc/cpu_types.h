@@ -50,15 +50,6 @@ template <class... Bits> inline float table_nibble(int32_t word, int byte, int u
   const int32_t table[16] = {bits...};
   return bits_float(uint32_t(table[uint32_t(word) >> (8 * byte + 4 * upper) & 15]));
 }
-inline int table_bytes(int32_t word, int32_t t0, int32_t t1, int32_t t2, int32_t t3) {
-  const uint32_t table[4] = {uint32_t(t0), uint32_t(t1), uint32_t(t2), uint32_t(t3)};
-  uint32_t found = 0;
-  for (int i = 0; i < 4; ++i) {
-    const int code = word >> 4 * i & 15;
-    found |= (table[code / 4] >> code % 4 * 8 & 255) << 8 * i;
-  }
-  return int(found);
-}
 inline int table_place(int32_t word, int byte, int lane, int part) {
   return int(uint32_t(word) >> 8 * byte & 255) * 64 + 2 * lane + part;
 }

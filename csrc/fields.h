@@ -78,12 +78,6 @@ TILE_DEVICE uint32_t table_pair(uint32_t word, int byte) {
   return bytes_of(low, high, (upper_first ? 0x4051 : 0x5140) + byte % 2 * 0x2222);
 }
 
-// Bytes of four codes, the lower 16 bits of a word, by a table of 16 bytes below 128. A selector's highest bit repeats the
-// highest bit of a byte, 0, so that each half of the table gives 0 for the codes of the other half.
-TILE_DEVICE int table_bytes(uint32_t word, uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3) {
-  return int(bytes_of(t0, t1, word) | bytes_of(t2, t3, word ^ 0x8888u));
-}
-
 // The index of one number of the pair that a byte selects, in a table of 256 pairs with a copy for each lane.
 TILE_DEVICE int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
 

@@ -369,15 +369,6 @@ template <class... Bits> inline float table_nibble(uint32_t word, int byte, int 
   const int table[16] = {bits...};
   return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
 }
-inline int table_bytes(uint32_t word, uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3) {
-  const uint32_t table[4] = {t0, t1, t2, t3};
-  uint32_t found = 0;
-  for (int i = 0; i < 4; ++i) {
-    const int code = word >> 4 * i & 15;
-    found |= (table[code / 4] >> code % 4 * 8 & 255) << 8 * i;
-  }
-  return int(found);
-}
 inline int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
 template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
   return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));

@@ -25,6 +25,5 @@ extern "C" __global__ void pairs(const unsigned* in, const tile::{kind}* factor,
   local[4] = table[tile::table_place(word, byte, threadIdx.x % 32, 1)];
   for (int i = 0; i < 8; ++i) out[threadIdx.x * 8 + i] = local[i];
   one[threadIdx.x] = tile::nibble(word, byte, 1) + tile::table_nibble(word, byte, 1, {", ".join(map(str, range(16)))});
-  one[threadIdx.x] += tile::table_bytes(word, 1, 2, 3, 4);
 }}
 """)

@@ -97,27 +97,6 @@ def test_table_nibble():
         T.table_nibble(0, 0, 0, [1.0, 2.0, 3.0])
 
 
-def test_table_bytes():
-    """The bytes of four fields of 4 bits, whatever the sign of the word; a table of another length is refused."""
-    table = torch.randint(0, 128, (16,), dtype=torch.uint8)
-    words = table.view(torch.int32).tolist()
-
-    @T.prim_func
-    def kernel(x: T.Tensor((16,), "int32"), out: T.Tensor((16, 2), "int32")):
-        with T.Kernel(1) as _:
-            for i, half in T.Parallel(16, 2):
-                out[i, half] = T.table_bytes(x[i] >> 16 * half, words)
-
-    x = torch.randint(-(2**31), 2**31, (16,), dtype=torch.int32)
-    codes = torch.stack([x.long() % 2**32 >> 4 * j & 15 for j in range(8)], 1)
-    for run in (lambda *args: evaluate(kernel, *args), tilelang.compile(kernel)):
-        out = torch.empty(16, 2, dtype=torch.int32)
-        run(x, out)
-        assert torch.equal(out.view(torch.uint8), table[codes])
-    with pytest.raises(TileError, match=r"T\.table_bytes.* has 3 words"):
-        T.table_bytes(0, [1, 2, 3])
-
-
 def test_table_place():
     """The place of a byte's pair in a table with a copy for each lane, whatever the sign of the word."""
 

@@ -47,20 +47,6 @@ def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
     return found.to(torch.int32).view(torch.float32)
 
 
-def _table_bytes(word: Any, *table: Any) -> Any:
-    """Look up the bytes of the four lowest codes of a word in a table of 16 bytes."""
-    import torch
-
-    total = 0
-    for place in range(4):
-        code = word >> 4 * place & 15
-        part = table[0]
-        for number, bits in enumerate(table):
-            part = torch.where(torch.as_tensor(code >> 2 == number), torch.as_tensor(bits), torch.as_tensor(part))
-        total = total | (part >> 8 * (code & 3) & 255) << 8 * place
-    return torch.as_tensor(total).to(torch.int32)
-
-
 def _table_place(word: Any, byte: Any, lane: Any, part: Any) -> Any:
     """Return where a table of pairs, with a copy for each lane, holds the entry of a byte of a word."""
     return (word >> 8 * byte & 255) * 64 + 2 * lane + part
@@ -125,13 +111,6 @@ declare(
     Intrinsic(
         "table_nibble", 19, lambda args: (dt.int32, dt.float32), "table_nibble",
         _table_nibble, cuda="table_nibble", header="fields.h",
-    )
-)  # fmt: skip
-# The bytes of the four codes in the lower 16 bits of an int32, in a table of 16 bytes below 128: four int32.
-declare(
-    Intrinsic(
-        "table_bytes", 5, lambda args: (dt.int32, dt.int32), "table_bytes",
-        _table_bytes, cuda="table_bytes", header="fields.h",
     )
 )  # fmt: skip
 # The index of number `part` of the pair that a byte of an int32 selects, in a table `[256, 32, 2]` of 16-bit numbers.

@@ -161,7 +161,6 @@ from torch_tile.language.math import (
     round,
     shift_left,
     shift_right,
-    table_bytes,
     table_nibble,
     table_place,
     truncdiv,

@@ -41,7 +41,7 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
 # Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
-OTHERS = re.compile(rf"ieee_.*|table_nibble|table_bytes|table_place|{intrinsics.random.NAME}")
+OTHERS = re.compile(rf"ieee_.*|table_nibble|table_place|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
     n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )
@@ -148,16 +148,6 @@ def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[flo
     return intrinsics.call(
         "table_nibble", word, byte, upper, *(bits.reinterpret(const(value, dt.float32), dt.int32) for value in values)
     )
-
-
-def table_bytes(word: Scalar, table: Sequence[Scalar]) -> Expr:
-    """Look up the four fields of 4 bits in the lower 16 bits of `word` among 16 bytes below 128, four int32: an int32
-    of four bytes.
-    """
-    if len(table) != 4:
-        why = f"has {len(table)} words"
-        raise error("bad_argument", None, op="T.table_bytes", name="table", why=why, fix="give 4, of 4 bytes each")
-    return intrinsics.call("table_bytes", word, *(to_expr(each, dt.int32, op="T.table_bytes") for each in table))
 
 
 def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:

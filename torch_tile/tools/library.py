@@ -177,11 +177,14 @@ def _dequant_gemms() -> Iterator[Case]:
         "int4": (torch.uint8, 4, 32, True), "int4 g128": (torch.uint8, 4, 128, False),
         "fp8": (torch.float8_e4m3fn, 8, 0, False),
     }  # fmt: skip
+    large = (torch.int8, 4, 128, False)
     for name, dtype in ALL.items():
         for scheme in schemes if dtype in HALVES.values() else ("int4",):
             for m in (1, 16, 64, 1024):
                 yield Case(f"dequant_gemm {name} {scheme} {m}", _dequant_gemm(dtype, m, 4096, *schemes[scheme]))
         yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
+        for m in (1, 8):  # planes of bytes, where a GPU has wgmma
+            yield Case(f"dequant_gemm {name} large {m}", _dequant_gemm(dtype, m, 16384, *large, k=16384))
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
     tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
@@ -340,12 +343,19 @@ def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch
 
 
 def _dequant_gemm(
-    dtype: torch.dtype, m: int, n: int, words: torch.dtype, bits: int, group: int, zero: bool, products: int = 1
+    dtype: torch.dtype,
+    m: int,
+    n: int,
+    words: torch.dtype,
+    bits: int,
+    group: int,
+    zero: bool,
+    products: int = 1,
+    k: int = 4096,
 ) -> Callable[[Make], object]:
     """Return a call of `dequant_gemm` on weights of integers or float8."""
 
     def call(make: Make) -> object:
-        k = 4096
         groups = k // group if group else 1
         bs = [make((n, k * bits // 8), words) for _ in range(products)]
         scales = [make((n, groups), dtype) for _ in bs]

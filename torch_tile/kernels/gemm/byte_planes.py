@@ -19,7 +19,6 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, dynamic, power_of_two, strided, vector_of
 from torch_tile.kernels.footprint import Footprint, Part, Tile
-from torch_tile.kernels.gemm.formats import FORMATS
 from torch_tile.kernels.gemm.packed import Problem, Spec, Storage, finish, read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
@@ -34,8 +33,6 @@ HALVES = 0x808080  # makes three bytes of either sign three bytes from 0 to 255
 BULK_BYTES = 16  # of a row of a tile that a bulk copy brings, at least
 UPPER_FIELDS = -0x0F0F0F10  # 0xF0F0F0F0
 SIGNS = -0x7F7F7F80  # 0x80808080
-CENTER, STEP_OF_TABLE = 64, 128  # of the upper bytes of a table, and what their unit is of the lower bytes
-LARGEST = CENTER * STEP_OF_TABLE - 1  # of the numbers of a table
 WIDENED = 16  # how many times as large a widened field is
 COLUMNS = 8, 16, 24, 48  # of wgmma's tile: planes of up to 2, 5, 8 and 16 rows
 
@@ -50,13 +47,11 @@ class Slots:
     """The order in which a product sums up the columns of a run of `width` columns.
 
     Lane q of the four lanes that share a row of an operand holds slots 4 q to 4 q + 3 of 16, as four bytes. These are
-    the same fields of four bytes of a word, or four neighbours where `tables` look them up. So a lane widens whole
-    words, and each is read by one lane.
+    the same fields of four bytes of a word. So a lane widens whole words, and each is read by one lane.
     """
 
     width: int
     high_first: bool
-    tables: bool = False
 
     @property
     def words(self) -> int:
@@ -68,39 +63,34 @@ class Slots:
         return slot % 16 // 4 * self.words + slot // 32
 
     def upper(self, slot: Any) -> Any:
-        """Return 1 if the slot takes upper fields of a word's bytes, or the upper half of a word; else 0."""
+        """Return 1 if the slot takes upper fields of a word's bytes, else 0."""
         return slot // 16 % 2
 
     def column(self, slot: Any) -> Any:
         """Return the column of a slot."""
-        pair, second = slot % 4, self.upper(slot)
-        if self.tables:
-            pair, second = second * 2 + slot % 4 // 2, slot % 2
-        return self.word(slot) * 8 + pair * 2 + (1 - second if self.high_first else second)
+        second = self.upper(slot)
+        return self.word(slot) * 8 + slot % 4 * 2 + (1 - second if self.high_first else second)
 
 
 def slots_of(spec: Spec) -> Slots:
     """Return the order of a run's columns for weights that lie in memory as a `Spec` says."""
     group = spec.storage.group
-    return Slots(min(group, RUN) if group else RUN, spec.storage.high_first, bool(spec.storage.format))
+    return Slots(min(group, RUN) if group else RUN, spec.storage.high_first)
 
 
 @jit
 def split_rows(dtype: torch.dtype, slots: Slots, vector: int) -> Any:
     """Build the kernel that splits rows of a into planes of bytes, in the order of slots, and finds what a unit of each
     plane stands for in each run. Row i becomes planes 3 i, 3 i + 1 and 3 i + 2, the lowest bytes first.
-
-    Behind the units, what half a table adds to the products is kept as a negative number, if there are tables.
     """
     width, count = slots.width, PART // slots.width
     m, k, runs, columns = T.dynamic("m"), dynamic("k", vector), T.dynamic("runs"), T.dynamic("columns")
-    places = T.dynamic("places")
 
     @T.prim_func
     def split_rows(
         a: strided("a", (m, k), dtype, multiple=vector),
         planes: T.Tensor((columns, k), torch.int8),
-        units: T.Tensor((runs, places), torch.float32),
+        units: T.Tensor((runs, columns), torch.float32),
     ):
         with T.Kernel(T.ceildiv(k, PART), m, threads=128) as (bx, row):
             numbers = T.alloc_fragment((count, width), "float32")
@@ -117,16 +107,10 @@ def split_rows(dtype: torch.dtype, slots: Slots, vector: int) -> Any:
                 endless = T.if_then_else(sizes[run, slot] == INFINITE << 23, sign, 0)
                 number = T.if_then_else(exponent == INFINITE, endless, T.cast(T.nearbyint(value * power), "int32"))
                 sizes[run, slot] = number + HALVES
-            for plane, total in enumerate([T.alloc_fragment((count,), "int32") for _ in range(PLANES)]):
-                digits = T.alloc_fragment((count, width), "int32")
+            for plane in range(PLANES):
                 for run, slot in T.Parallel(count, width):
-                    digits[run, slot] = ((sizes[run, slot] >> 8 * plane) & 255) - 128
-                    planes[row * PLANES + plane, bx * PART + run * width + slot] = T.cast(digits[run, slot], "int8")
-                if slots.tables:
-                    T.reduce_sum(digits, total, dim=1)
-                    for run in T.Parallel(count):
-                        middle = T.cast(total[run] * -(CENTER * STEP_OF_TABLE), "float32")
-                        units[bx * count + run, columns + row * PLANES + plane] = middle
+                    digit = ((sizes[run, slot] >> 8 * plane) & 255) - 128
+                    planes[row * PLANES + plane, bx * PART + run * width + slot] = T.cast(digit, "int8")
             for run in T.Parallel(count):
                 exponent = T.max(largest[run] >> 23, LEAST_EXPONENT)
                 power = T.reinterpret((exponent + 1 - DIGITS) << 23, "float32")
@@ -151,7 +135,7 @@ def multiply(
     storage, width, steps = spec.storage, slots.width, span_of(spec, config)
     wk, groups = bk // storage.fields, storage.groups(bk)
     plane_tile = T.alloc_shared((bm, bk), "int8")
-    unit_tile = T.alloc_shared((bk // width, bm * (2 if slots.tables else 1)), "float32")
+    unit_tile = T.alloc_shared((bk // width, bm), "float32")
     b_tiles, scale_tiles, products = [], [], []
     for _ in bs:
         product = T.alloc_fragment((bn, bm), "float32")
@@ -160,7 +144,6 @@ def multiply(
         b_tiles.append(T.alloc_shared((bn, wk), storage.words))
         if storage.group and storage.scale:
             scale_tiles.append(T.alloc_shared((bn, steps * groups), storage.scale.dtype))
-    tables = in_registers(tables_of(storage))
     for span in T.Pipelined(first, last, num_stages=2):
         for scale, scale_tile in zip(scales, scale_tiles, strict=False):
             T.copy(scale[col, span * (steps * groups)], scale_tile)
@@ -171,70 +154,21 @@ def multiply(
             for which, (b, b_tile, product) in enumerate(zip(bs, b_tiles, products, strict=True)):
                 T.copy(b[col, step * wk], b_tile)
                 starts = [*range(0, bk, width)]
-                sums = [[T.alloc_fragment((bn, bm), "int32") for _ in tables] for _ in starts]
-                for at, totals in zip(starts, sums, strict=True):
+                sums = [T.alloc_fragment((bn, bm), "int32") for _ in starts]
+                for at, total in zip(starts, sums, strict=True):
                     words = read(b_tile, False, slice(at // storage.fields, (at + width) // storage.fields), bn)
-                    for table, total in zip(tables, totals, strict=True):
-                        weights = widened(spec, words, bn, table)
-                        T.gemm(
-                            weights, plane_tile[0:bm, at : at + width], total,
-                            transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
-                        )  # fmt: skip
-                for number, totals in enumerate(sums):
+                    T.gemm(
+                        widened(spec, words, bn), plane_tile[0:bm, at : at + width], total,
+                        transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
+                    )  # fmt: skip
+                for number, total in enumerate(sums):
                     for j, i in T.Parallel(bn, bm):
                         unit = unit_tile[number, i]
                         if storage.group and storage.scale:
                             group = within * groups + number * width // storage.group
                             unit = unit * T.cast(scale_tiles[which][j, group], "float32")
-                        if slots.tables:
-                            whole = totals[0][j, i] * STEP_OF_TABLE + totals[1][j, i]
-                            value = T.cast(whole, "float32") + unit_tile[number, bm + i]
-                        else:
-                            value = T.cast(totals[0][j, i], "float32")
-                        product[j, i] += value * unit
+                        product[j, i] += T.cast(total[j, i], "float32") * unit
     return products
-
-
-def tables_of(storage: Storage) -> list[tuple[int, ...]]:
-    """Return the tables of upper and lower 7 bits of a format's numbers, in units of `LARGEST` for the largest.
-
-    They count from `-CENTER * STEP_OF_TABLE` on. Without a format it is one empty table.
-    """
-    if not storage.format:
-        return [()]
-    known = FORMATS[storage.format]
-    numbers = [round(value * LARGEST / known.largest) + CENTER * STEP_OF_TABLE for value in known.values]
-    return [tuple(n // STEP_OF_TABLE for n in numbers), tuple(n % STEP_OF_TABLE for n in numbers)]
-
-
-@T.macro
-def in_registers(tables: Sequence[Sequence[int]]) -> Any:
-    """Return tables of bytes as words of four in registers. They come from shared memory: the assembler would copy
-    constants, which it knows, into registers again for each lookup.
-    """
-    found: list[list[Any]] = [[] for _ in tables]
-    for table, words in zip(tables, found, strict=True):
-        if table:
-            stored = T.alloc_shared((4,), "int32")
-            for word in T.Parallel(4):
-                stored[word] = T.if_then_else(
-                    word < 2,
-                    T.if_then_else(word == 0, four_bytes(table, 0), four_bytes(table, 1)),
-                    T.if_then_else(word == 2, four_bytes(table, 2), four_bytes(table, 3)),
-                )
-            for number, _ in enumerate(table[:4]):
-                words.append(T.alloc_var("int32", stored[number]))
-    return found
-
-
-def four_bytes(table: Sequence[int], word: int) -> int:
-    """Return four bytes of a table as one number, the first in its lowest bits."""
-    return sum(byte << 8 * place for place, byte in enumerate(table[4 * word : 4 * word + 4]))
-
-
-def widened_by(storage: Storage) -> float:
-    """Return how many times as large the weights are that are multiplied."""
-    return LARGEST / FORMATS[storage.format].largest if storage.format else float(WIDENED)
 
 
 def span_of(spec: Spec, config: Config) -> int:
@@ -246,18 +180,15 @@ def span_of(spec: Spec, config: Config) -> int:
 
 
 @T.macro
-def widened(spec: Spec, words: Any, rows: int, table: Sequence[Any]) -> Any:
-    """Widen the fields of a run to bytes that are 16 times as large, or look them up in a table of 16 bytes."""
+def widened(spec: Spec, words: Any, rows: int) -> Any:
+    """Widen the fields of a run to bytes that are 16 times as large."""
     slots = slots_of(spec)
     weights = T.alloc_fragment((rows, slots.width), "int8")
     fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
     for j, four in T.Parallel(rows, slots.width // 4):
         word, upper = words[j, slots.word(four * 4)], slots.upper(four * 4)
-        if table:
-            fours[j, four] = T.table_bytes(word >> 16 * upper, table)
-        else:
-            fields = (word << (4 - 4 * upper)) & UPPER_FIELDS
-            fours[j, four] = fields if spec.storage.signed else fields ^ SIGNS  # 8 less
+        fields = (word << (4 - 4 * upper)) & UPPER_FIELDS
+        fours[j, four] = fields if spec.storage.signed else fields ^ SIGNS  # 8 less
     for j, slot in T.Parallel(rows, slots.width):
         weights[j, slot] = T.cast(T.cast(fours[j, slot // 4] >> slot % 4 * 8, "uint8"), "int8")
     return weights
@@ -271,12 +202,12 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     whole = replace(spec, product=replace(spec.product, vector=slots_of(spec).width))  # k is a multiple of a run
     m, n, k, _, types = whole.types()
-    runs, places = T.dynamic("runs"), bm * (2 if slots_of(spec).tables else 1)
+    runs = T.dynamic("runs")
     own = -(-bn // count)  # rows of the weights
 
     @T.prim_func
     def plane_gemm(
-        planes: T.Tensor((bm, k), torch.int8), units: T.Tensor((runs, places), torch.float32),
+        planes: T.Tensor((bm, k), torch.int8), units: T.Tensor((runs, bm), torch.float32),
         *operands: types, out: T.Tensor((m, n), spec.product.out_dtype),
     ):  # fmt: skip
         spans = T.ceildiv(k, bk * span_of(spec, config))
@@ -294,7 +225,7 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
                     for part in parts
                 ]
                 if split * own + j < bn:
-                    values = [total * (1 / widened_by(spec.storage)) for total in sums]
+                    values = [total * (1 / WIDENED) for total in sums]
                     out[row, col] = finish(spec, values, operands, row, col)
             if count > 1:
                 T.cluster_sync()  # until then the other blocks read this block's part
@@ -311,8 +242,8 @@ def planes_fit(storage: Storage, scales: Sequence[torch.Tensor], k: int) -> bool
     if (
         storage.words != torch.int32
         or storage.zero
-        or (storage.offset != (0 if storage.signed or storage.format else 8))
-        or (storage.format and storage.signed)
+        or storage.format
+        or storage.offset != (0 if storage.signed else 8)
         or any(storage.transposed)
         or k % (min(group, RUN) or RUN)
         or (group % RUN and group != RUN // 2)
@@ -333,8 +264,7 @@ def run(spec: Spec, tensors: list[torch.Tensor], out: torch.Tensor, config: Conf
         spec = replace(spec, storage=replace(storage, scale=scale))
     slots, k = slots_of(spec), a.shape[1]
     planes = a.new_empty((config.block_m, k), dtype=torch.int8)
-    places = config.block_m * (2 if slots.tables else 1)
-    units = a.new_empty((k // slots.width, places), dtype=torch.float32)
+    units = a.new_empty((k // slots.width, config.block_m), dtype=torch.float32)
     machine.kernel(split_rows)(a.dtype, slots, spec.product.vector)(a, planes, units)
     machine.kernel(plane_matmul)(config, spec)(planes, units, *operands, out)
 
