@@ -492,13 +492,14 @@ class Recorder:
         return value
 
     @staticmethod
-    def unused(value: Any, language: Any = None) -> None:
+    def unused(value: Any, function: Any = None) -> None:
         """Raise TileError for a value that a statement computes and drops, as `A[i] == 0` does for `A[i] = 0`.
 
-        Where the statement is a call, `language` is what the function's name begins with: other calls may have effects.
+        Where the statement is a call, `function` is what it calls: atomics and functions of others may have effects.
         """
-        is_ours = language is None or getattr(language, "__name__", "").startswith("torch_tile")
-        if not is_ours or not isinstance(value, Expr) or isinstance(value, Var | Load):
+        module = getattr(function, "__module__", None) or ""
+        may_act = function is not None and (not module.startswith("torch_tile.language") or module.endswith(".atomics"))
+        if may_act or not isinstance(value, Expr) or isinstance(value, Var | Load):
             return
         if all(is_pure(call) and call.name != foreign.NAME for call in find(value, Call)):
             raise error("unused_value", None, value=str(value)[:60])

@@ -372,8 +372,8 @@ class _Reroute(ast.NodeTransformer):
         match node.value:
             case ast.Compare() | ast.BinOp() | ast.UnaryOp():
                 value = _call("unused", value, at=node)
-            case ast.Call(func=ast.Attribute(value=ast.Name() as owner)):  # of `T.exp(x)` it is T
-                value = _call("unused", value, owner, at=node)
+            case ast.Call(func=ast.Attribute(value=ast.Name()) as function):
+                value = _call("unused", value, function, at=node)
         return ast.copy_location(ast.Expr(value), node)
 
     def visit_Call(self, node: ast.Call) -> Any:

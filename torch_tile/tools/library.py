@@ -72,7 +72,7 @@ def catalogue() -> list[Case]:
     """List representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
-    return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans()]
+    return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans(), *_large_products()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -177,14 +177,11 @@ def _dequant_gemms() -> Iterator[Case]:
         "int4": (torch.uint8, 4, 32, True), "int4 g128": (torch.uint8, 4, 128, False),
         "fp8": (torch.float8_e4m3fn, 8, 0, False),
     }  # fmt: skip
-    large = (torch.int8, 4, 128, False)
     for name, dtype in ALL.items():
         for scheme in schemes if dtype in HALVES.values() else ("int4",):
             for m in (1, 16, 64, 1024):
                 yield Case(f"dequant_gemm {name} {scheme} {m}", _dequant_gemm(dtype, m, 4096, *schemes[scheme]))
         yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
-        for m in (1, 8):  # planes of bytes, where a GPU has wgmma
-            yield Case(f"dequant_gemm {name} large {m}", _dequant_gemm(dtype, m, 16384, *large, k=16384))
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
     tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}
@@ -329,6 +326,14 @@ def _normed_quantization(group: int) -> Callable[[Make], object]:
         return fused_quantize.fused_norm_quantize(*norm, group, torch.float8_e4m3fn)
 
     return call
+
+
+def _large_products() -> Iterator[Case]:
+    """Yield products of few rows with large 4-bit weights, which become planes of bytes where a GPU has wgmma."""
+    for name, dtype in HALVES.items():
+        for m in (1, 8):
+            call = _dequant_gemm(dtype, m, 16384, torch.int8, 4, 128, False, k=16384)
+            yield Case(f"dequant_gemm {name} large {m}", call)
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:

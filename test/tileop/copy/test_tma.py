@@ -341,7 +341,7 @@ def test_findings(complaint) -> None:
             f = T.alloc_fragment((64, 64), T.float16)
             T.tma_copy(X, f)  # here
 
-    assert "`barrier` belongs to copies from global memory" in complaint(no_barrier, "bad_argument")
+    assert "`barrier` is missing" in complaint(no_barrier, "bad_argument")
     assert "`src` goes from global to fragment memory" in complaint(registers, "bad_argument")
 
 

@@ -360,7 +360,8 @@ def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str,
     """Return the auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
     writer = Writer(region)
     text = canonical(writer.text(out))
-    full = shape(region.products[0])
+    first = region.products[0]  # columns of a product lose its batches: its rows are those of the left operand
+    full = (*shape(left(first) if whole(first) else first)[:-1], shape(first)[-1])
     wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
     given = [
         column_slices.columns_of(x, writer.cut[i], rewrite) if i in writer.cut else x for i, x in enumerate(writer.aux)
