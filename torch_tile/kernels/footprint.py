@@ -29,7 +29,7 @@ EVERYWHERE = tuple(Part)
 class Tile:
     """A tile of `rows` by `columns` elements of so many `bits`, in use in some `parts` of the kernel.
 
-    A loop keeps several `versions` of it.
+    A loop keeps several `versions` of it. `bulk`: bulk copies fill or empty it, if the kernel has any.
     """
 
     rows: int
@@ -37,6 +37,7 @@ class Tile:
     bits: int
     versions: int = 1
     parts: tuple[Part, ...] = EVERYWHERE
+    bulk: bool = True
 
     @property
     def bytes(self) -> int:
@@ -65,9 +66,10 @@ class Footprint:
     @property
     def tile_bytes(self) -> int:
         """Bytes of the tiles alone."""
-        if self.bulk:
-            return sum(tile.boxed for tile in self.tiles)
-        return max(sum(tile.bytes for tile in self.tiles if part in tile.parts) for part in EVERYWHERE)
+        alone = [tile for tile in self.tiles if self.bulk and tile.bulk]
+        sharing = [tile for tile in self.tiles if not (self.bulk and tile.bulk)]
+        most = max(sum(tile.bytes for tile in sharing if part in tile.parts) for part in EVERYWHERE)
+        return sum(tile.boxed for tile in alone) + most
 
     @property
     def bytes(self) -> int:
