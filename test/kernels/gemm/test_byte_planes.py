@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from test.kernels.gemm.test_dequant import BF16, F32, HALF, SWIGLU, U8, Scheme, arguments, exact
+from test.kernels.gemm.stored_weights import BF16, F32, HALF, SWIGLU, U8, Scheme, arguments, exact
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine, machine_of
 from torch_tile.kernels.gemm import byte_planes
