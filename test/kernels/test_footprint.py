@@ -62,13 +62,20 @@ FOOTPRINTS = {
     "mla_decode_hopper": lambda config, spec, bulk: mla.footprint(config, spec),
 }
 FIXED = (
+    "attention_fp8",
     "causal_conv1d",
+    "cross_entropy_in_place",
     "lightning_index",
     "delta_",
+    "finish_sums",
+    "fused_gradients",
     "gated_delta_rule",
     "group_tokens",
     "linear_attention_",
+    "nsa_importance",
     "ssd_",
+    "ssm_sum_parts",
+    "transpose_values",
 )  # tiles of one size for each kind of GPU, which must hold them; test/cubins has the smallest GPUs
 
 
@@ -124,6 +131,12 @@ def test_tiles_in_other_parts_share_memory():
     assert Footprint(tuple(tiles), bulk=True).tile_bytes == (4 * 64 + 8) * 128
     threads = [Tile(8, 64, 16, parts=(Part.BEFORE,), bulk=False), Tile(16, 64, 16, parts=(Part.LEAVING,), bulk=False)]
     assert Footprint((*tiles, *threads), bulk=True).tile_bytes == (4 * 64 + 8 + 16) * 128
+
+
+def test_tiles_begin_where_swizzles_do():
+    odd = [Tile(16, 80, 16)] * 3
+    assert Footprint((*odd, Tile(16, 16, 16))).tile_bytes == 2 * 3072 + 2560 + 512
+    assert Footprint(tuple(odd[:1])).tile_bytes == 2560
 
 
 def test_bulk_copies_fill_whole_boxes():

@@ -14,6 +14,7 @@ from torch_tile.hardware import Target
 
 SPARE = 1024  # bytes for mbarriers, and for what threads hand each other in reductions
 BOX_BYTES, BOX_ROWS = 128, 8  # bytes of a row that bulk copies swizzle, and rows after which a swizzle repeats
+SWIZZLED_ALIGNMENT = BOX_BYTES * BOX_ROWS
 
 
 class Part(IntEnum):
@@ -68,7 +69,7 @@ class Footprint:
         """Bytes of the tiles alone."""
         alone = [tile for tile in self.tiles if self.bulk and tile.bulk]
         sharing = [tile for tile in self.tiles if not (self.bulk and tile.bulk)]
-        most = max(sum(tile.bytes for tile in sharing if part in tile.parts) for part in EVERYWHERE)
+        most = max(_side_by_side([tile.bytes for tile in sharing if part in tile.parts]) for part in EVERYWHERE)
         return sum(tile.boxed for tile in alone) + most
 
     @property
@@ -79,6 +80,12 @@ class Footprint:
     def fits(self, target: Target) -> bool:
         """Return whether the target allows a block this much shared memory."""
         return self.bytes <= target.shared_limit
+
+
+def _side_by_side(sizes: list[int]) -> int:
+    """Return the bytes of tiles of these sizes, each of which begins where swizzles do, but for small ones in gaps."""
+    gaps = [-size % SWIZZLED_ALIGNMENT if size > SWIZZLED_ALIGNMENT else 0 for size in sizes]
+    return sum(sizes) + sum(gaps) - max(gaps, default=0)
 
 
 def most_stages(footprint: Callable[[int], Footprint], stages: Iterable[int], target: Target) -> int:
