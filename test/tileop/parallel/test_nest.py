@@ -161,7 +161,8 @@ def counted(A, B, C, i, j, k, n):
         (split_in_three, ["i"]), (several_rows, []), (interleaved, []), (halves, []), (overlapping_halves, ["j"]),
         (two_versions, []), (one_version, ["i", "j"]), (antidiagonals, ["i", "j"]), (flattened, []),
         (flattened_too_narrow, ["i", "j"]), (pieces, []), (pieces_of_pieces, []), (pieces_too_narrow, ["i", "j"]),
-        (pieces_without_rests, ["j"]), (pieces_of_two_sizes, ["i", "j"]), (gathered_offset, ["i", "j"]), (gathered_row, []), (counted, ["i", "j"]),
+        (pieces_without_rests, ["j"]), (pieces_of_two_sizes, ["i", "j"]), (gathered_offset, ["i", "j"]),
+        (gathered_row, []), (counted, ["i", "j"]),
     ],
 )  # fmt: skip
 def test_iterations_that_may_meet(update, wanted):
