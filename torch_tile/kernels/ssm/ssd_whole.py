@@ -6,12 +6,41 @@ Nothing is stored but results. Heads and batches must fill the GPU, since the ch
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import strided
+from torch_tile.kernels.common import Machine, power_of_two, strided, typical
 from torch_tile.kernels.ssm.tiles import Config, Sizes, Spec
+
+ROWS = 64  # of wgmma: the times of a chunk, and the columns of P in a tile
+MOST_STATES = 128  # of a tile, in 64 registers
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes that decide whether heads and batches fill a GPU."""
+
+    batch: int
+    heads: int
+    head_dim: int
+
+
+def whole_config_for(x: torch.Tensor, states: Any, machine: Machine) -> Config | None:
+    """Choose the tiling of `whole_scan` for values `[B, L, H, P]`. None where blocks for each chunk are faster.
+
+    A block takes about as long for a chunk as three blocks of a multiprocessor that have chunks of their own.
+    """
+    problem = typical(Problem(x.shape[0], x.shape[2], x.shape[3]))
+    blocks = problem.batch * problem.heads * math.ceil(problem.head_dim / ROWS)
+    fits = x.dtype.itemsize == 2 and machine.target.has_wgmma and states <= MOST_STATES
+    if not fits or 3 * blocks < machine.num_sms:
+        return None
+    return Config(ROWS, ROWS, ROWS, ROWS, max(64, power_of_two(states)), whole=True)
 
 
 @jit
@@ -78,16 +107,17 @@ def whole_scan(config: Config, spec: Spec) -> Any:
                 for i in T.Parallel(size):
                     own[i] = T.exp2(decay_tile[i])
                     left[i] = T.exp2(final - decay_tile[i]) * step_tile[i]
-                T.copy(state, before)
-                T.gemm(query_tile, before, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(tile_p, size):
                     weighed[i, j] = T.cast(T.cast(value_tile[j, i], compute) * left[j], spec.dtype)
                 for i, j in T.Parallel(size, size):
-                    between = T.exp2(T.if_then_else(i >= j, decay_tile[i] - decay_tile[j], 0.0))
-                    weight = T.cast(score_tile[i, j], compute) * between * step_tile[j]
+                    between = decay_tile[i] - decay_tile[j]
+                    weight = T.cast(score_tile[i, j], compute) * T.exp2(T.if_then_else(i >= j, between, 0.0))
+                    weight = weight * step_tile[j]
                     weights[i, j] = T.cast(T.if_then_else(i >= j, weight, 0.0), spec.dtype)
+                T.copy(state, before)
                 for i, j in T.Parallel(tile_p, tile_n):
                     state[i, j] *= T.exp2(final)
+                T.gemm(query_tile, before, acc, transpose_B=True, clear_accum=True)
                 T.gemm(weighed, key_tile, state)
                 for i, j in T.Parallel(size, tile_p):
                     acc[i, j] *= own[i]
