@@ -257,11 +257,11 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
 def scan_outputs(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs and the last state of the delta rule, where no channel decays and nothing is packed.
 
-    A block has all keys and `config.turned` values of a head, and goes from chunk to chunk. The state is transposed,
+    A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is transposed,
     `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory holds only what
     is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
     """
-    s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.turned
+    s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
     state_shape = (s.sequences, s.h, s.k, s.v)
     initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
 
@@ -463,7 +463,7 @@ class Chunks:
     ) -> None:
         """Write outputs and the last state."""
         spec = self.spec
-        if self.config.turned and spec.delta and not (spec.channels or spec.packed):
+        if self.config.fused_values and spec.delta and not (spec.channels or spec.packed):
             initial, spec = self.initial()
             operands = self.q, self.k, self.v, self.decays, self.betas, *inverses, weights, *initial
             self.run(scan_outputs, *operands, out, last, self.slots, self.scale, spec=spec)

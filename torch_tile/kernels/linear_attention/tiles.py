@@ -20,7 +20,7 @@ from torch_tile.kernels.footprint import Footprint, Tile
 HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
 FEW_VALUES = 16
-TURNED = 64  # rows of wgmma
+FUSED_VALUES = 64  # rows of wgmma
 
 
 def most_keys(dtype: torch.dtype) -> int:
@@ -36,7 +36,7 @@ class Config:
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
     most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
     find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
-    take them. With `turned` the delta rule's forward is one scan of blocks with so many values, whose states stay in
+    take them. With `fused_values` the delta rule's forward is one scan of blocks with so many values, whose states stay in
     registers, unless sequences are packed or channels decay.
     """
 
@@ -52,7 +52,7 @@ class Config:
     stages: int = 2
     blocks: int = 1
     staged: bool = False
-    turned: int = 0
+    fused_values: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
     config = Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
     if not hopper:
         return config
-    return replace(config, blocks=3, staged=staged, key_threads=128, key_blocks=2, turned=TURNED if staged else 0)
+    return replace(
+        config, blocks=3, staged=staged, key_threads=128, key_blocks=2, fused_values=FUSED_VALUES if staged else 0
+    )
 
 
 def scan_config_for(config: Config, machine: Machine, states: int, values: int) -> Config:
