@@ -257,9 +257,9 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
 def scan_outputs(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs and the last state of the delta rule, where no channel decays and nothing is packed.
 
-    A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is transposed,
-    `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory holds only what
-    is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
+    A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is
+    transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory holds
+    only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
     state_shape = (s.sequences, s.h, s.k, s.v)
