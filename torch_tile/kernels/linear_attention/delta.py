@@ -258,8 +258,8 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs and the last state of the delta rule, where no channel decays and nothing is packed.
 
     A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is
-    transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory holds
-    only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
+    transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory
+    holds only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
     state_shape = (s.sequences, s.h, s.k, s.v)
@@ -469,8 +469,8 @@ class Chunks:
             self.run(scan_outputs, *operands, out, last, self.slots, self.scale, spec=spec)
             return
         errors, states = self.scan(inverses, last)
-        operands = self.grown_q, weights, self.decays, errors, states, *self.table, out, self.slots, self.scale
-        self.run(chunk_outputs, *operands)
+        operands = self.grown_q, weights, self.decays, errors, states, *self.table, out
+        self.run(chunk_outputs, *operands, self.slots, self.scale)
 
     def initial(self) -> tuple[list[torch.Tensor], Spec]:
         """Return the states before the first chunk, in a list that is empty without them, and the facts with them."""
