@@ -255,7 +255,7 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
 
 @jit
 def scan_outputs(config: Config, spec: Spec) -> Any:
-    """Build the kernel for outputs and the last state of the delta rule, where no channel decays and nothing is packed.
+    """Build the kernel for outputs and the last state, where no channel decays and nothing is packed.
 
     A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is
     transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory
@@ -272,9 +272,8 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         v: s.values("v"),
         decays: s.per_time(),
         betas: s.per_time(),
-        inverses: s.pairs(),
         weights: s.pairs(),
-        *initial_state: initial,
+        *others: [*s.pairs_of_delta(), *initial],
         out: s.like_values(),
         last: T.Tensor(state_shape, compute),
         slots: T.int32,
@@ -285,7 +284,6 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             q_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
-            inverse = T.alloc_shared((size, size), spec.dtype)
             weight_tile = T.alloc_shared((size, size), spec.dtype)
             logs = T.alloc_shared((size,), compute)
             rates = T.alloc_shared((size,), compute)
@@ -294,17 +292,19 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             out_tile = T.alloc_shared((size, columns), spec.dtype)
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
-            said = T.alloc_fragment((columns, size), compute)
-            rest = T.alloc_fragment((columns, size), spec.dtype)
-            found = T.alloc_fragment((columns, size), compute)
             errors = T.alloc_fragment((columns, size), spec.dtype)
             weighed = T.alloc_fragment((columns, size), spec.dtype)
             acc = T.alloc_fragment((columns, size), compute)
+            if spec.delta:
+                inverse = T.alloc_shared((size, size), spec.dtype)
+                said = T.alloc_fragment((columns, size), compute)
+                rest = T.alloc_fragment((columns, size), spec.dtype)
+                found = T.alloc_fragment((columns, size), compute)
             T.clear(state)
             if spec.initial is not None:
                 for i, j in T.Parallel(columns, rows):
                     inside = T.logical_and(j < s.k, at + i < s.v)
-                    given = initial_state[0][bz, head, T.min(j, s.k - 1), T.min(at + i, s.v - 1)]
+                    given = others[-1][bz, head, T.min(j, s.k - 1), T.min(at + i, s.v - 1)]
                     state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
             for n in T.Pipelined(slots, num_stages=config.stages):
                 first, count = place_of(s, None, n)
@@ -313,23 +313,25 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
                 T.copy(decays[bz, head, first : first + size], logs)
                 T.copy(betas[bz, head, first : first + size], rates)
-                T.copy(inverses[bz, first : first + size, head, 0:size], inverse)
                 T.copy(weights[bz, first : first + size, head, 0:size], weight_tile)
                 T.copy(state, before)
                 keep = weigh_times(logs, rates, count, own, factor)
-                T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(columns, size):
-                    rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
-                T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
+                if spec.delta:
+                    T.copy(others[0][bz, first : first + size, head, 0:size], inverse)
+                    T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(columns, size):
+                        rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
+                    T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
                 T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(columns, size):
+                    acc[i, j] *= own[j] * scale
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
                 for i, j in T.Parallel(columns, size):
-                    weighed[i, j] = T.cast(found[i, j] * factor[j], spec.dtype)
+                    error = found[i, j] if spec.delta else T.cast(v_tile[j, i], compute)
+                    errors[i, j] = T.cast(error, spec.dtype)
+                    weighed[i, j] = T.cast(error * factor[j], spec.dtype)
                 T.gemm(weighed, k_tile, state)
-                T.copy(found, errors)
-                for i, j in T.Parallel(columns, size):
-                    acc[i, j] *= own[j] * scale
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
                 for i, j in T.Parallel(columns, size):
                     out_tile[j, i] = T.cast(acc[i, j], spec.dtype)
@@ -463,9 +465,9 @@ class Chunks:
     ) -> None:
         """Write outputs and the last state."""
         spec = self.spec
-        if self.config.fused_values and spec.delta and not (spec.channels or spec.packed):
+        if self.config.fused_values and not (spec.channels or spec.packed):
             initial, spec = self.initial()
-            operands = self.q, self.k, self.v, self.decays, self.betas, *inverses, weights, *initial
+            operands = self.q, self.k, self.v, self.decays, self.betas, weights, *inverses, *initial
             self.run(scan_outputs, *operands, out, last, self.slots, self.scale, spec=spec)
             return
         errors, states = self.scan(inverses, last)

@@ -36,7 +36,7 @@ class Config:
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
     most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
     find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
-    take them. With `fused_values` the delta rule's forward is one scan of blocks with so many values, whose states
+    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states
     stay in registers, unless sequences are packed or channels decay.
     """
 

@@ -115,6 +115,7 @@ def whole_scan(config: Config, spec: Spec) -> Any:
                     weight = weight * step_tile[j]
                     weights[i, j] = T.cast(T.if_then_else(i >= j, weight, 0.0), spec.dtype)
                 T.copy(state, before)
+                # Before the two products: beside one in flight, ptxas wants no change of the other's accumulators.
                 for i, j in T.Parallel(tile_p, tile_n):
                     state[i, j] *= T.exp2(final)
                 T.gemm(query_tile, before, acc, transpose_B=True, clear_accum=True)
