@@ -19,7 +19,7 @@ class Config:
     """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
     A tile has `head_tile` columns of P and `state_tile` columns of N. States of `pass_stages` chunks are on their way
-    while they are passed on.
+    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk.
     """
 
     chunk: int = 64
@@ -34,6 +34,7 @@ class Config:
     heads: int = 1
     blocks: int = 1
     staged: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
