@@ -37,8 +37,8 @@ ROWS = 4  # of a sequence that a block joins, where there are blocks enough
 MOST_AHEAD = 8  # units whose pieces it reads together
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
-# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, whether it is not the
-# first sequence of its first unit, and zero.
+# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, whether its first
+# unit has another sequence before, and zero.
 FIRST, BEGIN, LAST, END = range(FIELDS)
 
 
