@@ -29,11 +29,11 @@ def report_indexers(context: Context) -> None:
     """Report each choice of positions by sums of rectified products of queries and keys."""
     for node in context.graph.nodes:
         if called(node) == "topk" and _sums_rectified_products(argument(node, 0, "input")):
-            context.miss("mla", node, Miss(
-                "the mask of the indexer's scores is a tensor; tile.lightning_index hides positions by causality only",
-                "call torch.ops.tile.lightning_index(q, k, scale * weights, top, seq_lens), then tile.mla_sparse on its "
-                "lists",
-            ))  # fmt: skip
+            why = Miss(
+                "the mask of the indexer's scores is a tensor; tile.lightning_index hides by causality only",
+                "call tile.lightning_index(q, k, scale * weights, top, seq_lens), then tile.mla_sparse on its lists",
+            )
+            context.miss("mla", node, why)
 
 
 def _sums_rectified_products(scores: Node) -> bool:
