@@ -41,7 +41,7 @@ from torch_tile.kernels.attention.sequences import (
     plan,
     store_own,
 )
-from torch_tile.kernels.attention.softmax import weigh
+from torch_tile.kernels.attention.softmax import hide_keys, weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import LIST_REGISTERS, Problem, divides, side_by_side
 from torch_tile.kernels.common import (
@@ -577,10 +577,9 @@ def query_gradients(config: Config, spec: Spec) -> Any:
                     for probs_of, value in zip(probs, found, strict=True):
                         probs_of[i, j] = value
                 if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
-                    for i, j in T.Parallel(rows, keys):
-                        seen = spec.sees(span.first + i, step * keys, j, keys, span.q_offset, window, span.keys)
-                        for probs_of in probs if layout.fixed else [*probs, dp]:
-                            probs_of[i, j] = T.if_then_else(seen, probs_of[i, j], 0.0)
+                    tiles = probs if layout.fixed else [*probs, dp]
+                    limits = span.q_offset, window, span.keys
+                    hide_keys(spec, tiles, 0.0, lambda i: span.first + i, step * keys, *limits)
                 for i, j in T.Parallel(rows, keys):
                     for probs_of, grad_of in zip(probs, grads, strict=True):
                         grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)
