@@ -33,7 +33,8 @@ def of_gemv(config, spec, bulk):
 
 def of_dequant(config, spec, bulk):
     storage = spec.storage
-    return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded)
+    factors = dequant.span_bytes(spec, config)
+    return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded, factors)
 
 
 def of_planes(config, spec, bulk):
