@@ -32,7 +32,7 @@ MOST_COLUMNS = 1 << 16  # of a: sums of 2^15 times as much stay in int32
 
 @dataclass(frozen=True)
 class Fields:
-    """How fields of `bits` become bytes: the number of a field, turned over if it is `signed`, less `offset`.
+    """How fields of `bits` become bytes: the number of a field, in two's complement if it is `signed`, less `offset`.
 
     A byte is `times` as large as that number. It uses all 8 bits if half of the fields' range is subtracted, else 7, so
     that the difference has a bit for its sign.
@@ -66,13 +66,13 @@ class Fields:
         """Widen field `number` of each byte of a word of int32."""
         moved = word >> self.bits * number << self.place
         fields = moved & four(((1 << self.bits) - 1) << self.place)
-        turned = self.half << self.place if self.signed else 0
+        sign = self.half << self.place if self.signed else 0
         if self.place + self.bits == 8:
             return fields if self.signed else fields ^ four(0x80)
         if not self.below:
             return fields
         # No byte borrows from the next: its highest bit is 1 meanwhile.
-        return ((fields ^ four(0x80 | turned)) - four(self.below << self.place)) ^ four(0x80)
+        return ((fields ^ four(0x80 | sign)) - four(self.below << self.place)) ^ four(0x80)
 
 
 def four(byte: int) -> int:
@@ -266,6 +266,7 @@ def footprint(config: Config, spec: Any, bulk: bool) -> Footprint:
     bm, bn, bk, loop = config.block_m, config.block_n, config.block_k, (Part.LOOP,)
     tiles = [Tile(bm, bk, 8, config.stages, loop), Tile(bn, bk, spec.bits, config.stages, loop)]
     if spec.scales[1].grouped:
-        tiles.append(Tile(*spec.scales[1].place(bn, bk // slots_of(spec).width), 32, config.stages, loop))
+        rows, columns = spec.scales[1].place(bn, bk // slots_of(spec).width)
+        tiles.append(Tile(rows, columns, 32, config.stages, loop))
     tiles.append(Tile(bn, bm, 32, parts=(Part.LEAVING,)))
     return Footprint(tuple(tiles), bulk)
