@@ -12,7 +12,7 @@ from torch_tile.jit import JITFunction, compile_program
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
-from torch_tile.kernels.gemm import byte_planes, dequant, grouped_wgrad, scaled, tiling as gemm
+from torch_tile.kernels.gemm import byte_planes, dequant, grouped_wgrad, int8_rows, scaled, tiling as gemm
 from torch_tile.kernels.mla import spec as mla
 from torch_tile.lowering import lower_for_gpu
 from torch_tile.tools import library
@@ -31,7 +31,8 @@ def of_gemv(config, spec, bulk):
 
 def of_dequant(config, spec, bulk):
     storage = spec.storage
-    return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded)
+    factors = dequant.span_bytes(spec, config)
+    return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded, factors)
 
 
 def of_planes(config, spec, bulk):
@@ -55,6 +56,7 @@ FOOTPRINTS = {
     "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
     "masked_scaled_gemm": partial(scaled.footprint, groups=True),
     "scaled_gemm": scaled.footprint,
+    "int8_rows_gemm": int8_rows.footprint,
     "attention": attention.footprint,
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),
     "key_gradients": lambda config, spec, outputs, bulk: backward.footprint(config, spec, outputs, bulk),

@@ -27,7 +27,16 @@ from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.dequant import config_for, dequant_gemm, dequantize, prepare, reference, together
+from torch_tile.kernels.gemm.dequant import (
+    config_for,
+    dequant_gemm,
+    dequantize,
+    prepare,
+    reference,
+    span_of,
+    together,
+    with_copied_factors,
+)
 from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem
 from torch_tile.kernels.gemm.tiling import Config
 
@@ -131,6 +140,47 @@ def test_scales_that_are_read_four_at_a_time(groups, engine, problems, check):
     assert together(spec, tensors, config)[0].storage.scale.together == (1 if groups % 16 else 4)
     got = dequant_gemm(*args, [], "", "", F32, "e2m1", config=config)
     check(got, exact(*args, [], "", "", format="e2m1"), f"{m}x{n}, {groups} groups", HALF)
+
+
+COPIED = {  # the columns of a span: 16 bytes of scales, or of zeros
+    "nf4": (256, SCHEMES["nf4"]),
+    "mxfp4": (512, SCHEMES["mxfp4"]),
+    "nvfp4": (256, SCHEMES["nvfp4"]),
+    "uint4 in float16": (1024, Scheme(U8, 4, group=128, offset=8, scale=HALF, a=HALF)),
+    "uint4 with zeros": (1024, Scheme(U8, 4, high_first=True, group=64, zero=U8, scale=BF16)),
+}
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_scales_come_by_bulk_copies(name, splits, engine, problems, check):
+    """A span's scales and zeros come at once, if each row has whole pieces; columns behind the last are 0."""
+    columns, scheme = COPIED[name]
+    m, n, bk = problems.size(20), problems.size(90), problems.pick(128, 256)
+    k = columns * (2 * problems.pick(1, 2)) if splits > 1 else columns * problems.pick(1, 3)
+    config = Config(problems.pick(8, 16), 64, bk, 128, 2, splits, cluster=splits > 1)
+    a, bs, scales, zeros, *rest = arguments(problems, scheme, m, n, k, problems.pick(1, 2))
+    args = (a.contiguous(), bs, [s.contiguous() for s in scales], [z.contiguous() for z in zeros], *rest)
+    spec, _, tensors = prepare(DequantGemmArgs(*args, [], "", "", F32, scheme.format), MACHINES[1])
+    found = with_copied_factors(*together(spec, tensors, config), config, MACHINES[1])
+    assert span_of(found, config) == max(columns // bk, 1)
+    got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
+    check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k}, {config}", scheme.a)
+
+
+def test_scales_that_no_bulk_copy_brings(problems):
+    """Rows that are no whole pieces, scales by columns, spans that a share of K does not hold, and other chips."""
+
+    def span(groups=16, splits=1, machine=MACHINES[1], turned=False):
+        a, bs, [scale], *rest = arguments(problems, SCHEMES["nf4"], 3, 16, 64 * groups)
+        scale = scale.t().contiguous().t() if turned else scale.contiguous()
+        spec, _, tensors = prepare(DequantGemmArgs(a.contiguous(), bs, [scale], *rest, [], "", "", F32, "nf4"), machine)
+        config = Config(8, 64, 128, 128, 2, splits)
+        return span_of(with_copied_factors(spec, tensors, config, machine), config)
+
+    assert span() == 2 and span(splits=2) == 2
+    assert span(17) == span(20, splits=2) == span(turned=True) == span(machine=MACHINES[0]) == 0
 
 
 @pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)

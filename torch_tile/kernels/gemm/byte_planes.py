@@ -52,24 +52,30 @@ class ColumnOrder:
 
     width: int
     high_first: bool
+    bits: int = 4  # of a field
 
     @property
     def words(self) -> int:
         """Number of words of a lane."""
-        return self.width // 32
+        return self.width * self.bits // 128
+
+    @property
+    def fields(self) -> int:
+        """Number of fields of a byte."""
+        return 8 // self.bits
 
     def word(self, slot: Any) -> Any:
         """Return the word of a run that holds the column of a slot."""
-        return slot % 16 // 4 * self.words + slot // 32
+        return slot % 16 // 4 * self.words + slot // (16 * self.fields)
 
-    def upper(self, slot: Any) -> Any:
-        """Return 1 if the slot takes upper fields of a word's bytes, else 0."""
-        return slot // 16 % 2
+    def field(self, slot: Any) -> Any:
+        """Return which fields of a word's bytes the slot takes; 0 are the lowest bits."""
+        return slot // 16 % self.fields
 
     def column(self, slot: Any) -> Any:
         """Return the column of a slot."""
-        second = self.upper(slot)
-        return self.word(slot) * 8 + slot % 4 * 2 + (1 - second if self.high_first else second)
+        field = self.fields - 1 - self.field(slot) if self.high_first else self.field(slot)
+        return self.word(slot) * 4 * self.fields + slot % 4 * self.fields + field
 
 
 def column_order(spec: Spec) -> ColumnOrder:
@@ -93,6 +99,7 @@ def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int) -> Any:
         units: T.Tensor((runs, columns), torch.float32),
     ):
         with T.Kernel(T.ceildiv(k, PART), m, threads=128) as (bx, row):
+            T.pdl_trigger()
             numbers = T.alloc_fragment((count, width), "float32")
             sizes = T.alloc_fragment((count, width), "int32")
             largest = T.alloc_fragment((count,), "int32")
@@ -186,8 +193,7 @@ def widened(spec: Spec, words: Any, rows: int) -> Any:
     weights = T.alloc_fragment((rows, slots.width), "int8")
     fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
     for j, four in T.Parallel(rows, slots.width // 4):
-        word, upper = words[j, slots.word(four * 4)], slots.upper(four * 4)
-        fields = (word << (4 - 4 * upper)) & UPPER_FIELDS
+        fields = (words[j, slots.word(four * 4)] << (4 - 4 * slots.field(four * 4))) & UPPER_FIELDS
         fours[j, four] = fields if spec.storage.signed else fields ^ SIGNS  # 8 less
     for j, slot in T.Parallel(rows, slots.width):
         weights[j, slot] = T.cast(T.cast(fours[j, slot // 4] >> slot % 4 * 8, "uint8"), "int8")
@@ -213,6 +219,7 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
         spans = T.ceildiv(k, bk * span_of(spec, config))
         with T.Kernel(T.ceildiv(n, bn) * count, threads=config.threads, cluster_dims=count) as block:
             T.annotate_min_blocks_per_sm(config.resident)
+            T.pdl_sync()
             split, bx = block % count, block // count
             share = T.ceildiv(spans, count)
             last = T.min(split * share + share, spans)

@@ -34,7 +34,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.footprint import Footprint, Part, Tile
-from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
@@ -87,8 +87,8 @@ class Scale:
     """How the scales `[..., rows, groups]` of an operand lie in memory.
 
     shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
-    bulk: transposed, for each row, and bulk copies can read them. along: for 128 rows or all, and bulk copies can read
-    those of neighbouring runs.
+    bulk: transposed, for each row, and bulk copies can read them. along: not transposed, and bulk copies can read those
+    of neighbouring runs.
     """
 
     shared: int
@@ -108,7 +108,7 @@ class Scale:
         scale = scale.mT if transposed else dense_last(scale)
         able = bulk and grouped and vector_of((scale,), (scale.shape[-1],)) > 1
         bulk = able and transposed and shared == 1
-        along = able and not transposed and shared != 1
+        along = able and not transposed
         return Scale(shared, grouped, transposed, bulk, along), scale
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
@@ -447,7 +447,12 @@ def scaled_gemm(
         return out
     machine = machine_of(a)
     spec, problem, tensors = prepare(args, machine, out)
+    if config is None and int8_rows.fits(spec, problem.k, machine):
+        config = int8_rows.config_for(problem.m, problem.n, problem.k, spec, machine)
     config = config or config_for(problem, machine)
+    if config.transposed:
+        int8_rows.run(spec, tensors, out, config, machine)
+        return out
     machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
     return out
 
