@@ -68,6 +68,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`x if c else y` chooses between {got}, and the condition is known only on the device",
         "write an `if` with the statements for each of them; only numbers and tile expressions can be chosen",
     ),
+    "reducer_protocol": ("reducer `{name}`: {why}", "{fix}"),
     "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
     "not_opened": ("T.Kernel stands here without `with`, which opens it", "{fix}"),
     "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
