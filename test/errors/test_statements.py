@@ -262,7 +262,7 @@ def quotient_for_a_grid():
 
 
 CASES = {
-    read_reducer: ("reducer_protocol", "C[0] = total[0]"),
+    read_reducer: ("reducer_protocol", "T.finalize_reducer gives the result"),
     compared: ("unused_value", "`=` assigns"),
     dropped_value: ("unused_value", "C[i] = ..."),
     dropped_sum: ("unused_value", "name it"),

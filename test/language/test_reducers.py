@@ -482,3 +482,24 @@ def test_one_value_at_a_time():
     for use in (lambda: T.comm_reducer(lambda x, y: x, [0, 1]), lambda: T.attr(None, "reduce_scope", 0)):
         with pytest.raises(TileError):
             use()
+
+
+@pytest.mark.parametrize("threads", [8, 24, 64])
+def test_products_are_folded_by_neighbours(threads, way):
+    """Rounded values are combined in a tree, the same in a warp and across warps: here bfloat16 rounds nothing away."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((threads,), "bfloat16"), out: T.Tensor((threads,), "bfloat16")):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding(0)
+            own = T.alloc_local((1,), "bfloat16")
+            product = T.comm_reducer(lambda x, y: x * y, [T.cast(1, "bfloat16")])
+            with T.attr(product, "reduce_scope", 0):
+                T.tvm_thread_allreduce(1, A[tx], True, own[0], tx)
+            out[tx] = own[0]
+
+    a = torch.ones(threads, dtype=torch.bfloat16)
+    a[:8] = torch.tensor([3.0, 8, 5, 2, 7, 6, 4, 6])  # 3 * 8 * ... one after the other is rounded at 10080
+    out = torch.zeros(threads, dtype=torch.bfloat16)
+    way(kernel, a, out)
+    assert (out == torch.tensor(241920.0).bfloat16()).all()

@@ -76,7 +76,7 @@ def reducer_init(reducer: Tile, init: Scalar = None) -> None:
     buffer, op = _reducer(what, reducer)
     if buffer in at.epochs:
         raise _out_of_turn(buffer, f"double {what}: the one before is not finalized", "write T.finalize_reducer before")
-    if isinstance(init, Expr) and not isinstance(init, Const) and init.dtype != buffer.dtype:
+    if isinstance(init, Expr) and init.dtype != buffer.dtype:
         why = f"is {init.dtype}, which does not match reducer `{buffer.name}` of {buffer.dtype}"
         raise error("bad_argument", None, op=what, name="init", why=why, fix=f"write T.cast(init, {buffer.dtype})")
     at.emit(Fill.build(buffer, identity_of(op, buffer.dtype) if init is None else init))
@@ -415,7 +415,8 @@ def _over(at: Tracer, part: Expr, dim: int, fold: Callable[[Expr, Expr], Expr]) 
     thread, apart = thread_index(), stride * lanes
     at.emit(Store(tile, (thread,), part))
     first = let("first", thread - thread // apart % (count // lanes) * apart)
-    total: Expr = Load(tile, (first,))
-    for n in range(1, count // lanes):
-        total = fold(total, Load(tile, (first + n * apart,)))
-    return total
+    parts: list[Expr] = [Load(tile, (first + n * apart,)) for n in range(count // lanes)]
+    while len(parts) > 1:  # neighbours first, as the shuffles do
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [fold(a, b) for a, b in pairs] + parts[len(parts) // 2 * 2 :]
+    return parts[0]

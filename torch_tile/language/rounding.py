@@ -47,7 +47,9 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None,
     need_choice("cast", "sat", sat, SATURATING)
     how = None if how is None else ROUNDINGS[how]
     if (rbits is None) == (how == "rs"):
-        why, fix = 'belong to round="rs", and to nothing else', "give an expression of 32 random bits with it"
+        why, fix = f"is given with round={how!r}", 'leave it out: rbits is only valid with round="rs"'
+        if rbits is None:
+            why, fix = "is missing", 'give an expression of 32 random bits: rbits is required with round="rs"'
         raise error("bad_argument", None, op="T.cast", name="rbits", why=why, fix=fix)
     if how is None and not sat and not (sat is False and to.name in _OVERFLOWS):
         return cast(value, to)

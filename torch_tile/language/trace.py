@@ -156,7 +156,7 @@ class Tracer:
             yield scope
             for reducer, epoch in self.epochs.items():
                 if epoch.scope is scope:
-                    why = "it is never finalized: no T.finalize_reducer is in the scope of its T.reducer_init"
+                    why = "it is never finalized: T.finalize_reducer is not in the scope of its T.reducer_init"
                     fix = "write T.finalize_reducer(acc, dst) before the scope ends"
                     raise error("reducer_protocol", epoch.span, name=reducer.name, why=why, fix=fix)
         finally:

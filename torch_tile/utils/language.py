@@ -11,7 +11,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer, Region
 from torch_tile.ir.expr import Const, Load, const
 from torch_tile.ir.node import equal
-from torch_tile.language.values import Handle
+from torch_tile.language.values import Handle, TensorType
 
 
 def buffer_of(value: Any) -> Buffer:
@@ -70,7 +70,9 @@ def retrieve_shape(value: Any) -> list[Any]:
 
 
 def retrieve_stride(value: Any) -> list[Any]:
-    """Elements between neighbours of the buffer, by dimension."""
+    """Elements between neighbours of the buffer, by dimension; of a tensor's annotation, too."""
+    if isinstance(value, TensorType):
+        value = value.buffer("", "global")
     return list(Handle(buffer_of(value)).strides)
 
 
