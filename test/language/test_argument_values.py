@@ -120,7 +120,7 @@ def test_asynchronous_copies_fill_shared_memory():
         T.async_copy(one, B)
 
     for body in (shared, back):
-        with pytest.raises(TileError, match="T.async_copy only supports global->shared"):
+        with pytest.raises(TileError, match=r"T\.async_copy only supports global->shared"):
             in_kernel(body)
 
 

@@ -39,7 +39,8 @@ def update(name: str) -> Callable[..., Expr | None]:
         use_tma: bool = False,
     ) -> Expr | None:  # fmt: skip
         if use_tma and (dtype := need_region(dst, "atomic_add", "dst").buffer.dtype).name not in TMA_ADDS:
-            why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {', '.join(TMA_ADDS)}"
+            known = ", ".join(TMA_ADDS)
+            why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {known}"
             raise error("bad_argument", None, op=what, name="use_tma", why=why, fix="leave it out")
         return apply(dst, value, memory_order, return_prev)
 
@@ -110,7 +111,8 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
     apply.__doc__ = f"""Add {count} neighbours along the last dimension, from an element on, each in one step.
 
     `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`, or all by a slice or a
-    T.Ramp; a value may also be what T.add2 and others give. With `return_prev`, gives what stood there before, as T.atomic_add does: `v[0]`, `v[1]`, ...
+    T.Ramp; a value may also be what T.add2 and others give. With `return_prev`, gives what stood there before, as
+    T.atomic_add does: `v[0]`, `v[1]`, ...
     """
     return apply
 
