@@ -50,8 +50,9 @@ def _evaluate(name: str, mode: str, *args: Any) -> Any:
         if name == "frsqrt":
             return PARTS[name](*args)[0]
         args = tuple(torch.broadcast_tensors(*args))
-        found = [_of_fractions(name, mode, *each) for each in zip(*(a.flatten().tolist() for a in args), strict=True)]
-        return torch.tensor(found, dtype=torch.float64).reshape(args[0].shape)
+        points = zip(*(a.flatten().tolist() for a in args), strict=True)
+        results = [_of_fractions(name, mode, *point) for point in points]
+        return torch.tensor(results, dtype=torch.float64).reshape(args[0].shape)
     total, rest = PARTS[name](*(a.double() for a in args))
     bits = total.view(torch.int64)
     uneven = torch.where((rest > 0) == (total > 0), bits + 1, bits - 1)  # rounded to odd, it may be rounded again

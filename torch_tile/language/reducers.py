@@ -75,7 +75,9 @@ def reducer_init(reducer: Tile, init: Scalar = None) -> None:
     at = in_kernel(what)
     buffer, op = _reducer(what, reducer)
     if buffer in at.epochs:
-        raise _out_of_turn(buffer, f"double {what}: the one before is not finalized", "write T.finalize_reducer before")
+        raise _refused_step(
+            buffer, f"double {what}: the one before is not finalized", "write T.finalize_reducer before"
+        )
     if isinstance(init, Expr) and init.dtype != buffer.dtype:
         why = f"is {init.dtype}, which does not match reducer `{buffer.name}` of {buffer.dtype}"
         raise error("bad_argument", None, op=what, name="init", why=why, fix=f"write T.cast(init, {buffer.dtype})")
@@ -92,10 +94,10 @@ def reducer_update(target: Tile, value: Scalar) -> None:
         why, fix = "is no element of a reducer", "give acc[i]"
         raise error("bad_argument", None, op=what, name="target", why=why, fix=fix)
     if buffer not in at.epochs:
-        raise _out_of_turn(buffer, f"{what} before T.reducer_init", "begin the reduction by T.reducer_init(acc)")
+        raise _refused_step(buffer, f"{what} before T.reducer_init", "begin the reduction by T.reducer_init(acc)")
     if not at.in_nest:
         fix = "write it inside `for i in T.Parallel(n):`: each iteration contributes once"
-        raise _out_of_turn(buffer, f"{what} outside any T.Parallel", fix)
+        raise _refused_step(buffer, f"{what} outside any T.Parallel", fix)
     value = stored(value, buffer)
     at.check_scopes(value)  # a value may not read the reducer
     with at.updating(buffer):
@@ -116,7 +118,7 @@ def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) 
         _check_begun(what, buffer)
     elif any(scope.what in ("loop", "while") for scope in at.scopes[at.scopes.index(epoch.scope) + 1 :]):
         why = f"{what} is not in the scope of its T.reducer_init: a loop around would end it again"
-        raise _out_of_turn(buffer, why, "write both into the loop, or both before and after it")
+        raise _refused_step(buffer, why, "write both into the loop, or both before and after it")
     if dst is not None:
         at.emit(Copy.build(Handle(buffer), dst))
 
@@ -127,10 +129,10 @@ def _check_begun(what: str, buffer: Buffer) -> None:
     written = [n.buffer for one in stmts for n in find(one, Store)]
     written += [region.buffer for one in stmts for op in find(one, RegisteredOp) for region in op.accesses()[1]]
     if not any(each is buffer for each in written):
-        raise _out_of_turn(buffer, f"{what} before T.reducer_init", "begin the reduction by T.reducer_init(acc)")
+        raise _refused_step(buffer, f"{what} before T.reducer_init", "begin the reduction by T.reducer_init(acc)")
 
 
-def _out_of_turn(buffer: Buffer, why: str, fix: str) -> TileError:
+def _refused_step(buffer: Buffer, why: str, fix: str) -> TileError:
     """Make the error for a step that the protocol of a reducer does not have there."""
     return error("reducer_protocol", None, name=buffer.name, why=why, fix=fix)
 

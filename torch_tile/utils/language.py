@@ -12,6 +12,7 @@ from torch_tile.ir.buffer import SPELLINGS, Buffer, Region
 from torch_tile.ir.expr import Const, Load, const
 from torch_tile.ir.node import equal
 from torch_tile.language.values import Handle, TensorType
+from torch_tile.tileop.base import region_of
 
 
 def buffer_of(value: Any) -> Buffer:
@@ -58,6 +59,14 @@ def _plain(size: Any) -> Any:
 def array_reduce(array: Sequence[int]) -> int:
     """The product of sizes."""
     return math.prod(array)
+
+
+def to_buffer_region(value: Any) -> Region:
+    """Return the region that a buffer, region or element is. Raises TypeError for anything else."""
+    found = region_of(value)
+    if found is None:
+        raise TypeError(f"a buffer, region or element is wanted, got {type(value).__name__}")
+    return found
 
 
 def retrieve_shape(value: Any) -> list[Any]:

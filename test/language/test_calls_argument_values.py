@@ -7,7 +7,6 @@ import torch
 import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
-from torch_tile.utils.language import retrieve_stride
 
 
 def in_kernel(body, dtype="float32", target="cpu"):
@@ -155,8 +154,3 @@ def test_neighbours_by_a_ramp(way):
         def other(A: T.Tensor((8,), "float32")):
             with T.Kernel(1):
                 T.atomic_addx2(A[T.Ramp(0, 1, 4)], A[T.Ramp(4, 1, 2)])
-
-
-def test_strides_of_annotations():
-    assert retrieve_stride(T.Tensor((), "float32")) == []
-    assert retrieve_stride(T.Tensor((3, 4), "float32")) == [4, 1]
