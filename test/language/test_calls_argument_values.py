@@ -59,8 +59,8 @@ def test_neighbours_for_dp4a():
     [
         ({"round": "rs"}, "rbits is required"),
         ({"round": "rn", "rbits": 3}, "rbits is only valid"),
-        ({"round": "up"}, "`round` is 'up'"),
-        ({"sat": "no"}, "`sat` is 'no'"),
+        ({"round": "up"}, "Invalid round: give one of rn, rz"),
+        ({"sat": "no"}, "Invalid sat: give True, False"),
     ],
 )
 def test_roundings_of_casts(given, words):

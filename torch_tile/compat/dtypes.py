@@ -17,7 +17,7 @@ _all_dtypes = [name for name in dir(language) if isinstance(getattr(language, na
 
 def resolve_torch_storage_dtype(kind: Any) -> Any:
     """Return the type of a torch tensor's elements that hold values of this type: int8 for int4."""
-    return dtype(str(dtype(kind).as_torch()).removeprefix("torch."))
+    return dtype(str(dtype(kind).as_torch()).removeprefix("torch.").replace("_x2", "x2"))
 
 
 def __getattr__(name: str) -> Any:

@@ -243,7 +243,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "end the `if` before the values are read, or let every thread take part",
     ),
     "bulk_copy": ("T.tma_copy cannot be made of bulk copies: {why}", "mend that, or use T.copy"),
-    "no_wgmma": ("T.wgmma_gemm cannot go by wgmma: {why}", "mend that, or use T.gemm"),
+    "no_wgmma": (
+        "T.wgmma_gemm() requires Hopper WGMMA lowering, and cannot go by wgmma: {why}",
+        "mend that, or use T.gemm",
+    ),
     "mixed_roles": ("{what} {why}", "{fix}"),
     "no_config": (
         "autotune: none of the {count} configurations of `{name}` works",

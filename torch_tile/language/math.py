@@ -283,7 +283,9 @@ def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
     bfloat16 are computed in float32, and rounded again.
     """
     what = f"T.ieee_{name}"
-    need_choice(f"ieee_{name}", "rounding_mode", rounding_mode, intrinsics.ieee.MODES)
+    if rounding_mode not in intrinsics.ieee.MODES:
+        fix = f"Invalid rounding mode: give one of {', '.join(intrinsics.ieee.MODES)}"
+        raise error("bad_argument", None, op=what, name="rounding_mode", why=f"is {rounding_mode!r}", fix=fix)
     like = next((x.dtype for x in operands if isinstance(x, Expr)), dt.float32)
     values = [to_expr(x, like if like.is_float else dt.float32, what) for x in operands]
     if like in (dt.float16, dt.bfloat16) and rounding_mode == "rn" and all(x.dtype == like for x in values):
