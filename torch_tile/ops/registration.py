@@ -147,11 +147,11 @@ def _autograd_on_demand(operator: Operator) -> Callable[..., Any]:
         torch.library.register_autograd(name, _of_given(backward), setup_context=setup_context, lib=received)
         made: Callable[..., Any] = received.kernel
 
-        def checked(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
+        def refusing(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
             refuse_transforms(f"tile.{operator.name}", args)
             return made(keys, *args, **named)
 
-        return checked
+        return refusing
 
     def call(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
         return kernel()(keys, *args, **named)
