@@ -20,6 +20,7 @@ from torch_tile.ops.eager import Eager
 from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
+from torch_tile.torch_func import refuse_transforms
 
 SCHEMAS: dict[str, str] = {}
 """The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
@@ -139,21 +140,15 @@ def _autograd_on_demand(operator: Operator) -> Callable[..., Any]:
 
     @functools.cache
     def kernel() -> Callable[..., Any]:
-        from torch_tile.user_op import refuse_transforms  # not before: it needs the tree of programs
-
         setup_context, backward = sharded(operator)
         received: Any = _Received()
         name = f"tile::{operator.name}"
         torch.library.register_autograd(name, _of_given(backward), setup_context=setup_context, lib=received)
         made: Callable[..., Any] = received.kernel
-
-        def refusing(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
-            refuse_transforms(f"tile.{operator.name}", args)
-            return made(keys, *args, **named)
-
-        return refusing
+        return made
 
     def call(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
+        refuse_transforms(f"tile.{operator.name}", args)
         return kernel()(keys, *args, **named)
 
     return call
