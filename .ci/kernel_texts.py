@@ -35,7 +35,7 @@ def texts() -> dict[str, str]:
     compiler = importlib.import_module("torch_tile.jit")
     target_class = type(importlib.import_module("torch_tile").Target("cpu"))
     kernel_class = importlib.import_module("torch_tile.kernel").JITKernel
-    library = importlib.import_module("torch_tile.tools.library")
+    library = importlib.import_module("benchmarks.library")
 
     class TextOnly(kernel_class):
         """A kernel that was printed but not compiled."""

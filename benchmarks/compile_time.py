@@ -27,11 +27,11 @@ def measure(case_name: str, target_name: str) -> dict[str, float]:
 
     import torch
 
+    from benchmarks.library import catalogue, compiled
     from torch_tile import jit, lowering
     from torch_tile.codegen import cuda
     from torch_tile.hardware import Target
     from torch_tile.runtime import nvrtc
-    from torch_tile.tools.library import catalogue, compiled
 
     seconds = dict.fromkeys(STEPS, 0.0)
 

@@ -197,10 +197,10 @@ def way(request: pytest.FixtureRequest) -> Callable[..., None]:
     host, or on a GPU if there is one.
     """
     import torch
+    from emulate import emulate
 
     import torch_tile
     from torch_tile.simulator.tile.interpreter import evaluate
-    from torch_tile.tools.emulate import emulate
 
     def run(kernel: Any, *args: Any) -> None:
         if request.param == "meaning":

@@ -3,11 +3,11 @@ import pytest
 
 import torch_tile
 import torch_tile.language as T
+from benchmarks import library
 from torch_tile.compiler.cost_model import estimate
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.jit import JITFunction
-from torch_tile.tools import library
 
 HOPPER, CPU = Target("cuda", 90), Target("cpu")
 

@@ -7,8 +7,8 @@
 import pytest
 import torch
 
+from benchmarks.library import catalogue, launches
 from torch_tile.hardware import Target
-from torch_tile.tools.library import catalogue, launches
 
 CASES = {case.name: case for case in catalogue()}
 CHIPS = {Target("cuda", capability).arch: Target("cuda", capability) for capability in (80, 90, 120)}

@@ -9,11 +9,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from emulate import emulate
 
 import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.tools.emulate import emulate
 
 FAR = 2**31 + 70
 PART = 64

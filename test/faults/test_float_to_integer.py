@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from emulate import emulate
 
 import torch_tile
 import torch_tile.language as T
@@ -13,7 +14,6 @@ from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.expr import Cast, Const, cast
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate as run_tiles
-from torch_tile.tools.emulate import emulate
 
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -6,13 +6,13 @@ import operator
 import numpy as np
 import pytest
 import torch
+from emulate import emulate
 
 import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.dtype import limits, to_dtype
 from torch_tile.simulator.tile.interpreter import evaluate
-from torch_tile.tools.emulate import emulate
 
 VALUES = [-(2**31), 2**31 - 1, -7, -1, 1, 5, 100, 3]
 

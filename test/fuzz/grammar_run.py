@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from emulate import EmulatedLauncher, build as build_texts
 
 import torch_tile
 import torch_tile.language as T
@@ -43,7 +44,6 @@ from torch_tile.runtime.host_compiler import compile_shared
 from torch_tile.runtime.launch import Launcher
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
-from torch_tile.tools.emulate import EmulatedLauncher, build as build_texts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import shrunk

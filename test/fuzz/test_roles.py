@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mutation import ordering, removals
 
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.diagnostics.errors import TileError
@@ -21,7 +22,6 @@ from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import For, LoopKind, Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import ordering, removals
 from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulate import EmulatedLauncher, EmulationError
 
 from torch_tile.codegen.cuda import emit_cuda
 from torch_tile.compiler.context import Build
@@ -19,7 +20,6 @@ from torch_tile.hardware import Target
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
-from torch_tile.tools.emulate import EmulatedLauncher, EmulationError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import arguments, disagreement, shrunk, traced

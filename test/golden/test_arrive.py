@@ -7,6 +7,7 @@ import joined_last
 import pytest
 import torch
 from expecttest import assert_expected_inline
+from mutation import removals
 from traced_stages import stages, traces_back
 
 import torch_tile
@@ -19,7 +20,6 @@ from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
 
 HOPPER, AMPERE = Target.of("cuda:sm_90a"), Target.of("cuda:sm_80")
 

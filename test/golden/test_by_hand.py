@@ -4,6 +4,7 @@
 import hand_written
 import pytest
 import torch
+from mutation import removals
 from traced_stages import stages, traces_back
 
 import torch_tile
@@ -17,7 +18,6 @@ from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.tile.interpreter import evaluate
 
 HOPPER = Target.of("cuda:sm_90a")

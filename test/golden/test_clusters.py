@@ -10,6 +10,7 @@ from pathlib import Path
 import in_clusters
 import pytest
 import torch
+from mutation import ordering, removals
 from traced_stages import stages, traces_back
 
 import torch_tile
@@ -22,7 +23,6 @@ from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import ordering, removals
 from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "device"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mutation import removals
 
 import torch_tile
 import torch_tile.language as T
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.tile.interpreter import evaluate
 
 H, F, E, I8, I32 = "float16", "float32", "float8_e4m3fn", "int8", "int32"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mutation import ordering
 
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
@@ -19,7 +20,6 @@ from torch_tile.ir.stmt import Do
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.plan_tma_loads import _is_barrier
 from torch_tile.lowering.sync.insert_barriers import insert_barriers, is_barrier
-from torch_tile.simulator.mutation import ordering
 from torch_tile.simulator.simt.prescan import is_concurrent
 
 ROOT = Path(base.__file__).parents[1]

@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from emulate import emulate
 from shared_kernels import modules_of_kernels
 
 from torch_tile.hardware import Target
@@ -16,7 +17,6 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.epilogue.functions import FUNCTIONS
 from torch_tile.kernels.epilogue.program import ARITY
 from torch_tile.simulator.tile.interpreter import evaluate
-from torch_tile.tools.emulate import emulate
 
 # Largest error, as a share of the result's root mean square (or of `least`, if that is less).
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 4e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from benchmarks import library
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.node import find
@@ -15,7 +16,6 @@ from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stag
 from torch_tile.kernels.gemm import byte_planes, dequant, grouped_wgrad, int8_rows, scaled, tiling as gemm
 from torch_tile.kernels.mla import spec as mla
 from torch_tile.lowering import lower_for_gpu
-from torch_tile.tools import library
 
 TARGETS = ["sm_80", "sm_90a"]
 CASES = [case for case in library.catalogue() if "bf16" not in case.name]  # whose tiles are those of fp16

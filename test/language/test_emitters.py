@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from emulate import emulate
 
 import torch_tile as tilelang
 import torch_tile.language as T
@@ -15,7 +16,6 @@ from torch_tile.cuda.intrinsics import (
     make_mma_swizzle_layout,
 )
 from torch_tile.diagnostics.errors import TileError
-from torch_tile.tools.emulate import emulate
 
 
 def product(in_dtype, out_dtype, a_across, b_across, tiles=(32, 16), is_m_first=False, chunk=32, M=64, N=64, K=64):

@@ -76,7 +76,7 @@ def test_registers_of_threads(way_of_threads):
 @pytest.fixture(params=["cuda:sm_80", "cuda:sm_90a", "text"])
 def way_of_threads(request):
     """As `way`, of kernels that name the running thread."""
-    from torch_tile.tools.emulate import emulate
+    from emulate import emulate
 
     def run(kernel, *args):
         made = tilelang.compile(kernel, target="cuda:sm_80" if request.param == "text" else request.param)

@@ -3,11 +3,11 @@
 
 import pytest
 import torch
+from emulate import emulate
 
 import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
-from torch_tile.tools.emulate import emulate
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90a"]
 

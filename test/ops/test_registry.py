@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_tile  # noqa: F401
+from benchmarks import library
 from torch_tile.hardware import Target
 from torch_tile.inductor.codegen import lowering
 from torch_tile.inductor.graph.nodes import arg, bind, named_args
@@ -27,7 +28,6 @@ from torch_tile.ops.registry import FORMS, OPERATORS, V, arguments_of, form, op_
 from torch_tile.ops.sharding_rule import Rule
 from torch_tile.runtime.launch import form_of
 from torch_tile.runtime.launch_plan import has_memory, tensors_in
-from torch_tile.tools import library
 
 NAME = "scaled_product"
 

@@ -276,6 +276,7 @@ def compile_without_codegen(
     from torch._inductor.virtualized import V
 
     def compile_graph(graph: torch.fx.GraphModule, fakes: list[Any], joint: bool = True) -> Callable[..., Any]:
+        """Run the joint passes on a graph of AOTAutograd's, unless they ran before, and then `refine`."""
         with V.set_fake_mode(detect_fake_mode(fakes)):
             if joint:
                 graph = joint_graph_passes(graph)

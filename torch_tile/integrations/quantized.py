@@ -131,7 +131,7 @@ def _bias(module: Any) -> Tensor | None:
 
 
 def _torchao_int8(module: Any) -> nn.Module | None:
-    """torchao's `Int8Tensor`: int8 with scales of rows, of their runs or of the matrix."""
+    """Convert a layer of torchao's `Int8Tensor`: int8 with scales of rows, of their runs or of the matrix."""
     weight: Any = module.weight
     if weight.act_pre_scale is not None or weight.act_quant_scale is not None:
         raise Unfit("its activations have scales of their own")
@@ -221,7 +221,7 @@ def _float8(module: Any) -> nn.Module | None:
 
 
 def _mxfp4_experts(module: Any) -> nn.Module | None:
-    """transformers' experts of gpt-oss: words and powers of two, laid out for a library that can undo that."""
+    """Convert transformers' experts of gpt-oss in MXFP4, whose layout the library that made it can undo."""
     held: list[Tensor] = []
     for name in ("gate_up_proj", "down_proj"):
         config = getattr(module, f"{name}_precision_config")

@@ -101,7 +101,7 @@ def PartialFragment(
 
 
 def make_full_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
-    """Memory in panels of 128 bytes (or fewer) whose 16-byte chunks are XORed with their row.
+    """Return a layout of memory in panels of 128 bytes (or fewer) whose 16-byte chunks are XORed with their row.
 
     `k_major` and `allow_pad` are hints of TileLang's without effect: panels fit either order of a product's operands.
     """
@@ -109,12 +109,12 @@ def make_full_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_p
 
 
 def make_half_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
-    """`make_full_bank_swizzled_layout` in panels of 64 bytes."""
+    """Return what `make_full_bank_swizzled_layout` does, in panels of 64 bytes."""
     return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 64)
 
 
 def make_quarter_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
-    """`make_full_bank_swizzled_layout` in panels of 32 bytes."""
+    """Return what `make_full_bank_swizzled_layout` does, in panels of 32 bytes."""
     return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 32)
 
 

@@ -427,7 +427,7 @@ def bitwise_xor(a: Any, b: Any) -> Any:
 
 
 def bitwise_not(a: Any) -> Any:
-    """`~a`."""
+    """Invert all bits: `~a`."""
     return ~to_expr(a)
 
 

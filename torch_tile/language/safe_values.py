@@ -62,12 +62,13 @@ class _SafeReads(Rewriter):
             return self.children(node)
         target, source = node.dst.buffer, node.src
 
-        def move(point: Any) -> Stmt:
+        def store_element(point: Any) -> Stmt:
+            """Store the element at a point, or the safe value where the point lies outside."""
             value = self.visit_Load(Load(source.buffer, spread(source, point)))
             return Store(target, spread(node.dst, point), cast(value, target.dtype))
 
         extents = squeezed(node.dst)
-        return parallel(extents, move) if extents else move(())
+        return parallel(extents, store_element) if extents else store_element(())
 
 
 __all__ = ["annotate_safe_value", "with_safe_values"]

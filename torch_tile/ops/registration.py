@@ -218,6 +218,7 @@ def _register_autocast(
         return [cast(v, to) for v in value] if isinstance(value, list) else value
 
     def autocast(*args: Any) -> Any:
+        """Call the operator with its named arguments in the dtype of autocast."""
         to = torch.get_autocast_dtype(device) if dtype is None else dtype
         with torch._C._ExcludeDispatchKeyGuard(exclude):
             return op(*(cast(a, to) if i in positions else a for i, a in enumerate(args)))

@@ -138,9 +138,11 @@ def _roofline(kernel: JITKernel) -> str:
     low, high = min(ridge, reached) / 16, max(ridge, reached) * 16
 
     def across(intensity: float) -> float:
+        """Return the x of operations for each byte."""
         return 60 + 560 * math.log(intensity / low) / math.log(high / low)
 
     def up(rate: float) -> float:
+        """Return the y of operations in a second."""
         return 190 - 160 * math.log(rate / (memory * low)) / math.log(peak / (memory * low) * 2)
 
     limit = min(peak, memory * reached)

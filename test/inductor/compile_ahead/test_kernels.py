@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks import library
 from torch_tile.hardware import Target
 from torch_tile.inductor import driver
 from torch_tile.inductor.compat import no_caches
@@ -20,7 +21,6 @@ from torch_tile.ir.stmt import Program
 from torch_tile.kernel import JITKernel
 from torch_tile.ops import launchers
 from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
-from torch_tile.tools import library
 
 OURS = functools.partial(dry_run, options={"select": "tile"})
 

@@ -12,6 +12,7 @@ from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
 import torch_tile
 import torch_tile.language as T
+from benchmarks import library
 from torch_tile import lowering
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
@@ -20,7 +21,6 @@ from torch_tile.inductor.compile_ahead import workers
 from torch_tile.ir.fingerprint import fingerprint
 from torch_tile.ir.node import walk
 from torch_tile.runtime import nvrtc
-from torch_tile.tools import library
 
 HOPPER = Target("cuda", 90)
 pytestmark = pytest.mark.usefixtures("folder")

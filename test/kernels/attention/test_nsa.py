@@ -8,7 +8,7 @@ import torch
 
 from torch_tile.kernels.attention import forward, nsa
 from torch_tile.kernels.attention.args import AttentionArgs, NsaSelectArgs
-from torch_tile.kernels.attention.nsa import importance_reference, nsa_select, of_blocks, reference
+from torch_tile.kernels.attention.nsa import importance_reference, nsa_select, reference, sum_over_blocks
 
 
 def problem(problems, dtype):
@@ -71,7 +71,7 @@ def test_random_problems(dtype, engine, problems, check, monkeypatch):
     what = f"{tuple(args.q.shape)} {tuple(args.k_cmp.shape)} {args[3:]}"
     check(seen[0], want, what, torch.float32)
     assert got.dtype == torch.int32 and got.shape == (*want.shape[:3], args.top)
-    sums = of_blocks(want, args)
+    sums = sum_over_blocks(want, args)
     for t in range(got.shape[2]):
         own = (args.keys - got.shape[2] + t) // args.block
         for lists, scores in zip(got[:, :, t].flatten(0, 1), sums[:, :, t].flatten(0, 1), strict=True):

@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.library import Case, compiled
 from torch_tile.hardware import Target
 from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.attention.operands import Operand
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.attention.tiling import HOPPER, Problem, config_for, splits_for
 from torch_tile.kernels.common import Machine
-from torch_tile.tools.library import Case, compiled
 
 CPU = Machine(Target("cpu"), 16)
 GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]

@@ -5,7 +5,9 @@ import random
 
 import pytest
 import torch
+from emulate import emulate
 from expecttest import assert_expected_inline
+from mutation import removals
 
 import torch_tile
 import torch_tile.language as T
@@ -17,8 +19,6 @@ from torch_tile.kernels.epilogue.program import evaluate, parse
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.ops.own_kernel import with_epilogue
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
-from torch_tile.tools.emulate import emulate
 
 HOPPER = Target.of("cuda:sm_90a")
 BF16, F32 = torch.bfloat16, torch.float32

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mutation import removals
 
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
@@ -16,7 +17,6 @@ from torch_tile.kernels.mla.scheduler import reference as planned
 from torch_tile.kernels.mla.spec import HOPPER, Spec
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
 
 TURNS = HOPPER[0]
 FORMS = {  # dtype, latent, paged

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from mutation import removals
 
 import torch_tile
 import torch_tile.language as T
@@ -18,7 +19,6 @@ from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.tile.interpreter import evaluate
 from torch_tile.tileop.gemm.op import Gemm
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mutation import removals
 
 import torch_tile
 import torch_tile.language as T
@@ -38,7 +39,6 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.sync.insert_barriers import insert_barriers
 from torch_tile.simulator.interpret import interpret
-from torch_tile.simulator.mutation import removals
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from sync_oracle import is_barrier, races

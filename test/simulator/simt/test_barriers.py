@@ -3,12 +3,12 @@
 
 import pytest
 import torch
+from mutation import removals
 
 from torch_tile.intrinsics import bulk, memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, cast
 from torch_tile.ir.stmt import Let
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.simt.interpreter import run_threads
 
 

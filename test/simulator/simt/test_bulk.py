@@ -4,12 +4,12 @@
 import numpy as np
 import pytest
 import torch
+from mutation import removals
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.intrinsics import bulk, memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, cast, const
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.simt.bulk import swizzled
 from torch_tile.simulator.simt.interpreter import run_threads
 

@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
+from mutation import removals
 
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.intrinsics import bulk
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.simt.interpreter import run_threads
 
 TURNS, STAGES, ROWS, COLUMNS = 5, 2, 4, 16

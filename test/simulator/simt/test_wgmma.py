@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mutation import removals
 
 from torch_tile.intrinsics import bulk, memory as tm, wgmma
 from torch_tile.intrinsics.wgmma import A_8, A_16, A_32, PRODUCTS, Descriptor
@@ -14,7 +15,6 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, cast, const
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.mla.spec import Config
-from torch_tile.simulator.mutation import removals
 from torch_tile.simulator.simt.interpreter import run_threads
 
 K_BYTES = 32  # of one instruction

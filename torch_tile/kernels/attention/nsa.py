@@ -56,7 +56,7 @@ def positions(args: NsaSelectArgs[Any]) -> torch.Tensor:
     return made
 
 
-def of_blocks(weights: torch.Tensor, args: NsaSelectArgs[Any]) -> torch.Tensor:
+def sum_over_blocks(weights: torch.Tensor, args: NsaSelectArgs[Any]) -> torch.Tensor:
     """Add up the weights `[.., Sc]` of compressed keys for blocks of `block` positions: `[.., blocks]`.
 
     A run of `stride` positions gets the weights of all compressed keys that cover it, and a block those of its runs.
@@ -76,7 +76,7 @@ def chosen(weights: torch.Tensor, args: NsaSelectArgs[Any]) -> torch.Tensor:
 
     The first `initial` blocks and the last `local` ones up to a query's own come before all others.
     """
-    made = of_blocks(weights, args)
+    made = sum_over_blocks(weights, args)
     block = torch.arange(made.shape[-1], device=made.device)
     own = (positions(args) // args.block)[:, None]
     always = (block < args.initial) | ((block > own - args.local) & (block <= own))
@@ -89,8 +89,10 @@ def chosen(weights: torch.Tensor, args: NsaSelectArgs[Any]) -> torch.Tensor:
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """List blocks, from the arguments of `NsaSelectArgs`: q `[B, H, Sq, D]`, k_cmp `[B, Hkv, Sc, D]`, lse `[B, H, Sq]`.
-    Returns int32 `[B, Hkv, Sq, top]`, see `chosen`.
+    """Choose the blocks of keys that each query attends to, by its weights of compressed keys.
+
+    Takes the arguments of `NsaSelectArgs`: q `[B, H, Sq, D]`, k_cmp `[B, Hkv, Sc, D]`, lse `[B, H, Sq]`. Returns int32
+    `[B, Hkv, Sq, top]` as `chosen` does.
     """
     args: NsaSelectArgs[torch.Tensor] = NsaSelectArgs(*given, **named)
     return chosen(importance_reference(args), args)

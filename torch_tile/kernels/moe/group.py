@@ -32,7 +32,7 @@ def reference(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 
 @jit
 def group_pairs(dtype: torch.dtype, width: int, threads: int) -> Any:
-    """Build the kernels. `width`: a power of two above the number of experts."""
+    """Build the kernels that sort pairs of a token and an expert by expert. `width`: a power of two above them."""
     s, parts, count = T.dynamic("s, parts, count")
 
     @T.macro

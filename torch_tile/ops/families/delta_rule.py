@@ -125,8 +125,8 @@ def _names(q: Spec, g: Spec) -> tuple[tuple[str, ...], dict[str, int]]:
     return ("batch", "time", "" if heads == 1 else "head", "k"), {} if heads == 1 else {"head": heads}
 
 
-def decays_of(g: Spec) -> tuple[str, ...]:
-    """Return the names of g's dimensions."""
+def dims_of_decays(g: Spec) -> tuple[str, ...]:
+    """Return the names of the dimensions of g, the decays."""
     return ("batch", "time", "head", "k")[: len(g.shape)]
 
 
@@ -135,7 +135,7 @@ def sharding(args: Any) -> Rule:
     (q, even), v, state = _names(args.q, args.g), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
     packed = args.cu_seqlens is not None
     state = ("sequence", *state[1:]) if packed else state
-    numbers = [decays_of(args.g), *([v[:3]] if hasattr(args, "beta") else [])]
+    numbers = [dims_of_decays(args.g), *([v[:3]] if hasattr(args, "beta") else [])]
     inputs = [q, q, v, *numbers, if_given(args.initial_state, state), if_given(args.cu_seqlens, ("start",))]
     return Rule(outputs=[v, state], inputs=inputs, free=("head",) if packed else ("batch", "head"), even=even)
 
@@ -157,7 +157,7 @@ def sharding_of_gradients(args: Any) -> Rule:
 def sharding_of_step(args: Any) -> Rule:
     """Return the rule of a few tokens."""
     (q, even), v, state = _names(args.q, args.g), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
-    numbers = [decays_of(args.g), *([v[:3]] if hasattr(args, "beta") else [])]
+    numbers = [dims_of_decays(args.g), *([v[:3]] if hasattr(args, "beta") else [])]
     return Rule(outputs=[v, state], inputs=[state, q, q, v, *numbers], free=("batch", "head"), even=even)
 
 

@@ -201,7 +201,7 @@ def unary(op: str, dtype: DType) -> Function:
 
 
 def cast(source: DType, to: DType) -> Function:
-    """Return the conversion to `to`.
+    """Return the function that converts numbers of `source` to `to`.
 
     Floats round to nearest even; float to integer truncates and saturates; integers wrap.
     """

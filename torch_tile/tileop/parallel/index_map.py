@@ -219,7 +219,7 @@ def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -
 def _alike(a: Dim, b: Dim) -> bool:
     """Return whether the thread digits of two dimensions are the same, as far as both reach."""
     size = min(math.prod(d.size for d in dim) for dim in (a, b))
-    bounds = sorted(_bounds(a) | _bounds(b))
+    bounds = sorted(_digit_strides(a) | _digit_strides(b))
     for low, high in itertools.pairwise(bounds):
         x, y = sliced(a, low, high), sliced(b, low, high)
         if x is None or y is None:
@@ -233,8 +233,8 @@ def _alike(a: Dim, b: Dim) -> bool:
     return True
 
 
-def _bounds(dim: Dim) -> set[int]:
-    """Return the places at which a dimension's digits can be cut."""
+def _digit_strides(dim: Dim) -> set[int]:
+    """Return the products of a dimension's last digits, at which it can be split into two numbers."""
     found, place = {1}, 1
     for d in reversed(dim):
         place *= d.size

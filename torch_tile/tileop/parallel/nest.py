@@ -125,12 +125,12 @@ def carriers(loop: For) -> list[tuple[Var, Store]]:
     """Return the variables with dependent iterations, each with every store through which iterations may meet."""
     known: list[tuple[Var, Store]] | None = loop.__dict__.get("_carriers")
     if known is None:  # nests are asked about often, and never change
-        known = loop.__dict__["_carriers"] = _carriers(loop)
+        known = loop.__dict__["_carriers"] = _find_carriers(loop)
     return known
 
 
-def _carriers(loop: For) -> list[tuple[Var, Store]]:
-    """Compute `carriers` from the stores and accesses of the loop."""
+def _find_carriers(loop: For) -> list[tuple[Var, Store]]:
+    """Find the variables and stores of `carriers`: compare each store with all accesses of its buffer."""
     uses, places = Uses(loop), Places(loop)
     stores = [n for n in find(loop.body, Store) if not uses.is_private(n.buffer)]
     accesses = list(find(loop.body, Load, Store))

@@ -47,7 +47,7 @@ def _capture(context: Context, node: Node) -> None:
     results = [user for user in node.users if user.target is operator.getitem]
     if len(results) != len(node.users) or any(user.args[1] not in (0, 1) for user in results):
         raise Miss("its result is used as a whole", "use the first two results alone")
-    name, args, options = _call(given)
+    name, args, options = _replacement(given)
     options |= _seen(given["is_causal"], given["window_size"]) | {"scale": _scale(given["scale"])}
     alone = all(user.args[1] == 0 for user in results)
     op = getattr(torch.ops.tile, name if alone else f"{name}_lse").default
@@ -66,8 +66,11 @@ def _capture(context: Context, node: Node) -> None:
     context.captured("attention", str(op), new)
 
 
-def _call(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Return the name of the tile op, its first arguments, and some by name."""
+def _replacement(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Choose the operator of `torch.ops.tile` for a call, and return its name with its positional and named arguments.
+
+    Raises Miss where no operator takes the call.
+    """
     q, k, v, starts, most = (given[x] for x in ("query", "key", "value", "cu_seq_q", "max_q"))
     positions = [given[x] for x in ("cu_seq_q", "cu_seq_k", "seqused_k", "block_table")]
     if any(val(x).dtype != torch.int32 for x in positions if x is not None):

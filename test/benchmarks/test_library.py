@@ -2,9 +2,9 @@
 import pytest
 import torch
 
+from benchmarks.library import Case, catalogue, compiled
 from torch_tile.hardware import Target
 from torch_tile.kernels.norm.softmax import softmax
-from torch_tile.tools.library import Case, catalogue, compiled
 
 
 def test_every_family_and_dtype():

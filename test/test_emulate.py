@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
+from emulate import EmulationError, emulate
 
 import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.tools.emulate import EmulationError, emulate
 
 
 @T.prim_func

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from mutation import ordering, removals
 
 from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
@@ -23,7 +24,6 @@ from torch_tile.kernels.moe import group, route
 from torch_tile.kernels.norm import norm, softmax
 from torch_tile.kernels.row_groups import PLANNERS
 from torch_tile.kernels.ssm import ssd
-from torch_tile.simulator.mutation import ordering, removals
 from torch_tile.simulator.simt.interpreter import run_threads
 
 
