@@ -167,7 +167,7 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
         raise LaunchError(
             f"argument `{name}` is a tensor of torch.func.vmap or a transform like it, which has no memory of its own; "
-            "give the kernel a dimension for the batch"
+            "give the kernel a dimension for the batch, or call it outside of the transform"
         )
     if value.layout is not torch.strided or value.is_neg():
         raise LaunchError(f"argument `{name}` must be a plain dense tensor; pass .to_dense() or .resolve_neg()")

@@ -13,6 +13,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Expr, Load, Vector, binary, const
 from torch_tile.ir.stmt import Alloc, Store
 from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.effects import acts
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.atomic import ATOMICS, ArriveLast, Atomic, check_order
 from torch_tile.tileop.base import Scalar, Tile, is_one, need_region, region_of
@@ -152,6 +153,7 @@ def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
 # T.arrive_last: blocks leave partial results in global memory, and the last block combines them.
 
 
+@acts
 def arrive_last(counter: Any, count: Any, flag: Any = None) -> Expr:
     """Count this block as arrived, and return whether it is the last of `count` blocks. All its threads get the same
     answer.

@@ -219,6 +219,13 @@ def ceildiv(a: Any, b: Any) -> Any:
     """`a / b` rounded up, for every value of the type and divisors of either sign; a Python integer if both are."""
     if is_number(a) and is_number(b):
         a, b = to_number(a), to_number(b)
+    for name, value in (("a", a), ("b", b)):
+        if isinstance(value, str | list | tuple | dict) or value is None:
+            fix = "give an integer or an expression"
+            raise error("bad_argument", None, op="T.ceildiv", name=name, why=f"is {value!r}"[:80], fix=fix)
+    if is_number(b) and b == 0:
+        fix = "divide by the size of a tile, a positive number"
+        raise error("bad_argument", None, op="T.ceildiv", name="b", why="is 0", fix=fix)
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return -(-a // b)
     x, y = pair(a, b, "T.ceildiv")
