@@ -24,7 +24,10 @@ def test_buffers_outside_of_kernels():
     stack = tvm.tirx.decl_buffer((3, 8, 64), "float16", scope="shared")
     assert tile.shape == (8, 64) and tile.dtype == "float16" and is_shared(tile)
     assert not is_shared(tvm.tirx.decl_buffer((4,)))
-    assert T.make_full_bank_swizzled_layout(tile) != T.make_quarter_bank_swizzled_layout(tile)
+    for name in ("full", "half", "quarter"):
+        make = getattr(T, f"make_{name}_bank_swizzled_layout")
+        assert make(stack).is_equal(make(tile).expand([3])) and make(stack).is_equal(make(tile).expand(3))
+        assert not make(stack).is_equal(make(tile).expand([2]))
     assert stack.buffer.name == "buffer" and tile.buffer.name == "A"
 
 
