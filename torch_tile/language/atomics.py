@@ -40,8 +40,7 @@ def update(name: str) -> Callable[..., Expr | None]:
         dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False,
         use_tma: bool = False,
     ) -> Expr | None:  # fmt: skip
-        dtype = Handle(need_region(dst, "atomic_add", "dst").buffer).dtype
-        if use_tma and dtype not in TMA_ADDS:
+        if use_tma and (dtype := Handle(need_region(dst, "atomic_add", "dst").buffer).dtype) not in TMA_ADDS:
             known = ", ".join(TMA_ADDS)
             why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {known}"
             raise error("bad_argument", None, op=what, name="use_tma", why=why, fix="leave it out")
