@@ -13,6 +13,7 @@ import torch
 import torch_tile
 import torch_tile.language as T
 from torch_tile import compat
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.language.misuse import instead
 
 FILE = """
@@ -144,6 +145,30 @@ def test_tiles_that_nothing_wrote_begin_at_0(installed):
     assert torch.equal(result[:32], given[:32]) and not result[32:].any()
     with pytest.warns(UserWarning, match="what nothing wrote begins at 0"):
         assert torch_tile.compile(program(64), target="cuda:sm_90a").interpret(given, result).kinds == set()
+
+
+def test_floats_are_cut_off_in_integers(installed):
+    def program():
+        @T.prim_func
+        def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "int32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(8):
+                    held = T.alloc_var(T.int)
+                    held = A[i] * 2
+                    B[i] = held
+
+        return main
+
+    given, result = torch.randn(8) * 10, torch.zeros(8, dtype=torch.int32)
+    with pytest.warns(UserWarning, match="The fraction is cut off"):
+        made = program()
+    for target in ("cpu", "cuda:sm_90a"):
+        kernel = torch_tile.compile(made, target=target)
+        (kernel if target == "cpu" else kernel.interpret)(given, result)
+        assert torch.equal(result, (given * 2).int())
+    torch_tile.tolerance.tolerate(False)
+    with pytest.raises(TileError, match="wrong_dtype_store"):
+        program()
 
 
 def test_nothing_is_served_unasked():

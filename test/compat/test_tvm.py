@@ -7,6 +7,7 @@ import torch_tile.language as T
 from torch_tile.compat import tvm
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
+from torch_tile.utils.language import is_shared
 
 
 def test_dtypes():
@@ -15,6 +16,19 @@ def test_dtypes():
     with pytest.raises(ValueError, match="is not a dtype"):
         tvm.DataType("float17")
     assert torch_tile.DataType is tvm.DataType and torch_tile.tvm is tvm
+
+
+def test_buffers_outside_of_kernels():
+    """They are descriptions, as layouts take them."""
+    tile = tvm.tirx.decl_buffer((8, 64), "float16", name="A", scope="shared")
+    stack = tvm.tirx.decl_buffer((3, 8, 64), "float16", scope="shared")
+    assert tile.shape == (8, 64) and tile.dtype == "float16" and is_shared(tile)
+    assert not is_shared(tvm.tirx.decl_buffer((4,)))
+    for name in ("full", "half", "quarter"):
+        make = getattr(T, f"make_{name}_bank_swizzled_layout")
+        assert make(stack).is_equal(make(tile).expand([3])) and make(stack).is_equal(make(tile).expand(3))
+        assert not make(stack).is_equal(make(tile).expand([2]))
+    assert stack.buffer.name == "buffer" and tile.buffer.name == "A"
 
 
 def test_constants(way):

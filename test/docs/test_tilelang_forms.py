@@ -11,7 +11,8 @@ NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 def test_the_tests_of_each_form_exist():
     text = (ROOT / "docs" / "tilelang-forms.md").read_text()
     named = NAMED.findall(text)
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| form")]
+    forms, *_ = text.partition("\n## ")  # the counts of TileLang's own tests follow
+    rows = [line for line in forms.splitlines() if line.startswith("| ") and not line.startswith("| form")]
     assert len(rows) > 50 and all(NAMED.search(line) for line in rows)
     lost = [
         f"{file}::{name}" for file, name in named

@@ -123,7 +123,7 @@ def test_asynchronous_copies_fill_shared_memory():
             in_kernel(body)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int64", "float16", "int32"])
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float16", "int32", "float32x2"])
 def test_types_that_a_tma_adds(dtype):
     def body(A, B):
         a = T.alloc_shared((64, 64), dtype)

@@ -175,6 +175,12 @@ class Layout:
         dims = tuple((*scaled(outer), *digits) for outer, digits in zip(self.dims, inner.dims, strict=True))
         return Layout(dims, (*scaled(self.replicas), *inner.replicas), inner.swizzle).canonical
 
+    def expand(self, leading_shape: int | Sequence[int]) -> Layout:
+        """Lay out copies of this memory one after another, counted by more indices in front; TileLang's method."""
+        leading = (leading_shape,) if isinstance(leading_shape, int) else tuple(leading_shape)
+        outer = row_major((*leading, *(1 for _ in self.dims)))
+        return outer * replace(self, dims=(*(() for _ in leading), *self.dims))
+
     def drop(self, dim: int) -> Layout:
         """Remove dimension `dim` as a reduction does: its threads hold replicas, its registers are gone."""
         dim %= self.rank

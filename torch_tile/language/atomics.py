@@ -15,6 +15,7 @@ from torch_tile.ir.stmt import Alloc, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.effects import acts
 from torch_tile.language.trace import Tracer, make_variable
+from torch_tile.language.values import Handle
 from torch_tile.tileop.atomic import ATOMICS, ArriveLast, Atomic, check_order
 from torch_tile.tileop.base import Scalar, Tile, is_one, need_region, region_of
 
@@ -39,7 +40,7 @@ def update(name: str) -> Callable[..., Expr | None]:
         dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False,
         use_tma: bool = False,
     ) -> Expr | None:  # fmt: skip
-        if use_tma and (dtype := need_region(dst, "atomic_add", "dst").buffer.dtype).name not in TMA_ADDS:
+        if use_tma and (dtype := Handle(need_region(dst, "atomic_add", "dst").buffer).dtype) not in TMA_ADDS:
             known = ", ".join(TMA_ADDS)
             why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {known}"
             raise error("bad_argument", None, op=what, name="use_tma", why=why, fix="leave it out")

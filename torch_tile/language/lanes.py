@@ -157,7 +157,7 @@ def pairs(name: str, arity: int, of_each: Callable[..., Any], doc: str) -> Calla
     def apply(operands: Sequence[Any]) -> Vector:
         given = [_pair(f"T.{name}", x) for x in operands]
         if len({x.dtype for x in given}) > 1:
-            why, fix = f"are of {', '.join(str(x.dtype) for x in given)}", "give pairs of one type"
+            why, fix = f"are of {', '.join(str(x.dtype) for x in given)}", "give pairs of the same dtype"
             raise error("bad_argument", None, op=f"T.{name}", name="x", why=why, fix=fix)
         return Vector([let("pair", to_expr(of_each(*each))) for each in zip(*given, strict=True)])
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -34,6 +35,7 @@ from torch_tile.language.wrap_indices import lane_index
 from torch_tile.tileop.base import describe, may_overlap, no_region, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
+from torch_tile.tolerance import tolerant
 
 Size = int | Expr
 Given = TypeVar("Given")  # what a function of the language gives
@@ -308,7 +310,10 @@ def fill_strided(buffer: Any, value: Any) -> Stmt:
 
 
 def stored(value: Any, buffer: Buffer) -> Expr:
-    """Convert `value` to the type of `buffer`. Narrowing within a kind is silent, float into integer is an error."""
+    """Convert `value` to the type of `buffer`. Narrowing within a kind is silent, float into integer is an error.
+
+    In files written for TileLang, which cuts such values off, it is a warning.
+    """
     if isinstance(value, Region | Handle):
         raise error("region_as_value", None, region=repr(value))
     if value is None:
@@ -316,7 +321,10 @@ def stored(value: Any, buffer: Buffer) -> Expr:
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
     expr = constant_to_store(value, buffer.dtype, "a store")
     if expr.dtype.is_float and not buffer.dtype.is_float:
-        raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
+        problem = error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
+        if not tolerant() or buffer.dtype.kind == "bool":
+            raise problem
+        warnings.warn(f"{problem.diagnostics[0].render()}\nThe fraction is cut off here.", stacklevel=2)
     return cast(expr, buffer.dtype)
 
 

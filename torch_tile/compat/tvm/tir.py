@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch_tile import language
 from torch_tile.compat.absent import absent
 from torch_tile.ir import expr
-from torch_tile.ir.buffer import Buffer as _Buffer, Region as _Region
+from torch_tile.ir.buffer import SPELLINGS, Buffer as _Buffer, Region as _Region
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.language.misuse import UnknownName
 from torch_tile.language.program import PrimFunc as PrimFunc
-from torch_tile.language.values import Handle as _Handle
+from torch_tile.language.trace import is_tracing, tracer
+from torch_tile.language.values import Handle as _Handle, TensorType, dtype_of, shape_of
 
 PrimExpr = expr.Expr
 
@@ -120,6 +122,17 @@ def all(*conditions: Any) -> expr.Expr:
 def any(*conditions: Any) -> expr.Expr:
     """Return whether some condition holds."""
     return functools.reduce(lambda a, b: expr.binary("or", a, b), conditions, const(False))
+
+
+def decl_buffer(
+    shape: Any, dtype: Any = "float32", name: str = "buffer", data: Any = None, strides: Any = None,
+    elem_offset: Any = None, scope: str = "", data_alignment: int = -1, offset_factor: int = 0,
+) -> _Handle:  # fmt: skip
+    """Describe a buffer outside of kernels, for layouts and questions; inside of them it is T.decl_buffer."""
+    if is_tracing() and tracer().scopes:
+        return language.decl_buffer(shape, dtype, data, strides, elem_offset, scope or "global")
+    kind = TensorType(shape_of(shape, "a buffer's shape"), dtype_of(dtype)).buffer(name)
+    return _Handle(replace(kind, scope=SPELLINGS[scope or "global"]))
 
 
 def __getattr__(name: str) -> Any:

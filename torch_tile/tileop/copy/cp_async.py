@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.intrinsics.memory import cp_async, cp_async_commit
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, Substitute, divides
@@ -72,12 +72,17 @@ class AsyncCopy(Copy):
             prefer_instruction=prefer_instruction,
         )  # fmt: skip
         assert isinstance(made, AsyncCopy)
-        for name, region, wanted in (("src", made.src, "global"), ("dst", made.dst, "shared")):
+        return replace(made, commit=bool(commit))
+
+    def check(self) -> list[Diagnostic]:
+        """Check that extents agree, and that a tensor is copied to shared memory."""
+        found = super().check()
+        for name, region, wanted in (("src", self.src, "global"), ("dst", self.dst, "shared")):
             if region.buffer.scope != wanted:
                 why = f"lies in {region.buffer.scope} memory"
                 fix = "T.async_copy only supports global->shared/shared.dyn copies: write T.copy"
-                raise error("bad_argument", None, op="T.async_copy", name=name, why=why, fix=fix)
-        return replace(made, commit=bool(commit))
+                found.append(diagnose("bad_argument", self.span, op="T.async_copy", name=name, why=why, fix=fix))
+        return found
 
     def recorded(self) -> tuple[Stmt, ...]:
         """Return the copy, and the commit of its group."""
