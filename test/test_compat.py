@@ -306,3 +306,14 @@ def test_storage_of_dtypes(installed):
     from tilelang.language.dtypes import resolve_torch_storage_dtype
 
     assert [resolve_torch_storage_dtype(t) for t in ("float16", T.int4, "uint4")] == [T.float16, T.int8, T.uint8]
+
+
+@pytest.mark.parametrize("name", ["contrib.nvcc", "utils.target", "math", "testing", "profiler", "layout", "transform"])
+def test_modules_are_attributes_of_the_package(installed, name):
+    """Files say `tilelang.contrib.nvcc.get_target_compute_version()` behind `import tilelang` alone."""
+    code = f"import tilelang\nassert tilelang.{name}.__name__.endswith({name.rpartition('.')[2]!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", "from torch_tile import compat\ncompat.install()\n" + code],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules of TileLang's `contrib` that files for it import."""
+
+from torch_tile.contrib import nvcc
+
+__all__ = ["nvcc"]

@@ -365,3 +365,38 @@ def test_iterations_that_meet_in_an_element_of_one_thread_are_spread(place, seed
     assert torch.equal(b, wanted)
     program, build = bound(kernel)
     assert ("runs in order" in str(build.schedule(program.name))) == (merged > 1)
+
+
+def test_one_thread_may_update_its_own_elements_in_a_branch():
+    """Iterations meet in elements that several threads hold: one thread runs them, and waits for nobody inside."""
+    rows, cols, threads = 32, 64, 128
+    at_once = threads * 4 // cols
+
+    @T.prim_func
+    def kernel(A: T.Tensor((rows, cols), "float32"), B: T.Tensor((threads,), "float32")):
+        with T.Kernel(1, threads=threads):
+            a, most = T.alloc_fragment((rows, cols), "float32"), T.alloc_fragment((threads,), "float32")
+            T.annotate_layout(
+                {
+                    a: T.Fragment(
+                        (rows, cols),
+                        forward_fn=lambda i, j: (
+                            (i * cols + j) // 4 % threads,
+                            i * cols // (threads * 4) * 4 + j % 4,
+                        ),
+                    ),
+                    most: T.Fragment(
+                        (threads,), forward_fn=lambda k: (k % (threads // 2) * 2 + k // (threads // 2), 0)
+                    ),
+                }
+            )
+            T.copy(A, a)
+            T.fill(most, -1.0)
+            for i, j in T.Parallel(rows, cols):
+                k = (i % at_once * cols + j) // 4
+                most[k] = T.max(most[k], a[i, j])
+            T.copy(most, B)
+
+    a, b = torch.rand(rows, cols), torch.zeros(threads)
+    run(kernel, a, b)
+    assert torch.equal(b, a.view(rows // at_once, threads, 4).amax((0, 2)))

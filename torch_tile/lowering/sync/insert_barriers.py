@@ -224,7 +224,8 @@ class Walk:
 
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place a barrier before `one` if its accesses conflict with earlier ones."""
-        clash = self._clash(new, state)
+        alone = self.group is not None and self.group.count == 1  # a thread orders its own accesses
+        clash = None if alone else self._clash(new, state)
         if clash is None and not (self.after_roles and new):
             return
         self.after_roles = False
