@@ -26,9 +26,9 @@ from torch_tile.kernels.attention.scaled_keys import (
     E4M3,
     GAIN,
     Scales,
-    in_units,
     raise_scores,
     scale_scores,
+    scale_to_float16,
     scale_types,
     sign_weights,
     widen,
@@ -265,7 +265,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 if config.narrow and spec.dtype == torch.bfloat16:
                     queries = T.alloc_fragment((rows, spec.tile_d), torch.float16)
                     unit_of_row = T.alloc_fragment((rows,), accum)
-                    in_units(q_tile, queries, unit_of_row)
+                    scale_to_float16(q_tile, queries, unit_of_row)
                 elif config.resident:
                     queries = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
                     T.copy(q_tile, queries)
