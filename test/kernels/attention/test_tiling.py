@@ -83,7 +83,7 @@ def test_few_blocks_share_the_keys():
         (128, True, 256, 512, 512, (64, 64, 2, 2, 16)),
         (128, False, 32, 1024, 1024, (128, 128, 2, 1, 1)),
         (128, True, 32, 1024, 1024, (128, 128, 2, 1, 16)),
-        (128, True, 32, 4096, 4096, (128, 128, 2, 1, 16)),
+        (128, True, 32, 4096, 4096, (128, 128, 2, 1, 4)),  # an H100: 16 heads take 1.018 of the time
         (128, True, 64, 8192, 8192, (128, 128, 2, 1, 8)),
     ],
 )
@@ -100,7 +100,8 @@ def test_persistent_blocks_measured_on_an_h100():
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)
     assert not config_for(form, Problem(16, 8 * 4096, 4096, 8), H200).persistent
     spec = replace(form, lse=False)
-    assert config_for(spec, Problem(16, 8 * 4096, 4096, 8), H200).persistent == H200.num_sms
+    taken = config_for(spec, Problem(16, 8 * 4096, 4096, 8), H200)
+    assert taken.persistent == H200.num_sms and taken.ping_pong
     assert not config_for(spec, Problem(16, 8 * 8192, 8192, 8), H200).persistent
     assert not config_for(replace(spec, causal=False), Problem(16, 8 * 4096, 4096, 8), H200).persistent
     wide = config_for(replace(spec, tile_d=192, grouped=False), Problem(128, 4096, 4096), H200)

@@ -126,7 +126,8 @@ SHARING = {
 }
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
-SIDE_BY_SIDE = 8, 4, 2
+SIDE, SIDE_BY_SIDE = 16, (8, 4, 2)
+LEAST_AT_ONCE = 4  # heads: fewer were not measured
 FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
@@ -298,8 +299,8 @@ def divides(spec: Spec, config: Config) -> bool:
 
 
 def _side(config: Config, spec: Spec, problem: Problem, machine: Machine) -> int:
-    """Return how many heads run side by side under a causal mask: those whose blocks run at once, of as many as have
-    their keys and values in the cache.
+    """Return how many heads run side by side under a causal mask: as many as have their keys and values in the cache.
+    Where all blocks of some heads run at once, these are enough.
 
     1 stands for all: blocks then run by falling work, whatever their head, of which those that share an SM have more.
     """
@@ -308,8 +309,8 @@ def _side(config: Config, spec: Spec, problem: Problem, machine: Machine) -> int
     if config.blocks > 1 and problem.heads * each <= CACHED:
         return 1
     at_once = config.blocks * machine.num_sms * apart // max(_blocks(config, problem), 1)
-    most = min(max(CACHED // each, 8), max(at_once, SIDE_BY_SIDE[-1]))
-    return next((n for n in (16, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
+    most = min(max(CACHED // each, 8), at_once if at_once >= LEAST_AT_ONCE else SIDE)
+    return next((n for n in (SIDE, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
 
 
 def _bytes_of_head(spec: Spec, problem: Problem) -> int:
