@@ -273,7 +273,8 @@ class Varlen:
 ON_GPU: tuple[Decode | Mla | Varlen, ...] = (
     *(Decode(b, 8192, 0, asked=1.3 if b == 1 else 1.0, quick=b in (1, 64)) for b in (1, 8, 16, 32, 64, 128)),
     *(Decode(b, 8192, asked=1.3 if b == 1 else 1.0, quick=b in (1, 64)) for b in (1, 8, 16, 32, 64, 128)),
-    Decode(8, 8192, page=16), Decode(8, 8192, narrow=True), Decode(64, 8192, narrow=True, quick=True),
+    Decode(8, 8192, page=16), Decode(64, 8192, page=16),
+    Decode(8, 8192, narrow=True), Decode(64, 8192, narrow=True, quick=True),
     Mla(1, 8192, page=0, quick=True), Mla(1, 8192, quick=True),
     *(Mla(b, 8192) for b in (2, 4, 8, 16)), Mla(64, 4096, quick=True), Mla(128, 4096),
     Varlen(4, 4096, quick=True), Varlen(4, 4096, causal=False), Varlen(16, 512), Varlen(16, 4096, spread=True),

@@ -62,6 +62,7 @@ _FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11
 _PLANES = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
 _SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
+_PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
 _CONTESTS = Source("models --rivals Inductor", _H200, "2026-11-22", "h200_schedules_2026-11-22.txt")
 _LATENTS = Source("models --only mla --rivals Inductor", _H200, "2026-11-24", "h200_wide_latents_2026-11-24.txt")
@@ -134,6 +135,8 @@ RULES = (
     Rule("attention.shared_sm_keys", "has_wgmma", (("width", "==", 128), ("waves", "<=", 1)), 512, _SHORT),
     Rule("attention.shared_sm_keys", "has_wgmma", (("causal", "==", 1),), 512, _SHORT),
     Rule("attention.shared_sm_keys", "has_wgmma", (), 384, _SHORT),
+    # Whether blocks of decoding share an SM.
+    Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
     # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.
     Rule("attention_backward.shared_sm", "has_wgmma", (("width", "<=", 64),), True, _NARROW),
     # Least share of the products' time that must be saved before our kernel wins without a contest. Our products are

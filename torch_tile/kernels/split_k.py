@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,17 +66,55 @@ def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
     return total
 
 
+@T.macro
+def join_parts(
+    part: Any, part_lse: Any, slot_of: Callable[[Any], Any], count: Any, row: Any, ahead: int
+) -> tuple[Any, Any]:
+    """Join the `count` parts `part[slot_of(n), row]` of a row by their weights `exp(part_lse[slot_of(n), row])`.
+
+    Returns a fragment of the row's results, and its log-sum-exp. Without visible keys these are 0 and -inf. `ahead`
+    parts are read together, since memory's latency is the cost. More take registers, so that fewer blocks run at once.
+    """
+    accum, latent = part.dtype, part.shape[2]
+    infinity = T.infinity(accum)
+    acc = T.alloc_fragment((latent,), accum)
+    row_max = T.alloc_var(accum, -infinity)
+    row_sum = T.alloc_var(accum, 0.0)
+    T.clear(acc)
+    for iteration in T.serial(T.ceildiv(count, ahead)):
+        logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in range(ahead)]
+        values = [T.alloc_fragment((latent,), accum) for _ in range(ahead)]
+        for n, log, value in zip(range(ahead), logs, values, strict=True):
+            number = iteration * ahead + n
+            log = T.if_then_else(number < count, part_lse[slot_of(number), row], -infinity)
+            for c in T.Parallel(latent):
+                value[c] = T.if_then_else(number < count, part[slot_of(number), row, c], 0.0)
+        highest = functools.reduce(T.max, logs, row_max)
+        level = T.if_then_else(highest == -infinity, 0.0, highest)
+        rescale = T.exp(row_max - level)
+        row_max = highest
+        row_sum = row_sum * rescale
+        for c in T.Parallel(latent):
+            acc[c] *= rescale
+        for value, log in zip(values, logs, strict=True):
+            weight = T.exp(log - level)
+            row_sum += weight
+            for c in T.Parallel(latent):
+                acc[c] += weight * value[c]
+    for c in T.Parallel(latent):
+        acc[c] /= T.max(row_sum, 1.0)
+    return acc, row_max + T.log(T.max(row_sum, 1.0))
+
+
 @jit
 def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
     """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
     keys give 0 and -inf.
 
     The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time.
-    `ahead` shares are read together: more are sooner done, but take registers of which other rows' blocks have fewer.
-    A row of `out` has three indices, since they may lie in memory in any order.
+    `ahead` parts are read together. A row of `out` has three indices, since they may lie in memory in any order.
     """
     accum = compute_dtype(dtype)
-    infinity = T.infinity(accum)
     splits, rows, outer, middle, inner = T.dynamic("splits, rows, outer, middle, inner")
 
     @T.prim_func
@@ -88,32 +126,9 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
     ):
         with T.Kernel(rows, threads=128) as row:
             T.pdl_sync()
-            acc = T.alloc_fragment((latent,), accum)
-            row_max = T.alloc_var(accum, -infinity)
-            row_sum = T.alloc_var(accum, 0.0)
-            T.clear(acc)
-            for iteration in T.serial(T.ceildiv(splits, ahead)):
-                logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in range(ahead)]
-                for n, log in zip(range(ahead), logs, strict=True):
-                    split = iteration * ahead + n
-                    log = T.if_then_else(split < splits, part_lse[split, row], -infinity)
-                values = read_ahead(part, iteration, ahead, (row,), 0, latent)
-                highest = functools.reduce(T.max, logs, row_max)
-                level = T.if_then_else(highest == -infinity, 0.0, highest)
-                rescale = T.exp(row_max - level)
-                row_max = highest
-                row_sum = row_sum * rescale
-                for c in T.Parallel(latent):
-                    acc[c] *= rescale
-                for value, log in zip(values, logs, strict=True):
-                    weight = T.exp(log - level)
-                    row_sum += weight
-                    for c in T.Parallel(latent):
-                        acc[c] += weight * value[c]
-            for c in T.Parallel(latent):
-                acc[c] /= T.max(row_sum, 1.0)
+            acc, log_sum = join_parts(part, part_lse, lambda n: n, splits, row, ahead)
             T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
-            lse[row] = row_max + T.log(T.max(row_sum, 1.0))
+            lse[row] = log_sum
 
     return combine
 

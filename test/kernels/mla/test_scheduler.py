@@ -82,6 +82,17 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
             check(a, b, f"{name} of {units} units")
 
 
+def test_a_sequence_alone_needs_no_schedule(engine, problems, check):
+    """Even splits are its best plan: whatever a schedule says is not read."""
+    q, q_pe = problems.tensor(1, 2, 3, 32, layout="dense"), problems.tensor(1, 2, 3, 16, layout="dense")
+    kv, k_pe = problems.tensor(1, 130, 32, layout="dense"), problems.tensor(1, 130, 16, layout="dense")
+    schedule = torch.full((5, 4), -1, dtype=torch.int32)
+    got = mla_decode(q, q_pe, kv, k_pe, None, None, schedule=schedule)
+    want = decoded(*(x.double() for x in (q, q_pe, kv, k_pe)))
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        check(a, b, name)
+
+
 def test_a_schedule_of_nonsense_reads_and_writes_nothing_else(engine, problems):
     """On a GPU nobody looks whether a schedule is that of the lengths: results are wrong then, but nothing else is."""
     if engine == "threads":

@@ -94,6 +94,8 @@ NARROW = (
     ),
     *(replace(c, narrow=True) for c in SHORT[1:]),
 )
+# Over pages smaller than a tile, whose rows a block looks up and copies one by one: others multiply meanwhile.
+SMALL_PAGES = Config(16, 64, 128, 3, resident=True, shared_probs=True, partial_sums=64, blocks=2)
 NARROW_REGISTERS = 104  # of a thread, besides queries, sums and scores
 WIDE = (
     Config(64, 32, 128, shared_probs=True),
@@ -120,11 +122,12 @@ SHORT_KEYS = 512  # so few that the work before the first product counts
 # Blocks that share an SM, by the widest heads they suit: while one loads its first tiles or stores, others multiply.
 SHARING = {
     64: Config(64, 96, 128, 2, partial_sums=8, blocks=3),
-    128: Config(64, 64, 128, 2, partial_sums=8, blocks=2),
+    128: Config(64, 64, 128, 2, partial_sums=8, blocks=2, resident=True),
 }
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
-SIDE_BY_SIDE = 8, 4, 2
+SIDE, SIDE_BY_SIDE = 16, (8, 4, 2)
+LEAST_AT_ONCE = 4  # heads: fewer were not measured
 FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
@@ -225,6 +228,8 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     """Choose the first tiling that fits a GPU, and its launch order."""
     short = NARROW if spec.scaled else SHORT
     tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else short
+    if _reads_small_pages(spec, problem, machine):
+        tilings = [SMALL_PAGES, *tilings]
     tilings = [c for c in tilings if divides(spec, c) and (c.block_q == 16 or problem.rows > 16)]
     tilings = [c for c in tilings if spec.layout.fits(c.block_kv)] or tilings  # else keys are gathered one by one
     hopper = _hopper_config(spec, problem, machine)
@@ -239,12 +244,19 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         config, packed=packed, heavy_first=spec.causal, staged=staged, tiled=tiled, through_queries=through
     )
     if spec.causal:
-        config = replace(config, side=_side(config, spec, problem))
+        config = replace(config, side=_side(config, spec, problem, machine))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
     if hopper is not None and _is_persistent(config, spec, problem, machine):
-        return replace(config, persistent=machine.num_sms, through_queries=False)
+        return replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
     return config
+
+
+def _reads_small_pages(spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether blocks that share an SM read small pages faster than blocks that fill one."""
+    few = problem.rows <= 16 and spec.dtype.itemsize == 2 and not spec.scaled and bool(spec.layout.page)
+    waves = _blocks(SMALL_PAGES, problem) / machine.num_sms
+    return few and verdict("attention.small_pages", machine.target, False, page=spec.layout.page, waves=waves)
 
 
 def _through_queries(spec: Spec) -> bool:
@@ -286,8 +298,9 @@ def divides(spec: Spec, config: Config) -> bool:
     return spec.lists is None or spec.lists.fits(config.block_q, config.block_kv)
 
 
-def _side(config: Config, spec: Spec, problem: Problem) -> int:
+def _side(config: Config, spec: Spec, problem: Problem, machine: Machine) -> int:
     """Return how many heads run side by side under a causal mask: as many as have their keys and values in the cache.
+    Where all blocks of some heads run at once, these are enough.
 
     1 stands for all: blocks then run by falling work, whatever their head, of which those that share an SM have more.
     """
@@ -295,8 +308,9 @@ def _side(config: Config, spec: Spec, problem: Problem) -> int:
     each = _bytes_of_head(spec, problem)
     if config.blocks > 1 and problem.heads * each <= CACHED:
         return 1
-    most = max(CACHED // each, 8)
-    return next((n for n in (16, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
+    at_once = config.blocks * machine.num_sms * apart // max(_blocks(config, problem), 1)
+    most = min(max(CACHED // each, 8), at_once if at_once >= LEAST_AT_ONCE else SIDE)
+    return next((n for n in (SIDE, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
 
 
 def _bytes_of_head(spec: Spec, problem: Problem) -> int:
@@ -314,13 +328,13 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
     # Queries in registers cost more of them than they have numbers, where lists are walked.
     spare += LIST_REGISTERS * (2 if config.resident else 1) if spec.lists else 0
     registers = max(MOST_REGISTERS[size] - spare, LEAST_REGISTERS)
+    together = config.blocks * (shared.bytes + RESERVED) <= machine.target.shared_limit + RESERVED
     if config.narrow and config.resident:  # all warps hold the queries, in what blocks leave each other of registers
         sums = config.block_q * (spec.tile_dv + config.block_kv) // config.threads
         own = config.block_q * spec.tile_d * size // 4 // WARP + sums
         most = min(PER_THREAD, equal_share(config.threads, config.blocks)) - NARROW_REGISTERS
-        together = config.blocks * (shared.bytes + RESERVED) <= machine.target.shared_limit + RESERVED
         return own <= most - spare and together
-    return held // config.threads <= registers and shared.fits(machine.target)
+    return held // config.threads <= registers and shared.fits(machine.target) and (config.blocks == 1 or together)
 
 
 def side_by_side(heads: int, most: int = SIDE_BY_SIDE[0]) -> int:

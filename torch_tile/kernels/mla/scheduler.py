@@ -27,13 +27,14 @@ from torch_tile.kernels.common import (
     typical,
 )
 from torch_tile.kernels.mla.spec import units_for
+from torch_tile.kernels.split_k import join_parts
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 LEAST_PIECE = 4  # blocks of a unit's share: pieces below take longer to join than to make
 FIELDS = 4
-ROWS = 4  # of a sequence that a block joins, where there are blocks enough
+BLOCKS_THAT_JOIN = 5  # run on an SM at once
 MOST_AHEAD = 8  # units whose pieces it reads together
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
@@ -230,11 +231,10 @@ class WorkItems:
 def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> Any:
     """Build the kernel `combine` for the sequences that several units share, in the order of their units.
 
-    Blocks of `height` rows, of which most sequences of many need none: a block for each row would take as long to start
-    as to work. A block reads the pieces of `ahead` units together.
+    A block joins `height` rows, one after the other. Most sequences of many need none: a block for each row would take
+    as long to start as to work. A block reads the pieces of `ahead` units together.
     """
     accum = compute_dtype(dtype)
-    infinity = T.infinity(accum)
     rows, batch, outer, inner = T.dynamic("rows, batch, outer, inner")
     schedule_type, part_type, lse_type = scheduled_types(rows, latent, accum)
 
@@ -246,46 +246,18 @@ def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> 
         out: strided("out", (batch, outer, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((batch, rows), accum),
     ):
-        with T.Kernel(T.ceildiv(rows, height), batch, threads=256) as (bx, bz):
-            work_items, row = WorkItems(schedule, part, part_lse, batch), bx * height
+        with T.Kernel(T.ceildiv(rows, height), batch, threads=128) as (bx, bz):
+            work_items = WorkItems(schedule, part, part_lse, batch)
             first, last = work_items.owners(bz)  # the schedule was there before the kernel that leaves the pieces began
             behind = T.if_then_else(schedule[work_items.count + bz, LAST] == 0, 0, 1)
             T.pdl_sync()
             if first < last:
-                row_max, old, rescale, row_sum = (T.alloc_fragment((height,), accum) for _ in range(4))
-                acc = T.alloc_fragment((height, latent), accum)
-                values = [T.alloc_fragment((height, latent), accum) for _ in range(ahead)]
-                weights = [T.alloc_fragment((height,), accum) for _ in range(ahead)]
-                T.fill(row_max, -infinity)
-                T.clear(row_sum)
-                T.clear(acc)
-                for iteration in T.serial(T.ceildiv(last - first + 1, ahead)):
-                    for n, value, weight in zip(range(ahead), values, weights, strict=True):
-                        unit = first + iteration * ahead + n
-                        slot = 2 * unit + T.if_then_else(unit == first, behind, 0)
-                        for i in T.Parallel(height):
-                            weight[i] = T.if_then_else(unit <= last, part_lse[slot, row + i], -infinity)
-                        for i, c in T.Parallel(height, latent):
-                            value[i, c] = T.if_then_else(unit <= last, part[slot, row + i, c], 0.0)
-                    for i in T.Parallel(height):
-                        old[i] = row_max[i]
-                        for weight in weights:
-                            row_max[i] = T.max(row_max[i], weight[i])
-                        level = T.if_then_else(row_max[i] == -infinity, 0.0, row_max[i])
-                        rescale[i] = T.exp(old[i] - level)
-                        row_sum[i] *= rescale[i]
-                        for weight in weights:
-                            weight[i] = T.exp(weight[i] - level)
-                            row_sum[i] += weight[i]
-                    for i, c in T.Parallel(height, latent):
-                        acc[i, c] *= rescale[i]
-                        for value, weight in zip(values, weights, strict=True):
-                            acc[i, c] += value[i, c] * weight[i]
-                for i in T.Parallel(height):
-                    lse[bz, row + i] = row_max[i] + T.log(T.max(row_sum[i], 1.0))
-                    rescale[i] = 1.0 / T.max(row_sum[i], 1.0)
-                for i, c in T.Parallel(height, latent):
-                    out[bz, (row + i) // inner, (row + i) % inner, c] = T.cast(acc[i, c] * rescale[i], dtype)
+                for own in T.serial(T.min(height, rows - bx * height)):
+                    row = bx * height + own
+                    slot_of = lambda n: 2 * (first + n) + T.if_then_else(n == 0, behind, 0)  # noqa: E731
+                    acc, log_sum = join_parts(part, part_lse, slot_of, last - first + 1, row, ahead)
+                    T.copy(acc, out[bz, row // inner, row % inner, 0])
+                    lse[bz, row] = log_sum
 
     return combine_pieces
 
@@ -311,7 +283,10 @@ class Shared:
 
 
 def _joined_together(shared: Shared, machine: Machine) -> tuple[int, int]:
-    """Return the rows of a block that joins pieces, and how many pieces it reads together."""
+    """Return the rows of a block that joins pieces, and how many pieces it reads together.
+
+    All blocks run at once, since most of them only find that there is nothing to join.
+    """
     shared = typical(shared)
-    height = ROWS if shared.batch * shared.rows >= 2 * ROWS * machine.num_sms else 1
-    return height, min(MOST_AHEAD, power_of_two(shared.units // max(shared.batch, 1) + 1))
+    height = -(-shared.batch * shared.rows // (BLOCKS_THAT_JOIN * machine.num_sms))
+    return power_of_two(height), min(MOST_AHEAD, power_of_two(shared.units // max(shared.batch, 1) + 1))
