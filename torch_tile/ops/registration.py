@@ -16,7 +16,7 @@ import torch
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
-from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, entry, form, in_torch
+from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
 from torch_tile.torch_transforms import autograd_kernel, entry_by_entry, refuse_tangents
@@ -83,7 +83,7 @@ def register(**declaration: Any) -> Operator:
     OPERATORS[operator.name] = operator
     SCHEMAS[operator.name] = operator.schema
     if operator.form is not None:
-        FORMS[operator.name] = operator.form
+        FORMS[operator.name] = checked(operator, operator.form)
     # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager has.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     LIBRARY.define(operator.name + operator.schema, tags=tags)
