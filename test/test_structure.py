@@ -23,9 +23,9 @@ LAYERS = [
     {"diagnostics"},
     {"hardware"},
     {"compiler.context", "ir"},
-    {"intrinsics", "options", "tolerance", "torch_func"},
+    {"intrinsics", "options", "tolerance"},
     {"tileop", "compiler.binding"},
-    {"language", "lowering", "codegen", "simulator", "runtime"},
+    {"language", "lowering", "codegen", "simulator", "runtime", "torch_transforms"},
     {"compiler", "profiler", "user_op"},
     {"kernel", "testing", "math", "env", "transform"},
     {"jit", "utils"},
@@ -40,7 +40,11 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {PACKAGE, "simulator"}
+WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {
+    PACKAGE,
+    "simulator",
+    "torch_transforms",
+}
 
 # Tests that mirror no module, and why.
 NOT_MIRRORED = {
@@ -239,11 +243,11 @@ LIGHT = (
     "kernels.ssm.args",
     "runtime.cache",
     "runtime.launch_plan",
+    "torch_transforms",
     "diagnostics.spelling",
     "diagnostics.variables",
     "inductor.entry_point",
     "inductor.codegen.artifacts",
-    "torch_func",
 )
 
 

@@ -8,6 +8,7 @@ gradient.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
@@ -25,7 +26,6 @@ from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
 from torch_tile.tolerance import tolerant
-from torch_tile.torch_func import refuse_transforms
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -145,6 +145,8 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
     """Register a kernel as an operator of torch, with its schema, fake kernel and gradient."""
     import torch
 
+    from torch_tile.torch_transforms import autograd_kernel, entry_by_entry, refuse_tangents
+
     given = kernel.launcher.binding.given
     written = [kernel.program.params[n] for n in written_params(kernel.lowered)]
     changed = [n for n, param in enumerate(given) if any(param is w for w in written)]
@@ -165,32 +167,16 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
     torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: fake_results(kernel, returned, args), lib=library)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
     _kernels[operator.name()] = kernel
-    if backward is None:
-        library.impl(
-            name, lambda keys, *args: _without_gradient(kernel, operator, keys, args), "Autograd", with_keyset=True
-        )
-    else:
-        torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", backward, setup_context=setup_context or _save_all,
-            lib=_WithoutTransforms(library, kernel.__name__),
-        )  # fmt: skip
+    alone = functools.partial(_without_gradient, kernel, operator)
+    made = autograd_kernel(operator, lambda: (setup_context or _save_all, backward))
+
+    def autograd(keys: Any, *args: Any) -> Any:
+        refuse_tangents(kernel.__name__, args)
+        return (alone if backward is None else made)(keys, *args)
+
+    library.impl(name, autograd, "Autograd", with_keyset=True)
+    torch.library.register_vmap(operator, functools.partial(entry_by_entry, operator, changed), lib=library)
     return operator  # type: ignore[no-any-return]
-
-
-class _WithoutTransforms:
-    """Stand in for a library: the autograd kernels registered with it refuse transforms of torch.func."""
-
-    def __init__(self, library: Any, what: str) -> None:
-        self.library, self.what = library, what
-
-    def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
-        """Register as torch does."""
-
-        def call(keys: Any, *args: Any, **named: Any) -> Any:
-            refuse_transforms(self.what, args)
-            return fn(keys, *args, **named)
-
-        self.library.impl(op_name, call, dispatch_key, **options)
 
 
 def _name_of(kernel: JITKernel) -> str:
@@ -233,6 +219,19 @@ def fake_results(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]
     return None if not made else made[0] if len(made) == 1 else tuple(made)
 
 
+def is_transformed(torch: Any) -> bool:
+    """Return whether tensors may stand for others: in transforms of torch.func, forward mode, and dispatch modes.
+
+    Then a kernel is called as an operator, which transforms and modes know how to take apart.
+    """
+    core = torch._C
+    return bool(
+        core._are_functorch_transforms_active()
+        or core._len_torch_dispatch_stack()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
     """Raise LaunchError for the first argument that autograd would record; a kernel alone has no gradient. Warn only
     where files of TileLang's are served (tolerance.py).
@@ -260,7 +259,7 @@ def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
     )
 
 
-def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, args: Sequence[Any]) -> Any:
+def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, *args: Any) -> Any:
     """Run below autograd; refuse calls that would silently lack a gradient."""
     import torch
 

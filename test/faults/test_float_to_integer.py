@@ -127,3 +127,32 @@ def test_what_was_rounded_before_saturates():
     found = torch.zeros(6, dtype=torch.uint8)
     torch_tile.compile(kernel, target="cpu")(x, found)
     assert found.tolist() == [255, 255, 0, 255, 0, 255]
+
+
+@pytest.mark.parametrize("source", FLOATS)
+def test_sums_of_converted_floats_wrap(source, way, seed):
+    """A float has far more to its value than bits, so that sums beside an index were taken for short ones."""
+    torch.manual_seed(seed)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((N,), source), O: T.Tensor((5, N), "int64")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                O[0, i] = i - T.cast(A[i], "int64")
+                O[1, i] = T.cast(A[i], "int64") + (i + 1)
+                O[2, i] = T.cast(A[i], "int64") * (i + 2)
+                O[3, i] = -T.cast(A[i], "int64")
+                O[4, i] = i % 5 - T.cast(A[i], "int64") // (i | 1)
+
+    x, found = numbers(source), torch.zeros(5, N, dtype=torch.int64)
+    way(kernel, x, found)
+    whole = list(enumerate(reference(x, "int64")))
+    forms = [
+        lambda i, v: i - v,
+        lambda i, v: v + i + 1,
+        lambda i, v: v * (i + 2),
+        lambda i, v: -v,
+        lambda i, v: i % 5 - v // (i | 1),
+    ]
+    wanted = [[(form(i, v) + 2**63) % 2**64 - 2**63 for i, v in whole] for form in forms]
+    assert found.tolist() == wanted

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of faults that programs of test/fuzz/grammar.py found first: each over its class of inputs."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,3 +231,14 @@ def test_indices_by_way_of_types_that_wrap(way: Callable[..., None], dtype: str)
     o = torch.zeros(64, dtype=torch.int32)
     way(kernel, o)
     assert o.tolist() == wanted
+
+
+@pytest.mark.parametrize("seed", [7013044, 7014868])
+def test_truth_values_among_indices(seed, tmp_path):
+    """An index made of a truth value has steps as well: the barrier pass took their divisor and raised."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+    from grammar import generated
+    from grammar_run import outcomes
+
+    found = outcomes([generated(seed)], ["sm_80"], tmp_path)
+    assert [o.kind for o in found] == ["same"], found

@@ -33,8 +33,14 @@ def accesses(text, arch):
 
 
 def stale(text, arch):
-    """The loads through the cache of constants whose address may be one of memory that the kernel writes."""
-    lines = [line.strip().rstrip(";") for line in ptx_of(text, arch).splitlines()]
+    """The loads through the cache of constants whose address may be one of memory that their kernel writes."""
+    kernels = re.split(r"\.(?:entry|func)\b", ptx_of(text, arch))  # each has registers of its own
+    return [place for kernel in kernels for place in _stale(kernel)]
+
+
+def _stale(kernel):
+    """The loads that `stale` looks for in one kernel."""
+    lines = [line.strip().rstrip(";") for line in kernel.splitlines()]
     sources, known = {}, {}
     for line in lines:
         line = re.sub(r"^@!?%p\d+ ", "", line)

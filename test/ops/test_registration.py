@@ -2,6 +2,7 @@
 """What must hold of every op alike: torch's own opcheck, layout of results, gradients, autocast, dynamic shapes."""
 
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import torch_tile
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops.registration import SCHEMAS
+from torch_tile.ops.registry import OPERATORS
 
 OPS = sorted(SCHEMAS)
 PRODUCTS = [
@@ -453,3 +455,44 @@ assert "torch_tile.kernels.gemm.gemm" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+# What operators of these say is that they have none.
+WITHOUT_GRADIENT = re.compile("quantize|scaled|fp8|index|select")
+WITH_GRADIENT = [n for n, op in OPERATORS.items() if op.backward or op.in_training]
+DIFFERENTIABLE = [n for n in WITH_GRADIENT if not WITHOUT_GRADIENT.search(n)]
+
+
+def leaves_of(args):
+    """The tensors of arguments that may want a gradient, and a function that puts others in their place."""
+    leaves, form = torch.utils._pytree.tree_flatten(args)
+    where = [n for n, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
+
+    def filled(tensors):
+        full = [t.detach() if isinstance(t, torch.Tensor) else t for t in leaves]
+        for n, t in zip(where, tensors, strict=True):
+            full[n] = t
+        return torch.utils._pytree.tree_unflatten(full, form)
+
+    return [leaves[n].detach().clone() for n in where], filled
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_inside_of_transforms(name, samples):
+    op = getattr(torch.ops.tile, name).default
+    tensors, filled = leaves_of(next(iter(samples(name, 11, torch.float32, requires_grad=True))))
+
+    def loss(given):
+        result = op(*filled(given))
+        found = [r for r in (result if isinstance(result, tuple | list) else [result]) if r.dtype.is_floating_point]
+        return sum((r.float() * torch.linspace(-1, 1, r.numel()).reshape(r.shape)).sum() for r in found[:1])
+
+    wanting = [t.clone().requires_grad_() for t in tensors]
+    wanted = torch.autograd.grad(loss(wanting), wanting, allow_unused=True)
+    wanted = [torch.zeros_like(t) if g is None else g for g, t in zip(wanted, tensors, strict=True)]
+    for given in (torch.func.grad(loss)(tensors), torch.func.vjp(loss, tensors)[1](torch.tensor(1.0))[0]):
+        for a, b in zip(given, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    batch = [torch.stack([t, t]) for t in tensors]
+    for a, b in zip(torch.func.vmap(torch.func.grad(loss))(batch), wanted, strict=True):
+        torch.testing.assert_close(a[1], b)

@@ -85,6 +85,8 @@ class IndexBits:
             return self._of_binary(expr, *parts)
         if isinstance(expr, Unary) and expr.op == "-":
             return longest + 1
+        if isinstance(expr, Cast) and expr.a.dtype.is_float:  # far beyond the bits of its type
+            return own
         return min(own, longest) if isinstance(expr, Select | Cast) else own
 
     @staticmethod

@@ -23,6 +23,8 @@ def gradients_of(
 
     `function` takes `tensors` and returns a tuple of results, whose gradients are `grads`, None for those of 0.
     """
+    if torch._C._are_functorch_transforms_active():
+        return _by_pullback(function, tensors, needed, grads)
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, as what one of them was computed from is no way for gradients here.
@@ -38,6 +40,25 @@ def gradients_of(
         made = torch.autograd.grad(results, list(leaves.values()), upstream, create_graph=twice, allow_unused=True)
     by_place = dict(zip(leaves, made, strict=True))
     return [by_place.get(n) for n in range(len(given))]
+
+
+def _by_pullback(
+    function: Callable[..., Any], tensors: Sequence[Tensor | None], needed: Sequence[bool], grads: Sequence[Any]
+) -> list[Tensor | None]:
+    """Compute what `gradients_of` does, inside torch.func's transforms, which let no tensor require a gradient."""
+    given = {n: x for n, x in enumerate(tensors) if x is not None and needed[n] and x.is_floating_point()}
+
+    def computed(*chosen: Tensor) -> tuple[Tensor, ...]:
+        filled = {**dict(enumerate(tensors)), **dict(zip(given, chosen, strict=True))}
+        return tuple(y for y, g in zip(function(*filled.values()), grads, strict=True) if g is not None)
+
+    if not given or all(g is None for g in grads):
+        return [None] * len(tensors)
+    found: Any = torch.func.vjp(computed, *given.values())
+    upstream = (g for g in grads if g is not None)
+    made = found[1](tuple(g.to(y.dtype) for y, g in zip(found[0], upstream, strict=True)))
+    by_place = dict(zip(given, made, strict=True))
+    return [by_place.get(n) for n in range(len(tensors))]
 
 
 def by_operator(op: str, names: Sequence[str], like: str) -> dict[str, Callable[..., Any]]:

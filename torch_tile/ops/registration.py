@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
@@ -20,7 +19,7 @@ from torch_tile.ops.eager import Eager
 from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
-from torch_tile.torch_func import refuse_transforms
+from torch_tile.torch_transforms import autograd_kernel, entry_by_entry, refuse_tangents
 
 SCHEMAS: dict[str, str] = {}
 """The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
@@ -47,15 +46,10 @@ class _Library(torch.library.Library):
 
 def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an autograd kernel so that it refuses forward-mode tangents."""
+    name = f"tile.{name.removeprefix('tile::')}"
 
     def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        if forward_ad._current_level >= 0:  # looked at in each call, and rarely so
-            given = [x for arg in args for x in (arg if isinstance(arg, list) else (arg,))]
-            if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given):
-                raise NotImplementedError(
-                    f"tile.{name.removeprefix('tile::')}: an argument has a tangent, but the op has no forward-mode "
-                    "derivative; use the reverse mode, or torch's own operation"
-                )
+        refuse_tangents(name, args)
         return kernel(keys, *args)
 
     return call
@@ -113,6 +107,9 @@ def _register_forward(operator: Operator) -> None:
     check_values = None if check is None else lambda *args: check(operator.args(*args))
     LIBRARY.impl(operator.name, Eager(operator.name, fake, check_values), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tile::{operator.name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(
+        operator.overload, functools.partial(entry_by_entry, operator.overload, ()), lib=LIBRARY
+    )
 
 
 def _register_gradient(operator: Operator) -> None:
@@ -122,36 +119,12 @@ def _register_gradient(operator: Operator) -> None:
         kernel = _autograd(operator.overload, lambda *args: in_training(operator.args(*args)))
         LIBRARY.impl(operator.name, kernel, "Autograd", with_keyset=True)
     if operator.backward is not None:
-        LIBRARY.impl(operator.name, _autograd_on_demand(operator), "Autograd", with_keyset=True)
 
+        def made() -> tuple[Callable[..., None], Callable[..., Any]]:
+            setup_context, backward = sharded(operator)
+            return setup_context, _of_given(backward)
 
-class _Received:
-    """Stand in for a library and keep the autograd kernel that torch registers with it."""
-
-    kernel: Callable[..., Any]
-
-    def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
-        """Keep the kernel."""
-        self.kernel = fn
-
-
-def _autograd_on_demand(operator: Operator) -> Callable[..., Any]:
-    """Return an operator's autograd kernel, which torch makes at the first call: its classes take a millisecond."""
-
-    @functools.cache
-    def kernel() -> Callable[..., Any]:
-        setup_context, backward = sharded(operator)
-        received: Any = _Received()
-        name = f"tile::{operator.name}"
-        torch.library.register_autograd(name, _of_given(backward), setup_context=setup_context, lib=received)
-        made: Callable[..., Any] = received.kernel
-        return made
-
-    def call(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
-        refuse_transforms(f"tile.{operator.name}", args)
-        return kernel()(keys, *args, **named)
-
-    return call
+        LIBRARY.impl(operator.name, autograd_kernel(operator.overload, made), "Autograd", with_keyset=True)
 
 
 def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:

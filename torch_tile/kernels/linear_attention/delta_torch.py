@@ -184,12 +184,30 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     return gradients_in_torch(args, names, reference)
 
 
+def _by_pullback(args: Any, names: tuple[str, ...], function: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """Compute the gradients inside torch.func's transforms, where no tensor may be made to require one."""
+    given = {name: t for name in names if (t := getattr(args.forward, name)) is not None}
+
+    def computed(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        forward = args.forward._replace(**dict(zip(given, tensors, strict=True)))
+        out, state = function(*forward, at_once=forward.v.shape[1] > 0)
+        return (out,) if args.grad_state is None else (out, state)
+
+    found: Any = torch.func.vjp(computed, *given.values())
+    upstream = (args.grad, args.grad_state)[: len(found[0])]
+    made = found[1](tuple(g.to(y.dtype) for g, y in zip(upstream, found[0], strict=True)))
+    return dict(zip(given, made, strict=True))
+
+
 def gradients_in_torch(args: Any, names: tuple[str, ...], function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
     """Compute the gradients by the arguments `names` of a function with the parameter `at_once`, by autograd of it.
 
     args: gradients of the results, and then the function's arguments, as its `forward`.
     """
     forward = args.forward
+    if torch._C._are_functorch_transforms_active():
+        found = _by_pullback(args, names, function)
+        return tuple(found[name].contiguous() if name in found else args.q.new_empty(0) for name in names)
     wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (args.grad, args.grad_state, *forward))
     twice = torch.is_grad_enabled() and wanted
     with torch.enable_grad() if twice else _recorded():

@@ -266,7 +266,7 @@ class _Side:
         """Return the greatest common divisor of the values."""
         import numpy as np
 
-        return int(np.gcd.reduce(self.values)) if self.values.size else 0
+        return int(np.gcd.reduce(self.values.astype(np.int64))) if self.values.size else 0
 
 
 @dataclass(frozen=True)
