@@ -753,6 +753,8 @@ def _scans() -> Iterator[Case]:
         yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
         yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
         yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
+    yield Case("ssd_chunk_scan bf16 many heads", _scan(torch.bfloat16, 2, 1024, 32, 64, 2, 128))
+    yield Case("ssd_chunk_scan fp16 many small heads", _scan(torch.float16, 8, 200, 24, 40, 1, 56))
     yield Case("ssd_chunk_scan bf16 packed", _scan(torch.bfloat16, *usual, packed=True))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:

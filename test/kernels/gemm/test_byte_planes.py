@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from test.kernels.gemm.test_dequant import BF16, F32, HALF, SWIGLU, U8, Scheme, arguments, exact
+from test.kernels.gemm.stored_weights import BF16, F32, HALF, SWIGLU, U8, Scheme, arguments, exact
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine, machine_of
 from torch_tile.kernels.gemm import byte_planes
@@ -15,7 +15,7 @@ from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.byte_planes import (
     COLUMNS,
     PLANES,
-    Slots,
+    ColumnOrder,
     column_of,
     columns_for,
     config_for,
@@ -62,7 +62,7 @@ def test_random_problems(scheme, splits, engine, problems, check):
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16])
-@pytest.mark.parametrize("slots", [Slots(128, False), Slots(64, True)])
+@pytest.mark.parametrize("slots", [ColumnOrder(128, False), ColumnOrder(64, True)])
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_planes_are_the_rows(dtype, slots, columns, problems):
     """Each number is off by 2^-23 of the largest of its run; infinities and NaN make a run's unit that."""

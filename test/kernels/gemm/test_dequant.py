@@ -3,15 +3,29 @@
 
 import importlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
+from test.kernels.gemm.stored_weights import (
+    BF16,
+    E8M0,
+    F32,
+    F64,
+    GROUPS,
+    HALF,
+    I8,
+    SWIGLU,
+    U8,
+    Scheme,
+    arguments,
+    exact,
+    form_of,
+)
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
     config_for,
@@ -23,29 +37,9 @@ from torch_tile.kernels.gemm.dequant import (
     together,
     with_copied_factors,
 )
-from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem, Spec, Storage
+from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem
 from torch_tile.kernels.gemm.tiling import Config
 
-
-@dataclass(frozen=True)
-class Scheme:
-    """How weights are stored: dtype of words, bits and order of fields, offset, columns of a group, dtypes of scales
-    and zeros, dtype of a.
-    """
-
-    words: torch.dtype
-    bits: int = 8
-    high_first: bool = False
-    offset: int = 0
-    group: int = 0
-    scale: torch.dtype | None = torch.float32
-    zero: torch.dtype | None = None
-    a: torch.dtype = torch.bfloat16
-    format: str = ""
-
-
-I8, U8, HALF, BF16, F32, F64 = torch.int8, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64
-E8M0 = torch.float8_e8m0fnu
 SCHEMES = {
     "int8": Scheme(I8),
     "int8 bare": Scheme(I8, scale=None, a=HALF),
@@ -72,33 +66,6 @@ SCHEMES = {
     "int4 with scales of float8": Scheme(U8, 4, group=32, offset=8, scale=torch.float8_e4m3fn, a=HALF),
     "float64": Scheme(I8, zero=F32, a=F64),
 }
-SWIGLU = "g=silu(acc0);u=add(acc1,x0);y=mul(g,u);ret y"
-
-
-def weights(problems, scheme, n, k, transposed=False):
-    """Words, a scale and a zero of `[N, K]` weights."""
-    shape = (n, k * scheme.bits // 8)
-    if scheme.words.is_floating_point:
-        b = problems.tensor(*shape, layout="dense").to(scheme.words)
-    else:
-        b = torch.randint(0, 256, shape, generator=problems.generator, dtype=torch.uint8).view(scheme.words)
-    groups = k // scheme.group if scheme.group else 1
-    of = lambda: problems.tensor(n, groups, layout=problems.pick("dense", "turned", "slice"))  # noqa: E731
-    scale = None if scheme.scale is None else (of().abs() + 0.5).to(scheme.scale)
-    zero = None if scheme.zero is None else (of() * 3).abs().to(scheme.zero)
-    return b.t().contiguous().t() if transposed else b, scale, zero
-
-
-def arguments(problems, scheme, m, n, k, products=1, transposed=False):
-    """Of `dequant_gemm`, up to the auxiliary operands."""
-    stored = [weights(problems, scheme, n, k, transposed) for _ in range(products)]
-    bs, scales, zeros = ([x for x in xs if x is not None] for xs in zip(*stored, strict=True))
-    a = problems.tensor(m, k, dtype=scheme.a) / 8
-    return a, bs, scales, zeros, scheme.bits, scheme.high_first, scheme.offset
-
-
-def exact(a, bs, scales, zeros, *rest, format=""):
-    return reference(a.double(), bs, [s.double() for s in scales], zeros, *rest, F64, format)
 
 
 def test_weights_are_widened_as_documented():
@@ -275,13 +242,6 @@ def test_many_products(products, kernels, engine, problems, check, monkeypatch):
 
 
 MACHINES = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (90, 132), (120, 170))]
-GROUPS = 0, 16, 32, 64, 128, 192, 1024
-
-
-def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
-    scale = Factor(dtype, False)
-    storage = Storage(words, False, bits, False, 8, "", (False,) * products, group, scale, None, True)
-    return Spec(gemm_spec.Spec(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: str(m.target))

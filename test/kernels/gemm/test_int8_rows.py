@@ -11,7 +11,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine, machine_of
 from torch_tile.kernels.gemm import int8_rows
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
-from torch_tile.kernels.gemm.byte_planes import Slots
+from torch_tile.kernels.gemm.byte_planes import ColumnOrder
 from torch_tile.kernels.gemm.int8_rows import COLUMNS, Fields, config_for, fits, footprint, order_rows
 from torch_tile.kernels.gemm.scaled import prepare, scaled_gemm
 from torch_tile.kernels.gemm.tiling import Config
@@ -38,7 +38,7 @@ def test_fields_become_bytes(bits, signed, problems):
 ORDERS = (128, 4), (256, 2), (128, 2), (256, 1)
 
 
-@pytest.mark.parametrize("slots", [Slots(width, False, bits) for width, bits in ORDERS])
+@pytest.mark.parametrize("slots", [ColumnOrder(width, False, bits) for width, bits in ORDERS])
 def test_rows_are_ordered(slots, problems):
     """Each lane's words hold the columns of its slots, and columns behind the last are 0."""
     columns = torch.tensor([slots.column(slot) for slot in range(slots.width)])
@@ -106,5 +106,5 @@ def test_tilings_fit(bits, scale_b, problems):
         assert config.transposed and config.block_m in COLUMNS and m <= config.block_m < m + 16 and config.stages >= 2
         assert config.splits == 1 or config.splits * int8_rows.LEAST_STEPS * config.block_k <= k
         assert config.resident * footprint(config, spec, True).bytes <= HOPPER.target.shared_limit
-        assert config.block_k % int8_rows.slots_of(spec).width == 0
+        assert config.block_k % int8_rows.column_order(spec).width == 0
     assert config_for(65, 4096, 4096, spec, HOPPER) is None

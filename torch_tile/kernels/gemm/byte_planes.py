@@ -51,7 +51,7 @@ def column_of(columns: int, row: Any, plane: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Slots:
+class ColumnOrder:
     """The order in which a product sums up the columns of a run of `width` columns.
 
     Lane q of the four lanes that share a row of an operand holds slots 4 q to 4 q + 3 of 16, as four bytes. These are
@@ -86,14 +86,14 @@ class Slots:
         return self.word(slot) * 4 * self.fields + slot % 4 * self.fields + field
 
 
-def slots_of(spec: Spec) -> Slots:
+def column_order(spec: Spec) -> ColumnOrder:
     """Return the order of a run's columns for weights that lie in memory as a `Spec` says."""
     group = spec.storage.group
-    return Slots(min(group, RUN) if group else RUN, spec.storage.high_first)
+    return ColumnOrder(min(group, RUN) if group else RUN, spec.storage.high_first)
 
 
 @jit
-def split_rows(dtype: torch.dtype, slots: Slots, vector: int, columns: int) -> Any:
+def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int, columns: int) -> Any:
     """Build the kernel that splits rows of a into planes of bytes, in the order of slots, and finds what a unit of each
     plane stands for in each run. `column_of` says which of so many columns a plane becomes.
     """
@@ -145,7 +145,7 @@ def multiply(
 
     A span is so many steps that bulk copies can bring its scales. Loads by threads would be waited for in each step.
     """
-    bm, bn, bk, slots = config.block_m, config.block_n, config.block_k, slots_of(spec)
+    bm, bn, bk, slots = config.block_m, config.block_n, config.block_k, column_order(spec)
     rows = rows_of(bm)
     bs, scales, _, _ = spec.sort(operands)
     storage, width, steps = spec.storage, slots.width, span_of(spec, config)
@@ -206,7 +206,7 @@ def span_of(spec: Spec, config: Config) -> int:
 @T.macro
 def widened(spec: Spec, words: Any, rows: int) -> Any:
     """Widen the fields of a run to bytes that are 16 times as large."""
-    slots = slots_of(spec)
+    slots = column_order(spec)
     weights = T.alloc_fragment((rows, slots.width), "int8")
     fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
     for j, four in T.Parallel(rows, slots.width // 4):
@@ -223,7 +223,7 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
     a part of K of one tile.
     """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
-    whole = replace(spec, product=replace(spec.product, vector=slots_of(spec).width))  # k is a multiple of a run
+    whole = replace(spec, product=replace(spec.product, vector=column_order(spec).width))  # k is a multiple of a run
     m, n, k, _, types = whole.types()
     runs = T.dynamic("runs")
     own = -(-bn // count)  # rows of the weights
@@ -284,7 +284,7 @@ def run(spec: Spec, tensors: list[torch.Tensor], out: torch.Tensor, config: Conf
     if storage.scale and storage.group:
         scale = replace(storage.scale, whole=BULK_BYTES // storage.scale.dtype.itemsize)
         spec = replace(spec, storage=replace(storage, scale=scale))
-    slots, k = slots_of(spec), a.shape[1]
+    slots, k = column_order(spec), a.shape[1]
     planes = a.new_empty((config.block_m, k), dtype=torch.int8)
     units = a.new_empty((k // slots.width, config.block_m), dtype=torch.float32)
     machine.kernel(split_rows)(a.dtype, slots, spec.product.vector, config.block_m)(a, planes, units)

@@ -633,11 +633,12 @@ def footprint(
     tiles += [Tile(bn, bk, bits, config.stages, (Part.LOOP,))] * products
     tiles += [Tile(bn, size, 8, 2, (Part.LOOP,)) for size in factors] * products
     if has_table(config, coded):
-        tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP)))
+        tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP), bulk=False))
     if operand == torch.float32:
-        tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,)))
+        tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,), bulk=False))
     if config.cluster:
-        tiles += [Tile(bn, bm, 8 * compute_dtype(operand).itemsize, parts=(Part.LEAVING,))] * products
+        accum = 8 * compute_dtype(operand).itemsize
+        tiles += [Tile(bn, bm, accum, parts=(Part.LEAVING,), bulk=False)] * products
     return Footprint(tuple(tiles), bulk)
 
 

@@ -19,7 +19,7 @@ from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, dynamic, strided
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
-from torch_tile.kernels.gemm.byte_planes import PART, Slots
+from torch_tile.kernels.gemm.byte_planes import PART, ColumnOrder
 from torch_tile.kernels.gemm.packed import read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
@@ -86,13 +86,15 @@ def fields_of(spec: Any) -> Fields:
     return Fields(spec.bits, spec.stored[1] == torch.int8, spec.offset)
 
 
-def slots_of(spec: Any) -> Slots:
+def column_order(spec: Any) -> ColumnOrder:
     """Return the order of a's columns for a `scaled.Spec`: by runs that share a scale, or by pieces that lanes read."""
-    return Slots(128 if spec.scales[1].grouped else min(4 * LANE_BYTES * spec.fields, LONGEST_RUN), False, spec.bits)
+    return ColumnOrder(
+        128 if spec.scales[1].grouped else min(4 * LANE_BYTES * spec.fields, LONGEST_RUN), False, spec.bits
+    )
 
 
 @jit
-def order_rows(slots: Slots, vector: int) -> Any:
+def order_rows(slots: ColumnOrder, vector: int) -> Any:
     """Build the kernel that copies rows of a in the order of slots. Columns behind the last are 0."""
     m, k, padded = T.dynamic("m"), dynamic("k", vector), dynamic("padded", slots.width)
 
@@ -117,7 +119,7 @@ def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: An
     It is in units of `Fields.times`: in int32, or in float32 if runs of columns have scales.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    (b, _, scale_b), fields, slots, kind = operands[:3], fields_of(spec), slots_of(spec), spec.scales[1]
+    (b, _, scale_b), fields, slots, kind = operands[:3], fields_of(spec), column_order(spec), spec.scales[1]
     per_word = 32 // fields.bits
     a_tile = T.alloc_shared((bm, bk), "int8")
     b_tile = T.alloc_shared((bn, bk // per_word), "int32")
@@ -145,7 +147,7 @@ def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: An
 
 
 @T.macro
-def widened(fields: Fields, slots: Slots, words: Any, rows: int) -> Any:
+def widened(fields: Fields, slots: ColumnOrder, words: Any, rows: int) -> Any:
     """Widen the fields of a run to bytes."""
     weights = T.alloc_fragment((rows, slots.width), "int8")
     fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
@@ -163,7 +165,7 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
     """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     times, (kind_a, kind_b) = fields_of(spec).times, spec.scales
-    m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", slots_of(spec).width)
+    m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", column_order(spec).width)
     words = dynamic("words", LANE_BYTES // 4)
     types = [
         strided("b", (n, words), torch.int32, multiple=LANE_BYTES // 4, align=LANE_BYTES),
@@ -216,7 +218,7 @@ def fits(spec: Any, k: int, machine: Machine) -> bool:
 def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Config, machine: Machine) -> None:
     """Launch the product of `tensors`, a and the operands of `scaled.prepare`, into `out`."""
     a, b, *operands = tensors
-    slots, (m, k) = slots_of(spec), a.shape
+    slots, (m, k) = column_order(spec), a.shape
     ordered = a.new_empty((m, -(-k // slots.width) * slots.width))
     machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
     machine.kernel(int8_rows_matmul)(config, spec)(ordered, b.view(torch.int32), *operands, out)
@@ -237,7 +239,7 @@ def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | 
     if rows is None:
         return None
     row_bytes = ROW_BYTES if rows <= 16 else SHORT_ROW_BYTES
-    least = slots_of(spec).width * (LEAST_RUNS if spec.scales[1].grouped else 1)
+    least = column_order(spec).width * (LEAST_RUNS if spec.scales[1].grouped else 1)
     config = Config(rows, 128, max(min(row_bytes * spec.fields, LONGEST_STEP), least), 256, transposed=True)
     if -(-n // 128) * 5 < machine.num_sms * 3:
         count, splits = -(-n // 64), 1
@@ -266,7 +268,7 @@ def footprint(config: Config, spec: Any, bulk: bool) -> Footprint:
     bm, bn, bk, loop = config.block_m, config.block_n, config.block_k, (Part.LOOP,)
     tiles = [Tile(bm, bk, 8, config.stages, loop), Tile(bn, bk, spec.bits, config.stages, loop)]
     if spec.scales[1].grouped:
-        rows, columns = spec.scales[1].place(bn, bk // slots_of(spec).width)
+        rows, columns = spec.scales[1].place(bn, bk // column_order(spec).width)
         tiles.append(Tile(rows, columns, 32, config.stages, loop))
     tiles.append(Tile(bn, bm, 32, parts=(Part.LEAVING,)))
     return Footprint(tuple(tiles), bulk)

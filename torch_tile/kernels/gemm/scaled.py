@@ -529,59 +529,54 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
     if problem.operand.itemsize > 1:  # widened between memory and tiles, by copies that no stage can hold
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
-    if (timed := _timed_config(problem, machine)) is not None:
-        return timed
-    least = 64 if machine.target.has_wgmma and problem.aligned else 32
-    tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
-    if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
-        tilings = [(128, 64, 256), (64, 64, 128)]
+    hopper = machine.target.has_wgmma
+    best = min(_candidates(problem, machine), key=lambda config: _relative_time(config, problem, machine))
+    alone, tile = _tiles(best, problem) <= machine.num_sms, (best.block_m, best.block_n)
+    whole = hopper and problem.bits == 8 and problem.aligned
+    stays = whole and problem.staged and not alone and tile == (128, 128)
+    if whole and alone and tile == (64, 64):  # no second block needs the room
+        best = replace(best, stages=8)
+    panel, blocks = 8 if stays or problem.m > 8 * best.block_m else 0, machine.num_sms if stays else 0
+    return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
+
+
+def _is_timed(problem: Problem, machine: Machine) -> bool:
+    """Return whether the steps of `TIMED` were measured for such a problem: products of many rows of float8."""
+    form = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
+    return form and machine.target.has_wgmma and problem.m > 64
+
+
+def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
+    """List the tilings from which `config_for` chooses by their time, for operands of 8 bits on a GPU."""
+    if _is_timed(problem, machine):
+        return TIMED
+    hopper = machine.target.has_wgmma
+    least = 64 if hopper and problem.aligned else 32
     if problem.m <= least:
-        tilings = [(least, 128, 128), (least, 64, 128)]
-    best = min(tilings, key=lambda tile: _waves(tile, problem, machine))
-    panel = 8 if problem.m > 8 * best[0] else 0
-    if not machine.target.has_wgmma:
-        return Config(*best[:2], GROUP, best[2], 2, panel=panel)
-    config = Config(*best[:2], GROUP, best[2], 4, panel=panel, staged=problem.staged)
-    if problem.bits < 8 or not problem.aligned:
-        return config
-    if _tiles(best, problem) <= machine.num_sms:  # no second block needs the room
-        return replace(config, stages=8) if best[:2] == (64, 64) else config
-    return replace(config, blocks=machine.num_sms) if problem.staged and best[:2] == (128, 128) else config
+        tiles = [(least, 128, 128), (least, 64, 128)]
+    elif hopper:
+        tiles = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
+    else:  # fragments of operands leave fewer registers for sums
+        tiles = [(128, 64, 256), (64, 64, 128)]
+    return [Config(rows, columns, GROUP, threads, 4 if hopper else 2) for rows, columns, threads in tiles]
 
 
-def _timed_config(problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tile whose waves take the least time, by the measured time of its steps. None for other problems."""
-    timed = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
-    if not timed or not machine.target.has_wgmma or problem.m <= 64:
-        return None
-    best = min(TIMED, key=lambda config: _microseconds(config, problem, machine))
-    tile = best.block_m, best.block_n, best.threads
-    stays = tile[:2] == (128, 128) and _tiles(tile, problem) > machine.num_sms
-    panel = 8 if stays or problem.m > 8 * best.block_m else 0
-    return replace(best, staged=True, panel=panel, blocks=machine.num_sms if stays else 0)
+def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
+    """Estimate the time of all waves, for comparison: by measured steps in microseconds, else by products and reads.
+
+    Persistent blocks start copies of the next tile while they store one.
+    """
+    bm, bn = config.block_m, config.block_n
+    waves, steps = -(-_tiles(config, problem) // machine.num_sms), -(-problem.k // GROUP)
+    if not _is_timed(problem, machine):
+        return waves * (bm * bn + 32 * (bm + bn))
+    step = verdict("scaled.step_time", machine.target, math.inf, rows=bm, columns=bn, runs=problem.runs)
+    return float(waves * steps * step + EDGE * (1 if (bm, bn) == (128, 128) else waves))
 
 
-def _microseconds(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all waves. Persistent blocks start copies of the next tile while they store one."""
-    tile = config.block_m, config.block_n, config.threads
-    waves, steps = -(-_tiles(tile, problem) // machine.num_sms), -(-problem.k // GROUP)
-    step = verdict(
-        "scaled.step_time", machine.target, math.inf,
-        rows=config.block_m, columns=config.block_n, runs=problem.runs,
-    )  # fmt: skip
-    return float(waves * steps * step + EDGE * (1 if tile[:2] == (128, 128) else waves))
-
-
-def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles: waves of blocks times the products and operand reads of a tile."""
-    bm, bn, _ = tile
-    return -(-_tiles(tile, problem) // machine.num_sms) * (bm * bn + 32 * (bm + bn))
-
-
-def _tiles(tile: tuple[int, int, int], problem: Problem) -> int:
+def _tiles(config: Config, problem: Problem) -> int:
     """Count the tiles of the result."""
-    bm, bn, _ = tile
-    return -(-problem.m // bm) * -(-problem.n // bn)
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
 
 
 def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> Footprint:
