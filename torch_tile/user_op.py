@@ -25,6 +25,7 @@ from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
 from torch_tile.tolerance import tolerant
+from torch_tile.torch_func import refuse_transforms
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -184,7 +185,6 @@ class _WithoutTransforms:
 
     def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
         """Register as torch does."""
-        from torch_tile.ops.checks import refuse_transforms
 
         def call(keys: Any, *args: Any, **named: Any) -> Any:
             refuse_transforms(self.what, args)
