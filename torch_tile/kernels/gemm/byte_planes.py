@@ -34,12 +34,20 @@ BULK_BYTES = 16  # of a row of a tile that a bulk copy brings, at least
 UPPER_FIELDS = -0x0F0F0F10  # 0xF0F0F0F0
 SIGNS = -0x7F7F7F80  # 0x80808080
 WIDENED = 16  # how many times as large a widened field is
-COLUMNS = 8, 16, 24, 48  # of wgmma's tile: planes of up to 2, 5, 8 and 16 rows
+COLUMNS = 8, 24, 48  # of wgmma's tile: planes of up to 2, 8 and 16 rows
 
 
 def columns_for(rows: int) -> int | None:
     """Return the least columns of a tile that hold the planes of so many rows. None if there are too many rows."""
     return next((count for count in COLUMNS if PLANES * rows <= count), None)
+
+
+def column_of(columns: int, row: Any, plane: int) -> Any:
+    """Return the column of a plane of a row. The lowest bytes are plane 0.
+
+    The planes of a row are side by side among 8 columns. Of more columns a thread has all planes of its rows.
+    """
+    return row * PLANES + plane if columns == 8 else plane * (columns // PLANES) + row
 
 
 @dataclass(frozen=True)
@@ -85,12 +93,12 @@ def column_order(spec: Spec) -> ColumnOrder:
 
 
 @jit
-def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int) -> Any:
+def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int, columns: int) -> Any:
     """Build the kernel that splits rows of a into planes of bytes, in the order of slots, and finds what a unit of each
-    plane stands for in each run. Row i becomes planes 3 i, 3 i + 1 and 3 i + 2, the lowest bytes first.
+    plane stands for in each run. `column_of` says which of so many columns a plane becomes.
     """
     width, count = slots.width, PART // slots.width
-    m, k, runs, columns = T.dynamic("m"), dynamic("k", vector), T.dynamic("runs"), T.dynamic("columns")
+    m, k, runs = T.dynamic("m"), dynamic("k", vector), T.dynamic("runs")
 
     @T.prim_func
     def split_rows(
@@ -117,14 +125,14 @@ def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int) -> Any:
             for plane in range(PLANES):
                 for run, slot in T.Parallel(count, width):
                     digit = ((sizes[run, slot] >> 8 * plane) & 255) - 128
-                    planes[row * PLANES + plane, bx * PART + run * width + slot] = T.cast(digit, "int8")
+                    planes[column_of(columns, row, plane), bx * PART + run * width + slot] = T.cast(digit, "int8")
             for run in T.Parallel(count):
                 exponent = T.max(largest[run] >> 23, LEAST_EXPONENT)
                 power = T.reinterpret((exponent + 1 - DIGITS) << 23, "float32")
                 unit = T.if_then_else(exponent == INFINITE, T.reinterpret(largest[run], "float32"), power)
                 for plane in range(PLANES):
                     size = T.reinterpret((127 + 8 * plane) << 23, "float32")  # 256^plane
-                    units[bx * count + run, row * PLANES + plane] = unit * size
+                    units[bx * count + run, column_of(columns, row, plane)] = unit * size
 
     return split_rows
 
@@ -138,6 +146,7 @@ def multiply(
     A span is so many steps that bulk copies can bring its scales. Loads by threads would be waited for in each step.
     """
     bm, bn, bk, slots = config.block_m, config.block_n, config.block_k, column_order(spec)
+    rows = rows_of(bm)
     bs, scales, _, _ = spec.sort(operands)
     storage, width, steps = spec.storage, slots.width, span_of(spec, config)
     wk, groups = bk // storage.fields, storage.groups(bk)
@@ -145,7 +154,7 @@ def multiply(
     unit_tile = T.alloc_shared((bk // width, bm), "float32")
     b_tiles, scale_tiles, products = [], [], []
     for _ in bs:
-        product = T.alloc_fragment((bn, bm), "float32")
+        product = T.alloc_fragment((bn, rows), "float32")
         T.clear(product)
         products.append(product)
         b_tiles.append(T.alloc_shared((bn, wk), storage.words))
@@ -169,13 +178,21 @@ def multiply(
                         transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
                     )  # fmt: skip
                 for number, total in enumerate(sums):
-                    for j, i in T.Parallel(bn, bm):
+                    for j, i in T.Parallel(bn, rows):
                         unit = unit_tile[number, i]
                         if storage.group and storage.scale:
                             group = within * groups + number * width // storage.group
                             unit = unit * T.cast(scale_tiles[which][j, group], "float32")
-                        product[j, i] += T.cast(total[j, i], "float32") * unit
+                        value = T.cast(total[j, i], "float32")
+                        if rows < bm:
+                            value += T.cast(total[j, 2 * rows + i] * 256 + total[j, rows + i], "float32") * 256.0
+                        product[j, i] += value * unit
     return products
+
+
+def rows_of(columns: int) -> int:
+    """Return the columns of the sums of a tile: its columns, or those of a plane if a thread adds up planes."""
+    return columns if columns == 8 else columns // PLANES
 
 
 def span_of(spec: Spec, config: Config) -> int:
@@ -227,10 +244,8 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
             parts = left_for_cluster(products, count)
             for row, j in T.Parallel(bm // PLANES, own):
                 place, col = T.min(split * own + j, bn - 1), bx * bn + split * own + j
-                sums = [
-                    sum(sum_in_cluster(part, (place, row * PLANES + plane), count) for plane in range(PLANES))
-                    for part in parts
-                ]
+                columns = [column_of(bm, row, plane) for plane in range(PLANES if rows_of(bm) == bm else 1)]
+                sums = [sum(sum_in_cluster(part, (place, i), count) for i in columns) for part in parts]
                 if split * own + j < bn:
                     values = [total * (1 / WIDENED) for total in sums]
                     out[row, col] = finish(spec, values, operands, row, col)
@@ -272,7 +287,7 @@ def run(spec: Spec, tensors: list[torch.Tensor], out: torch.Tensor, config: Conf
     slots, k = column_order(spec), a.shape[1]
     planes = a.new_empty((config.block_m, k), dtype=torch.int8)
     units = a.new_empty((k // slots.width, config.block_m), dtype=torch.float32)
-    machine.kernel(split_rows)(a.dtype, slots, spec.product.vector)(a, planes, units)
+    machine.kernel(split_rows)(a.dtype, slots, spec.product.vector, config.block_m)(a, planes, units)
     machine.kernel(plane_matmul)(config, spec)(planes, units, *operands, out)
 
 
@@ -316,6 +331,6 @@ def footprint(config: Config, products: int, group: int, scale: int) -> Footprin
         Tile(bk // (min(group, RUN) or RUN), bm, 32, config.stages, loop),
         *[Tile(bn, bk, 4, config.stages, loop)] * products,
         *[Tile(bn, max(BULK_BYTES, groups * scale), 8, 2, loop)] * products * bool(group),
-        *[Tile(bn, bm, 32, parts=(Part.LEAVING,))] * products,
+        *[Tile(bn, rows_of(bm), 32, parts=(Part.LEAVING,))] * products,
     ]
     return Footprint(tuple(tiles), True)

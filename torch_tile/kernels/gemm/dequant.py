@@ -561,6 +561,12 @@ def _few_rows_config(problem: Problem, machine: Machine) -> Config:
         "dequant.long_steps", machine.target, False,
         rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, k=problem.k, coded=problem.coded,
     )  # fmt: skip
+    if problem.aligned and verdict(
+        "dequant.two_blocks", machine.target, False,
+        coded=problem.coded, rows=block_m, group=problem.group, k=problem.k, tiles_per_sm=tiles,
+        products=problem.products,
+    ):  # fmt: skip
+        return Config(block_m, 64, _columns(MOST_COLUMNS, problem), 128, 2, resident=2)
     wide = block_m <= 16 or verdict(
         "dequant.wide_steps", machine.target, False,
         group=problem.group, bits=problem.bits, coded=problem.coded, products=problem.products,

@@ -46,6 +46,8 @@ BARRIER = 8  # bytes
 
 VERSION = 128
 """Bytes of shared memory at multiples of which bulk copies may begin."""
+SMALL = 1024
+"""Bytes of a tile that may be released late."""
 
 
 @dataclass(eq=False)
@@ -311,12 +313,22 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
 
 
 def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
-    """Group the tiles of a body by the first statement that needs them."""
+    """Group the tiles of a body by the first statement that needs them.
+
+    Small tiles of one reader wait with the tiles of the next statement, if a product reads these: a barrier costs more
+    than a late release of so few bytes.
+    """
     by_first: dict[int, list[Buffer]] = {}
     for tile in tiles:
         by_first.setdefault(_users(body, tile)[0], []).append(tile)
-    for first, found in sorted(by_first.items()):
-        yield Group(body, found, first, max(_users(body, t)[-1] for t in found), stages)
+    for first in sorted(by_first):
+        found, after = by_first[first], first + 1
+        single = all(_bytes(tile) <= SMALL and _users(body, tile) == [first] for tile in found)
+        if single and after in by_first and isinstance(body.block.stmts[after], Gemm):
+            by_first[after] += by_first.pop(first)
+    for _, found in sorted(by_first.items()):
+        users = [n for tile in found for n in (_users(body, tile)[0], _users(body, tile)[-1])]
+        yield Group(body, found, min(users), max(users), stages)
 
 
 def _users(body: Body, tile: Buffer) -> list[int]:
