@@ -567,7 +567,7 @@ class Scan:
         sizes = self.head_dim, self.states
         vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
         packed = args.seq_idx is not None
-        if config is None and forward and vector > 1 and not packed:
+        if config is None and forward and vector > 1 and not packed and args.z is None:
             config = whole_config_for(self.x, self.states, self.machine)
         self.config: Config = config or config_for(args.x.dtype, self.length, self.machine, vector > 1)
         self.chunks: Any = -(-self.length // self.config.chunk)
@@ -675,10 +675,10 @@ def ssd_chunk_scan(
     z = [] if args.z is None else [dense_last(args.z)]
     scan = Scan(args, config, out, forward=True)
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
-    if scan.config.whole and not scan.marks:
+    if scan.config.whole and not (scan.marks or z):
         initial = [] if args.initial_states is None else [args.initial_states]
         spec = replace(spec, initial=None if args.initial_states is None else args.initial_states.dtype)
-        operands = scan.scores(), scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *z, *initial
+        operands = scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *initial
         scan.run(whole_scan, spec, *operands, out, final_states)
         return out, final_states
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
