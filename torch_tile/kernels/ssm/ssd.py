@@ -74,13 +74,14 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = T
 def config_of_states(config: Config, dtype: torch.dtype, states: int, members: int, machine: Machine) -> Config:
     """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once.
 
-    On Hopper a block has two heads of a group of `members`, so that keys are read for both.
+    On Hopper a block has two heads of a group of `members`, so that keys are read for both. Chunks of one step have no
+    loop, without which ptxas splits the two products.
     """
     if not machine.is_gpu or dtype.itemsize != 2:
         return config
     if states > config.state_tile:
         config = replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks))
-    pairs = config.blocks > 1 and typical(Members(members)).members > 1
+    pairs = config.blocks > 1 and config.chunk > config.step and typical(Members(members)).members > 1
     return replace(config, heads=STATE_HEADS, blocks=2) if pairs else config
 
 
