@@ -340,8 +340,15 @@ def write(out: Path) -> list[Path]:
     for path in sorted((ROOT / "docs").rglob("*")):
         if path.suffix in (".md", ".svg", ".png"):
             _put(pages / path.relative_to(ROOT), path.read_bytes())
-    for path in sorted((ROOT / "benchmarks/results").rglob("*.txt")):
+    results = sorted((ROOT / "benchmarks/results").rglob("*.txt"))
+    for path in results:
         _put(pages / path.relative_to(ROOT), path.read_bytes())
+    listed = [f"- [{path.name}]({path.relative_to(ROOT / 'benchmarks/results').as_posix()})" for path in results]
+    _put(pages / "benchmarks/results/index.md", "\n".join(["# Results as they were measured", "", *listed, ""]))
+    text = (
+        (ROOT / "docs/benchmarks.md").read_text().replace("(../benchmarks/results)", "(../benchmarks/results/index.md)")
+    )
+    _put(pages / "docs/benchmarks.md", text)
     for path in examples():
         _put(pages / path.relative_to(ROOT).with_suffix(".md"), example_page(path))
     _put(pages / "examples/README.md", re.sub(r"\.py\)", ".md)", (EXAMPLES / "README.md").read_text()))
@@ -434,6 +441,7 @@ markdown_extensions: [admonition, attr_list, md_in_html, tables, toc, pymdownx.h
 validation:
   omitted_files: ignore
   absolute_links: warn
+  unrecognized_links: warn
   anchors: info
 nav:
 """

@@ -13,26 +13,33 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.tools import Mistake
 
 
 def _parser() -> argparse.ArgumentParser:
     """Describe the commands and their options."""
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help='a small Llama by eager torch, Inductor and backend="tile", by turns')
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Command)
+
+    def add(name: str, does: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+
+    demo = add("demo", 'a small Llama by eager torch, Inductor and backend="tile", by turns')
     demo.add_argument("--tokens", type=_positive, default=128, help="length of the input (default: %(default)s)")
-    demo.add_argument("--select", choices=("fastest", "tile"), default="fastest", help="the backend's option")
+    demo.add_argument(
+        "--select", choices=("fastest", "tile"), default="fastest", help="the backend's option (default: %(default)s)"
+    )
     demo.add_argument(
         "--all", action="store_true", dest="every", help="a small DeepSeek-V3 and latent decoding as well"
     )
-    bench = commands.add_parser("bench", help="a short table of operators by eager torch, Inductor and this package")
+    bench = add("bench", "a short table of operators by eager torch, Inductor and this package")
     bench.add_argument("--size", type=_positive, default=0, help="rows, keys and columns (512 on a CPU, 4096 on a GPU)")
     bench.add_argument("--no-inductor", action="store_true", help="leave out Inductor, which compiles for a minute")
-    tune = commands.add_parser("tune", help="search the configurations of an autotuned kernel on this machine")
+    tune = add("tune", "search the configurations of an autotuned kernel on this machine")
     tune.add_argument("kernel", help="FILE.py:NAME or MODULE:NAME of a function with @torch_tile.autotune")
     tune.add_argument("arguments", nargs="*", help="of the kernel function: 1024 float16, or M=1024")
-    explain = commands.add_parser("explain", help="what the backend finds in a model, and why not more")
+    explain = add("explain", "what the backend finds in a model, and why not more")
     explain.add_argument(
         "model",
         help="llama, deepseek, or FILE.py:NAME or MODULE:NAME of a function that returns (model, arguments) or "
@@ -40,25 +47,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--backward", action="store_true", help="look at the backward as well")
     explain.add_argument(
-        "--select", choices=("tile", "fastest"), default="tile", help="fastest: time each subgraph both ways"
+        "--select",
+        choices=("tile", "fastest"),
+        default="tile",
+        help="fastest: time each subgraph both ways (default: %(default)s)",
     )
     explain.add_argument("--html", default="", metavar="FILE", help="also write the report as a page with sources")
-    show = commands.add_parser("show", help="schedule, layouts and stages of a file's kernels on a GPU")
+    show = add("show", "schedule, layouts and stages of a file's kernels on a GPU")
     show.add_argument("file", help="a Python file with T.prim_func kernels among its global names")
     show.add_argument("--target", default="cuda:sm_90a", help="what to compile for (default: %(default)s)")
     show.add_argument("--stage", action="append", default=[], metavar="PASS", help="print the kernel after it, or all")
     show.add_argument("--pictures", default="", metavar="FOLDER", help="write pictures of the layouts there")
     show.add_argument("--format", action="append", choices=("svg", "png", "txt"), help="of the pictures (default: svg)")
-    doctors = commands.add_parser("doctor", help="what is found on this machine")
+    doctors = add("doctor", "what is found on this machine")
     doctors.add_argument("--selftest", action="store_true", help="compare a kernel of each family with float64, too")
-    commands.add_parser("env", help="versions, compilers, GPUs, caches and variables, to paste into a bug report")
+    add("env", "versions, compilers, GPUs, caches and variables, to paste into a bug report")
     return parser
+
+
+class _Command(argparse.ArgumentParser):
+    """A command's parser, which refuses unknown options itself."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and name the command's own usage and nearest option for an unknown one."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(rest[0], known)}")
+        return found, rest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     if options.command == "env":
         from torch_tile.tools.env import describe
 

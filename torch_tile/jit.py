@@ -26,10 +26,11 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
-from torch_tile.diagnostics.errors import ForeignTextError, InternalError, TileError, diagnose, error
-from torch_tile.hardware import PER_THREAD, Target
+from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
+from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Var
@@ -77,6 +78,8 @@ def compile_program(
     switches = dict.fromkeys(program.switches, True)  # of T.annotate_pass_configs
     build = Build(Target.of(target), replace(options or PassOptions(), **switches))
     warn_of_results(program, out_idx, build.options.strict)
+    if build.target.kind == "cpu":
+        warn_of_threads(program)
     if sizes := sizes_of_tiles(program):
         return _sized(program, sizes, out_idx, build)
     if build.options.strict:
@@ -216,6 +219,16 @@ def warn_of_results(program: Program, out_idx: Sequence[int], strict: bool) -> N
         warnings.warn(each.render().removeprefix("error"), stacklevel=3)
 
 
+def warn_of_threads(program: Program) -> None:
+    """Warn of blocks of more threads than any GPU runs: a CPU computes them, as its blocks have no threads."""
+    for kernel in program.kernels:
+        if (count := math.prod(kernel.threads)) > MOST_THREADS:
+            fix = f"give threads=... at most {MOST_THREADS}: each takes more elements of a tile"
+            what = f"a block of {count} threads"
+            found = diagnose("unsupported_on_target", kernel.span, what=what, target="any GPU", fix=fix)
+            warnings.warn(found.render().removeprefix("error"), stacklevel=3)
+
+
 def refuse_slow(build: Build) -> None:
     """Raise a TileError that lists all operations that could be faster, if there are any."""
     slow = [remark for remark in dict.fromkeys(build.remarks) if remark.why_not]
@@ -249,8 +262,10 @@ def par_compile(
     **options: Unpack[CompileOptions],
 ) -> list[JITKernel | None]:
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
-    if isinstance(funcs, PrimFunc | JITFunction):
-        why, fix = f"is one kernel, {funcs.__name__}", "give a list of kernels, or call torch_tile.compile"
+    if isinstance(funcs, PrimFunc | JITFunction | JITKernel) or not isinstance(funcs, Iterable):
+        is_one = isinstance(funcs, PrimFunc | JITFunction | JITKernel)
+        why = f"is one kernel, {funcs.__name__}" if is_one else f"is {type(funcs).__name__}"
+        fix = "give a list of kernels, or call torch_tile.compile"
         raise error("bad_argument", None, op="par_compile", name="funcs", why=why, fix=fix)
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
     return all_of(jobs, target, num_workers, ignore_error)
@@ -259,6 +274,9 @@ def par_compile(
 def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object, options: PassOptions) -> JITKernel:
     """Trace and compile a function."""
     program = _traced(func, "compile").program
+    if out_idx is not None and program.outputs:
+        why, fix = "is given, and the kernel returns what T.empty made: Out index conflict", "leave one of both out"
+        raise error("bad_argument", None, op="compile", name="out_idx", why=why, fix=fix)
     return compile_program(program, _positions(out_idx, program), target, options)
 
 
@@ -438,12 +456,16 @@ class JITFunction:
         if self.is_lazy:
             return getattr(kept, _keep_compiled(self.dynamo_key, *args, **kwargs))
         given = [*zip(self.names, args, strict=False), *kwargs.items()]
+        from numpy import ndarray  # not before: a process that only compiles needs none
+
         known: list[tuple[str, Any]] = []
         passed = []
         for name, value in given:
             if isinstance(value, _torch.Tensor):
                 known.append((name, (value.dtype, tuple(value.shape), value.stride(), value.device)))
                 passed.append(value)
+            elif isinstance(value, ndarray):  # Dynamo has no constant for it
+                raise LaunchError(not_a_tensor(name, value))
             elif name in self.run_time_names:
                 known.append((name, 0))
                 passed.append(value)

@@ -65,11 +65,14 @@ def do_bench(
     """
     if not callable(fn):
         raise TypeError(f"do_bench: fn is {type(fn).__name__}; expected a function to call: do_bench(lambda: f(x))")
+    for name, value in (("warmup", warmup), ("rep", rep), ("n_warmup", n_warmup), ("n_repeat", n_repeat)):
+        if not isinstance(value, int | float) or value < 0:
+            raise TypeError(f"do_bench: {name} is {value!r}; expected a number of 0 or more")
     n_warmup, n_repeat = n_warmup or _n_warmup, n_repeat or _n_repeat
     if return_mode not in PICK:
-        raise ValueError(f"return_mode is one of {', '.join(PICK)}, got {return_mode!r}")
+        raise ValueError(f"do_bench: return_mode is {return_mode!r}; expected one of {', '.join(PICK)}")
     if backend not in BACKENDS:
-        raise ValueError(f"backend is one of {', '.join(BACKENDS)}, got {backend!r}")
+        raise ValueError(f"do_bench: backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
     backend = BACKENDS[backend]
     if backend == "auto":
         import torch

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.binding import scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.diagnostics.signatures import can_take
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
 from torch_tile.tolerance import tolerant
+from torch_tile.torch_func import refuse_transforms
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -66,6 +68,14 @@ def custom_op(
     for name, function in (("backward", backward), ("setup_context", setup_context)):
         if function is not None and not callable(function):
             raise TypeError(f"custom_op: {name} is {function!r}; expected a function, or None")
+    results = len(kernel.out_idx) + len(kernel.program.outputs)
+    wanted = {
+        "backward": (backward, 1 + results, "ctx, *grads"),
+        "setup_context": (setup_context, 3, "ctx, inputs, output"),
+    }
+    for name, (function, count, parameters) in wanted.items():
+        if function is not None and results and not can_take(function, count):
+            raise TypeError(f"custom_op: {name} cannot be called with {count} arguments; expected {name}({parameters})")
     return _define(kernel, backward, setup_context)
 
 
@@ -161,18 +171,37 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
         )
     else:
         torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", backward, setup_context=setup_context or _save_all, lib=library
-        )
+            f"{NAMESPACE}::{name}", backward, setup_context=setup_context or _save_all,
+            lib=_WithoutTransforms(library, kernel.__name__),
+        )  # fmt: skip
     return operator  # type: ignore[no-any-return]
+
+
+class _WithoutTransforms:
+    """Stand in for a library: the autograd kernels registered with it refuse transforms of torch.func."""
+
+    def __init__(self, library: Any, what: str) -> None:
+        self.library, self.what = library, what
+
+    def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
+        """Register as torch does."""
+
+        def call(keys: Any, *args: Any, **named: Any) -> Any:
+            refuse_transforms(self.what, args)
+            return fn(keys, *args, **named)
+
+        self.library.impl(op_name, call, dispatch_key, **options)
 
 
 def _name_of(kernel: JITKernel) -> str:
     """Return a name for the operator of a kernel: the kernel's own, and a digest of its text.
 
-    So graphs and contests that are kept on disk mean the same kernel in each process. A kernel that has several
-    operators, with gradients of their own, gets a number besides.
+    So graphs and contests that are kept on disk mean the same kernel in each process. The digest also covers options
+    and returned arguments, which the text does not show. A kernel that has several operators, with gradients of their
+    own, gets a number besides.
     """
-    digest = hashlib.sha256(f"{kernel.target} {kernel.source}".encode()).hexdigest()[:12]
+    options = kernel.build.options, *kernel.out_idx
+    digest = hashlib.sha256(f"{kernel.target} {options!r} {kernel.source}".encode()).hexdigest()[:12]
     name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{digest}"
     return name if f"{NAMESPACE}::{name}" not in _kernels else f"{name}_{len(_made)}"
 

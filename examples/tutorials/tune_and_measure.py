@@ -36,17 +36,18 @@ def matmul(M, N, K, block_M=64, block_N=64, block_K=64):
 
 
 # %%
-# The first call searches; `tune` gives the table of all that was tried.
+# The first call searches; `tune` gives the table of all that was tried. The shell does the same for other sizes:
+# `python -m torch_tile tune examples/tutorials/tune_and_measure.py:matmul 512 512 512` imports this file.
 
-kernel = matmul(256, 256, 256)
-print(matmul.tune(256, 256, 256))
-print(f"chosen: {kernel.config}")
+if __name__ == "__main__":
+    kernel = matmul(256, 256, 256)
+    print(matmul.tune(256, 256, 256))
+    print(f"chosen: {kernel.config}")
 
-# %%
-# Measure with `do_bench`, in milliseconds. Say the shape, the machine and the rival with every number.
+    # Measure with `do_bench`, in milliseconds. Say the shape, the machine and the rival with every number.
 
-a, b = torch.randn(256, 256), torch.randn(256, 256)
-torch.testing.assert_close(kernel(a, b), a @ b, rtol=1e-4, atol=1e-4)
-ours = torch_tile.do_bench(lambda: kernel(a, b), warmup=5, rep=20)
-torchs = torch_tile.do_bench(lambda: a @ b, warmup=5, rep=20)
-print(f"256 x 256 x 256 float32, {torch.get_num_threads()} threads: ours {ours:.3f} ms, torch {torchs:.3f} ms")
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+    torch.testing.assert_close(kernel(a, b), a @ b, rtol=1e-4, atol=1e-4)
+    ours = torch_tile.do_bench(lambda: kernel(a, b), warmup=5, rep=20)
+    torchs = torch_tile.do_bench(lambda: a @ b, warmup=5, rep=20)
+    print(f"256 x 256 x 256 float32, {torch.get_num_threads()} threads: ours {ours:.3f} ms, torch {torchs:.3f} ms")

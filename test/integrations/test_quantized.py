@@ -165,6 +165,16 @@ def test_float8_layers(block, static, seed):
     torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wide.sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
 
 
+def test_float8_of_a_linear_layer(seed):
+    linear = nn.Linear(300, 72)
+    layer = torch_tile.nn.Float8Linear.from_linear(linear)
+    x = torch.randn(5, 300, requires_grad=True)
+    got, want = layer(x), linear.double()(x.double())
+    assert layer.scale.shape == (72, 1) and (got - want).norm() < 0.05 * want.norm()
+    wide = layer.weight.float() * layer.scale
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], wide.sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
+
+
 class Int8Tensor(torch.Tensor):
     """As torchao holds a weight in int8: a tensor of its own class, with the parts as attributes."""
 

@@ -223,11 +223,20 @@ class AutotunedFunction:
 
 
 def _check_dicts(configs: Iterable[Any]) -> None:
-    """Raise TileError for a configuration that is no dict."""
+    """Raise TileError for a configuration that is no dict, and for one dict that should be a list of these."""
+    if isinstance(configs, Mapping):
+        example = "{" + ", ".join(f"{name!r}: {_first(value)!r}" for name, value in configs.items()) + "}"
+        why, fix = "is one dict", f"give a list with a dict for each configuration, [{example[:100]}, ...]"
+        raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
     for config in configs:
         if not isinstance(config, Mapping):
             why, fix = f"have {config!r}"[:80], 'write each as a dict, {"block_M": 64, "num_stages": 2}'
             raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
+
+
+def _first(value: Any) -> Any:
+    """Return the first of several values; any other value itself."""
+    return value[0] if isinstance(value, list | tuple) and value else value
 
 
 def _form(value: Any) -> Any:

@@ -103,7 +103,9 @@ class Binding:
         for condition in self.program.assumed:
             if not evaluate(condition, values):
                 known = ", ".join(f"{v.name} = {values[v]}" for v in dict.fromkeys(find(condition, Var)))
-                raise LaunchError(f"{self.program.name} assumes {condition!r}, got {known}")
+                raise LaunchError(
+                    f"{self.program.name} was given sizes against its T.assume. Assume: {condition!r}, got {known}"
+                )
 
     def _check_pointers(self, args: Sequence[Any], sizes: Sizes) -> None:
         """Raise LaunchError for a tensor smaller than the kernel's declared shape behind a pointer."""
@@ -165,7 +167,7 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
         raise LaunchError(
             f"argument `{name}` is a tensor of torch.func.vmap or a transform like it, which has no memory of its own; "
-            "give the kernel a dimension for the batch"
+            "give the kernel a dimension for the batch, or call it outside of the transform"
         )
     if value.layout is not torch.strided or value.is_neg():
         raise LaunchError(f"argument `{name}` must be a plain dense tensor; pass .to_dense() or .resolve_neg()")

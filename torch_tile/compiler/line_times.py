@@ -60,6 +60,14 @@ def line_times(
     `sizes` has sizes known only at run time, by name. Raises LaunchError where one is missing and `measure` is given.
     """
     given = sizes or {}
+    shapes = [buffer.shape for buffer in program.params if isinstance(buffer, Buffer)]
+    names = dict.fromkeys(extent.name for shape in shapes for extent in shape if isinstance(extent, Var))
+    for name, value in given.items():
+        if name not in names:
+            text = f"its sizes are {', '.join(names)}" if names else "all its sizes are known"
+            raise LaunchError(f"profile: sizes has {name!r}, which is no size of {program.name}; {text}")
+        if not isinstance(value, int) or value < 0:
+            raise LaunchError(f"profile: the size {name!r} is {value!r}; expected an integer of 0 or more")
     known: dict[Var, Scalar] = {var: given[var.name] for var in find(program, Var) if var.name in given}
     rates, alone = rates_of(target), defaultdict[tuple[str, int], float](float)
     for launch in program.kernels:

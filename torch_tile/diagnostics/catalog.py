@@ -11,6 +11,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "define the kernel in a file or a notebook cell. Functions built by exec, or typed at a prompt before Python "
         "3.13, have no source. For generated text, add its lines to linecache.cache under the name given to compile()",
     ),
+    "lambda_kernel": (
+        "the kernel is a lambda, which has no statements",
+        "write it by `def`: def double(A): ...",
+    ),
     "nested_too_deep": (
         "`{name}` nests branches and loops deeper than Python compiles them: each `elif` is one level",
         "look values up in a table, or split the chain in two: `if x < 16: ... else: ...` around macros",
@@ -68,6 +72,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`x if c else y` chooses between {got}, and the condition is known only on the device",
         "write an `if` with the statements for each of them; only numbers and tile expressions can be chosen",
     ),
+    "reducer_protocol": ("reducer `{name}`: {why}", "{fix}"),
     "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
     "not_opened": ("T.Kernel stands here without `with`, which opens it", "{fix}"),
     "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
@@ -209,7 +214,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "unwritten_result": (
         "`{buffer}` is returned, but no statement writes it: it would hold garbage",
-        "write it, `{buffer}[i] = x` or T.copy(tile, {buffer})",
+        "{fix}",
     ),
     "unwritten_part": (
         "`{part}` is returned, but no statement writes it: it would hold garbage",
@@ -242,7 +247,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "end the `if` before the values are read, or let every thread take part",
     ),
     "bulk_copy": ("T.tma_copy cannot be made of bulk copies: {why}", "mend that, or use T.copy"),
-    "no_wgmma": ("T.wgmma_gemm cannot go by wgmma: {why}", "mend that, or use T.gemm"),
+    "no_wgmma": (
+        "T.wgmma_gemm() requires Hopper WGMMA lowering, and cannot go by wgmma: {why}",
+        "mend that, or use T.gemm",
+    ),
     "mixed_roles": ("{what} {why}", "{fix}"),
     "no_config": (
         "autotune: none of the {count} configurations of `{name}` works",

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any, cast
@@ -185,6 +186,7 @@ def isolated_compile() -> Iterator[None]:
 @contextlib.contextmanager
 def no_caches() -> Iterator[None]:
     """Disable all compile caches, since passes do not run on a graph that comes from a cache."""
+    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")  # torch's, of what is done here on purpose
     with inductor_config().patch(force_disable_caches=True):
         yield
 

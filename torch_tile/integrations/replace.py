@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import sys
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 import torch_tile.nn as tnn
+from torch_tile.diagnostics.signatures import can_take
 from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
 from torch_tile.integrations.scans import replace_scans
@@ -78,9 +78,18 @@ def replace_layers(
     for kind, flag in (kinds | {"quantized": quantized, "scan": scan, "experts": experts}).items():
         if not isinstance(flag, bool):
             raise TypeError(f"replace_layers: {kind} is {flag!r}; expected True or False (filter_fn chooses layers)")
-    if filter_fn is not None and not _takes_two(filter_fn):
-        raise TypeError(f"replace_layers: filter_fn is {filter_fn!r}; expected a function of a layer and its name")
-    wanted = filter_fn or (lambda module, name: True)
+    if filter_fn is not None and not can_take(filter_fn, 2):
+        raise TypeError(
+            f"replace_layers: filter_fn is {filter_fn!r}; expected a function of a layer and its name, "
+            "as lambda layer, name: isinstance(layer, nn.Linear)"
+        )
+
+    def wanted(module: nn.Module, name: str) -> bool:
+        chosen = True if filter_fn is None else filter_fn(module, name)
+        if chosen is None:  # else a forgotten `return` would leave all layers alone
+            raise TypeError(f"replace_layers: filter_fn returns None for the layer {name!r}; expected True or False")
+        return bool(chosen)
+
     done = []
     for name, module in list(model.named_modules()):
         old = type(module).__name__
@@ -97,19 +106,6 @@ def replace_layers(
     if scan:
         done += [Replacement(file, name, "torch_tile.nn.scans") for file, name in replace_scans(model)]
     return done
-
-
-def _takes_two(function: object) -> bool:
-    """Return whether a function can be called with two arguments, as far as its signature tells."""
-    if not callable(function):
-        return False
-    try:
-        inspect.signature(function).bind(None, "")
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        return True
-    return True
 
 
 def fuse_activations(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:

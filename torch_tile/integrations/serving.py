@@ -8,12 +8,17 @@ These functions need neither package. An attention backend of theirs calls them 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.nn.functional import with_sinks
 from torch_tile.ops import append_to_pages, attention_paged, attention_paged_lse, mla_decode_lse
 from torch_tile.ops.checks import require, require_value
+from torch_tile.runtime.launch_plan import has_memory
 
 Tensor = torch.Tensor
 Cache = Tensor | tuple[Tensor, Tensor]
@@ -93,6 +98,7 @@ def paged_attention(
     Raises RuntimeError, TypeError and ValueError as `ops.attention_paged` does.
     """
     keys, values = split_cache(kv_cache, kv_dim, heads_first)
+    _check_most(query_start_loc, max_query_len)
     q = _with_queries(query, query_start_loc)
     score = soft_cap(softcap) if softcap else ""
     given = (
@@ -100,9 +106,9 @@ def paged_attention(
         _page_scale("k_scale", k_scale, keys), _page_scale("v_scale", v_scale, values),
     )  # fmt: skip
     if sinks is None:
-        found = attention_paged(*given)
+        found = _call(attention_paged, "paged_attention", *given)
     else:
-        plain, lse = attention_paged_lse(*given)
+        plain, lse = _call(attention_paged_lse, "paged_attention", *given)
         found = with_sinks(plain, lse.mT, sinks)
     if query_start_loc is None and query.dim() == 3:
         found = found.squeeze(1)
@@ -144,10 +150,11 @@ def write_cache(
     Raises RuntimeError, TypeError and ValueError as `ops.append_to_pages` does.
     """
     keys, values = split_cache(kv_cache, kv_dim, heads_first)
+    _check_most(query_start_loc, max_query_len)
     new_keys, new_values = (_with_queries(x, query_start_loc) for x in (key, value))
     scales = _page_scale("k_scale", k_scale, keys), _page_scale("v_scale", v_scale, values)
     place = block_table, seq_lens, query_start_loc, max_query_len
-    append_to_pages(new_keys, new_values, keys, values, *place, *scales)
+    _call(append_to_pages, "write_cache", new_keys, new_values, keys, values, *place, *scales)
 
 
 def mla_decode(
@@ -182,7 +189,8 @@ def mla_decode(
     q, q_pe = query if isinstance(query, tuple) else query.tensor_split((kv_lora_rank,), dim=-1)
     latents, rotary = split_latents(kv_cache, kv_lora_rank)
     own, own_pe = (x if x.dim() == 4 else x.unsqueeze(1) for x in (q, q_pe))
-    found, lse = mla_decode_lse(own, own_pe, latents, rotary, block_table, seq_lens, scale, 0, schedule)
+    given = own, own_pe, latents, rotary, block_table, seq_lens, scale, 0, schedule
+    found, lse = _call(mla_decode_lse, "mla_decode", *given)
     lse = lse.mT
     if q.dim() == 3:
         found, lse = found.squeeze(1), lse.squeeze(-1)
@@ -241,12 +249,15 @@ def block_table_of_indices(kv_indptr: Tensor, kv_indices: Tensor, page_size: int
     Returns:
         int32 `[B, max_pages]`, -1 past a sequence's end.
     """
+    _check_page_size(page_size)
     if not kv_indices.numel():
         return torch.full((kv_indptr.shape[0] - 1, max_pages), -1, dtype=torch.int32, device=kv_indices.device)
     starts = kv_indptr.long()
     first = starts[:-1, None] + torch.arange(max_pages, device=kv_indices.device) * page_size
     inside = first < starts[1:, None]
-    return torch.where(inside, kv_indices[first.clamp(max=kv_indices.numel() - 1)] // page_size, -1).int()
+    slots = kv_indices[first.clamp(max=kv_indices.numel() - 1)]
+    _check_slots("kv_indices", torch.where(inside, slots, 0), page_size)
+    return torch.where(inside, slots // page_size, -1).int()
 
 
 def block_table_of_requests(req_to_token: Tensor, req_pool_indices: Tensor, page_size: int, max_len: int) -> Tensor:
@@ -259,9 +270,58 @@ def block_table_of_requests(req_to_token: Tensor, req_pool_indices: Tensor, page
         max_len: the most positions of a sequence of this batch.
 
     Returns:
-        int32 `[B, ceil(max_len / page_size)]`.
+        int32 `[B, ceil(max_len / page_size)]`. Entries past the end of a shorter sequence mean nothing.
     """
-    return (req_to_token[req_pool_indices.long(), :max_len:page_size] // page_size).int()
+    _check_page_size(page_size)
+    slots = req_to_token[req_pool_indices.long(), :max_len:page_size]
+    _check_slots("req_to_token", slots[:, :1], page_size)  # slots past a sequence's end may be any
+    return (slots // page_size).int()
+
+
+NAMES = {
+    "q": "query", "q_pe": "query's rotary part", "k": "key", "v": "value",
+    "k_pages": "kv_cache's keys", "v_pages": "kv_cache's values", "kv": "kv_cache", "k_pe": "kv_cache's rotary part",
+    "block_tables": "block_table", "lengths": "seq_lens",
+    "cu_seqlens_q": "query_start_loc", "cu_seqlens": "query_start_loc",
+    "max_seqlen_q": "max_query_len", "max_seqlen": "max_query_len",
+}  # fmt: skip
+"""What the arguments of our operators are called here."""
+
+
+def _call(operator: Callable[..., Any], name: str, *args: Any) -> Any:
+    """Call an operator; its errors name the function `name` of this module and that function's arguments."""
+    try:
+        return operator(*args)
+    except (RuntimeError, TypeError, ValueError) as problem:
+        said = str(problem)
+        if not said.startswith("tile."):
+            raise
+        text = re.sub(r"[a-z_]+", lambda word: NAMES.get(word[0], word[0]), said.partition(": ")[2])
+        raise type(problem)(f"{name}: {text}") from None
+
+
+def _check_most(query_start_loc: Tensor | None, max_query_len: int) -> None:
+    """Refuse packed queries whose longest sequence is not said."""
+    if query_start_loc is not None and isinstance(max_query_len, int):
+        require_value(
+            max_query_len > 0,
+            lambda: f"max_query_len is {max_query_len}; expected the most queries of a sequence, with query_start_loc",
+        )
+
+
+def _check_page_size(page_size: int) -> None:
+    """Refuse pages without slots."""
+    require_value(page_size > 0, lambda: f"page_size is {page_size}; expected at least 1")
+
+
+def _check_slots(name: str, first: Tensor, page_size: int) -> None:
+    """Refuse slots that begin no page, where the host can read them."""
+    if first.device.type == "cpu" and not torch.compiler.is_compiling() and has_memory(first):
+        wrong = first[first % page_size != 0]
+        require(
+            not wrong.numel(),
+            lambda: f"{name} begins a page at slot {int(wrong[0])}; expected a multiple of page_size, {page_size}",
+        )
 
 
 def _with_queries(x: Tensor, query_start_loc: Tensor | None) -> Tensor:

@@ -475,7 +475,9 @@ def _described(value: Any) -> Any:
 
     shape = TensorType.buffer(value, "").static_shape
     if shape is None:
-        raise TypeError(f"compile() takes tensor types of known sizes, got {value}")
+        raise TypeError(
+            f"compile() takes tensor types of known sizes, got {value}; give numbers, T.Tensor((1024, 64), ...)"
+        )
     return torch.empty(shape, dtype=value.dtype.as_torch(), device="meta")
 
 

@@ -13,7 +13,7 @@ def last_dimension(normalized_shape: int | Sequence[int]) -> int:
     """Return the one dimension to normalise over. Raises ValueError for several, which the kernels do not take."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if len(shape) != 1:
-        raise ValueError(f"normalized_shape is {shape}; only the last dimension can be normalised over")
+        raise ValueError(f"normalized_shape is {shape}; expected the last dimension alone: keep torch's layer here")
     return shape[0]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
+from torch_tile.ops.checks import require
 from torch_tile.ops.layers import flattened
 
 
@@ -79,6 +80,9 @@ class QuantizedLinear(nn.Module):
                 raise ValueError(f"group is {group}; NVFP4 has runs of 16")
             words, scales, whole = quantize_nvfp4(linear.weight)
             return cls(words, scales, bias=bias, high_first=True, format="e2m1", whole_scale=whole)
+        formats = (*kernels("gemm.dequant").FORMATS, "nvfp4")
+        if format not in formats:
+            raise ValueError(f"from_linear: format is {format!r}; expected one of {', '.join(map(repr, formats))}")
         group = group or (32 if format == "e2m1" else 64)
         words, scales = quantize_4bit(linear.weight, format, group)
         return cls(words, scales, bias=bias, high_first=True, format=format)
@@ -102,6 +106,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        _check_features("QuantizedLinear", input, self.in_features)
         x = input if self.compute_dtype is None else input.to(self.compute_dtype)
         aux, kinds, text = ([], "", "") if self.bias is None else ([self.bias], "r", of_layer("none", True, False))
         if self.whole_scale is not None:
@@ -149,8 +154,16 @@ class Float8Linear(nn.Module):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
 
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Float8Linear:
+        """Round a linear layer by the rows of its weight."""
+        _check_linear(linear)
+        weight, scale = torch.ops.tile.quantize_fp8.default(linear.weight.detach(), 0, torch.float8_e4m3fn)
+        return cls(weight, scale, None if linear.bias is None else linear.bias.detach())
+
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        _check_features("Float8Linear", input, self.weight.shape[1])
         product: Any = _Float8Product.apply
         out: Tensor = product(flattened(input), self.weight, self.scale, self.input_scale)
         out = out if self.bias is None else out + self.bias
@@ -198,6 +211,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        _check_features("Int8Linear", input, self.weight.shape[1])
         product: Any = _Int8Product.apply
         out: Tensor = product(flattened(input), self.weight, self.scale, self.threshold)
         out = out if self.bias is None else out + self.bias
@@ -213,6 +227,14 @@ def _check_linear(layer: object) -> None:
     """Raise TypeError unless `from_linear` is given a linear layer."""
     if not isinstance(layer, nn.Linear):
         raise TypeError(f"from_linear: linear is {type(layer).__name__}; expected an nn.Linear")
+
+
+def _check_features(layer: str, input: Tensor, features: int) -> None:
+    """Raise RuntimeError unless the last dimension of a layer's input has its input features."""
+    require(
+        input.dim() > 0 and input.shape[-1] == features,
+        lambda: f"{layer}: input has shape {list(input.shape)}; expected {features} features in the last dimension",
+    )
 
 
 class _Int8Product(torch.autograd.Function):

@@ -17,9 +17,10 @@ from torch.autograd import forward_ad
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
-from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, entry, form, in_torch
+from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
+from torch_tile.torch_func import refuse_transforms
 
 SCHEMAS: dict[str, str] = {}
 """The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
@@ -88,7 +89,7 @@ def register(**declaration: Any) -> Operator:
     OPERATORS[operator.name] = operator
     SCHEMAS[operator.name] = operator.schema
     if operator.form is not None:
-        FORMS[operator.name] = operator.form
+        FORMS[operator.name] = checked(operator, operator.form)
     # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager has.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     LIBRARY.define(operator.name + operator.schema, tags=tags)
@@ -146,7 +147,11 @@ def _autograd_on_demand(operator: Operator) -> Callable[..., Any]:
         made: Callable[..., Any] = received.kernel
         return made
 
-    return lambda keys, *args, **named: kernel()(keys, *args, **named)
+    def call(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
+        refuse_transforms(f"tile.{operator.name}", args)
+        return kernel()(keys, *args, **named)
+
+    return call
 
 
 def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:

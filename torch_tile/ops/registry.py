@@ -236,6 +236,33 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
     return call
 
 
+def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
+    """Let an operator's Python form refuse values that torch would take for others; see `_refuse_kind`."""
+    hints = hints_of(operator.args)
+    kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints.items()}
+    names = [name for name in inspect.signature(form).parameters if name in kinds]
+
+    @functools.wraps(form)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        for name, value in (*zip(names, given, strict=False), *named.items()):
+            if isinstance(value, torch.Tensor | str) and kinds.get(name, "Tensor") not in ("Tensor", "str"):
+                _refuse_kind(f"tile.{operator.name}: {name}", kinds[name], value)
+        return form(*given, **named)
+
+    return call
+
+
+def _refuse_kind(what: str, kind: str, value: Any) -> None:
+    """Raise TypeError for a value that torch would take for another one, or refuse with a misleading text."""
+    if kind == "Tensor[]" and isinstance(value, torch.Tensor):  # its rows
+        raise TypeError(f"{what} is one tensor; expected a list of tensors")
+    if kind == "ScalarType" and isinstance(value, str):
+        raise TypeError(f"{what} is {value!r}; expected a torch.dtype, as torch.float16")
+    if isinstance(value, torch.Tensor) and value.requires_grad:  # its value, without the gradient
+        fix = "no gradient reaches it: multiply a tensor by it, or pass its .item()"
+        raise TypeError(f"{what} is a tensor that requires a gradient; expected a number: {fix}")
+
+
 def _bad_call(name: str, known: Sequence[str], given: int, text: str) -> TypeError:
     """Build the error for a call of an operator whose arguments do not fit, with Python's `text` about it."""
     why = text.partition("() ")[2]

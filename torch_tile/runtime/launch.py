@@ -109,7 +109,9 @@ class Launcher(BaseLauncher):
         numbers = [sizes[v] for v in self.sizes] + [bits_of(p, scalars[p]) for p in self.scalars]
         code = self.entry(pointers, (ctypes.c_int64 * max(1, len(numbers)))(*numbers))
         if code == -1:
-            raise MemoryError(f"{self.program.name}: no memory for on-chip buffers")
+            raise MemoryError(
+                f"{self.program.name}: no memory for the tiles of its blocks; free some, or make the tiles smaller"
+            )
         if code:
             message, span = self.asserts[code - 1]
             raise TileError(diagnose("device_assert", span, message=message or "condition is false"))

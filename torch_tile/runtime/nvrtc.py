@@ -197,7 +197,10 @@ class _Nvrtc:
                 ctypes.CDLL(str(found.builtins), mode=ctypes.RTLD_GLOBAL)
             self.library = ctypes.CDLL(str(found.path))
         except OSError as problem:
-            raise NoNvrtcError(f"NVRTC at {found.path} cannot be loaded: {problem}") from problem
+            raise NoNvrtcError(
+                f"NVRTC at {found.path} cannot be loaded: {problem}. Name another library by TORCH_TILE_NVRTC, or run "
+                "pip install nvidia-cuda-nvrtc"
+            ) from problem
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def version(self) -> tuple[int, int]:

@@ -18,9 +18,21 @@ def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Dia
 
     It holds garbage, as in TileLang: compile_program warns of it.
     """
-    named = [program.params[p] for p in out_idx]
-    unwritten = never_written(program, (*program.outputs, *(b for b in named if isinstance(b, Buffer))))
-    return [diagnose("unwritten_result", b.span, buffer=b.name) for b in unwritten]
+    named = [b for b in (program.params[p] for p in out_idx) if isinstance(b, Buffer)]
+    unwritten = never_written(program, (*program.outputs, *named))
+    return [diagnose("unwritten_result", b.span, buffer=b.name, fix=_fix(program, b, named)) for b in unwritten]
+
+
+def _fix(program: Program, result: Buffer, named: Sequence[Buffer]) -> str:
+    """Say how a result that nothing writes gets its values: by a statement, or by another position in `out_idx`."""
+    write = f"write it, `{result.name}[i] = x` or T.copy(tile, {result.name})"
+    place = {param: n for n, param in enumerate(program.params) if isinstance(param, Buffer)}
+    if not any(result is each for each in named):
+        return write
+    idle = never_written(program, place)
+    written = [f"{n} (`{b.name}`)" for b, n in place.items() if not any(b is each for each in idle)]
+    instead = f", or name what the kernel writes: {', '.join(written)}" if written else ""
+    return f"out_idx names it by {place[result]}: {write}{instead}"
 
 
 def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:

@@ -8,7 +8,6 @@ import statistics
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ def demo(length: int = LENGTH, select: str = "fastest", every: bool = False) -> 
     `select` is the backend's option. Returns 1 if an error is too large.
     """
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")  # we do that, to see every pass run
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, batch {BATCH}, {length} tokens")
     makers = list(SAMPLES.values())
     with torch.no_grad():
@@ -121,7 +119,11 @@ def summary(report: Report) -> str:
     """Format the verdict, the replaced subgraphs by kind, how many Inductor does faster, and each miss."""
     counts = Counter((row.family, row.what) for row in report.replaced())
     kept = len(report.select(status=KEPT))
-    lines = [f"  {report.verdict()}", f"  {sum(counts.values())} subgraphs became tile kernels:"]
+    became = sum(counts.values())
+    lines = [f"  {report.verdict()}"]
+    lines += [f"  {became} subgraph{'s became tile kernels' if became > 1 else ' became a tile kernel'}:"] * bool(
+        became
+    )
     lines += [f"  {family:<10} {what}{f'  (x{n})' if n > 1 else ''}" for (family, what), n in counts.items()]
     lines += [f"  {kept} stay Inductor's, which is as fast or faster there"] * bool(kept)
     lines += [f"  {row.family:<10} not replaced: {row.what} {row.where}: {row.reason}" for row in report.missed()]

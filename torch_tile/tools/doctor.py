@@ -27,7 +27,10 @@ def doctor(selftest: bool = False) -> int:
         try:
             mark, text = "ok  ", check()
         except Exception as problem:  # whatever is wrong with this machine is the answer
-            mark, text = ("FAIL" if needed else "none"), f"{type(problem).__name__}: {problem}"
+            mark, text = (
+                ("FAIL" if needed else "none"),
+                (str(problem) if type(problem) is RuntimeError else f"{type(problem).__name__}: {problem}"),
+            )
             failures += needed
         print(f"[{mark}] {name:<14} {text}")
     print("\neverything needed is there" if not failures else f"\n{failures} of the needed things failed")

@@ -205,6 +205,10 @@ def _scaled_gemms() -> Iterator[Case]:
     for bits, of in ((4, "runs"), (2, "rows")):
         for m in (16, 1024):
             yield Case(f"scaled_gemm int8 by int{bits} {m}", _scaled_gemm(m, *forms[of], dtype=torch.int8, bits=bits))
+    for bits, name, of_b in ((4, "groups", (1, 128)), (4, "rows", (1, 0)), (1, "rows", (1, 0))):
+        for m in (1, 64):
+            call = _scaled_gemm(m, (1, 0), of_b, dtype=torch.int8, bits=bits)
+            yield Case(f"scaled_gemm int8 by int{bits} {name} {m}", call)
     for group in (0, 128):
         yield Case(f"quantize_fp8 {group}", _quantization(group))
     yield Case("quantize_int8", _quantization(0, torch.int8))

@@ -28,11 +28,15 @@ def compress(
     per = torch.iinfo(kind).bits // 4
     rows, columns = dense.shape
     if columns % (width * per):
-        raise ValueError(f"A has {columns} columns: {kind} of metadata takes a multiple of {width * per}")
+        raise ValueError(
+            f"A has {columns} columns: {kind} of metadata takes a multiple of {width * per}; pad K with zeros"
+        )
     groups = dense.reshape(rows, columns // width, width)
     is_kept = groups.to(torch.float64) != 0
     if int(is_kept.sum(-1).max() if is_kept.numel() else 0) > width // 2:
-        raise ValueError(f"A has more than {width // 2} nonzeros in {width} neighbours")
+        raise ValueError(
+            f"A has more than {width // 2} nonzeros in {width} neighbours along K; set the others to 0 first"
+        )
     # Places in order, those of nonzeros first; a group of fewer keeps zeros at its first free places.
     order = (~is_kept).to(torch.uint8).argsort(dim=-1, stable=True)[..., : width // 2].sort(dim=-1).values
     bits = groups.view(torch.uint8).reshape(rows, columns // width, width, A.element_size())

@@ -50,8 +50,7 @@ def explain(
         raise TypeError(f"explain: model is the class {model.__name__}; expected an instance, {model.__name__}(...)")
     if not callable(model):
         raise TypeError(f"explain: model is {type(model).__name__}; expected an nn.Module or a function")
-    chosen = {"select": "tile"} if options is None else dict(options)
-    backend = functools.partial(dry_run, options=chosen | ({"select": select} if select else {}), watch=True)
+    backend = functools.partial(dry_run, options=_options(select, options, backward), watch=True)
 
     def wrapper(*values: Any, **named: Any) -> Any:
         return model(*values, **named)
@@ -65,12 +64,35 @@ def explain(
         compat.no_recompile_limit(),
         torch.set_grad_enabled(backward or torch.is_grad_enabled()),
     ):
-        outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
+        try:
+            outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
+        except Exception as problem:
+            if len(args) == 1 and isinstance(args[0], list | tuple):
+                problem.add_note(f"explain gave the model one {type(args[0]).__name__}: write explain(model, *inputs)")
+            raise
         if backward:
             _backward(outputs)
     if compat.graph_breaks() > breaks:
         report.graph_breaks = max(1, compat.compiled_graphs() - graphs - 1)
     return report
+
+
+def _options(select: str | None, options: Mapping[str, Any] | None, backward: bool) -> dict[str, Any]:
+    """Return the backend's options for the arguments of `explain`, checked before the model runs."""
+    from torch_tile.inductor.settings import OPTIONS, parse_settings
+
+    if not isinstance(backward, bool):
+        raise TypeError(f"explain: backward is {backward!r}; expected True or False")
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"explain: options is {options!r}; expected a dict, as {{'select': 'tile'}}")
+    chosen = {"select": "tile"} if options is None else dict(options)
+    if select is not None and options is not None and options.get("select", select) != select:
+        raise ValueError(
+            f"explain: select is {select!r}, and options has select {options['select']!r}; give one of both"
+        )
+    chosen |= {} if select is None else {"select": select}
+    parse_settings({name: value for name, value in chosen.items() if name in OPTIONS})
+    return chosen
 
 
 def _backward(outputs: Any) -> None:

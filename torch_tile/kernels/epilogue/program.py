@@ -121,7 +121,9 @@ def parse(
 
     result = last.removeprefix("ret ")
     if result == last or not _NAME.fullmatch(result) or not isinstance(operand(result, last), str):
-        raise ValueError(f"epilogue: the last statement must be 'ret NAME', got {last!r}")
+        raise ValueError(
+            f"epilogue: the last statement must be 'ret NAME', got {last!r}; write 'v=relu(acc0);ret v' for relu"
+        )
     return Epilogue(tuple(parsed), result)
 
 

@@ -14,7 +14,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
+from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, per_time, power_of_two, strided
 from torch_tile.kernels.footprint import Footprint, Tile
 
 HEADS = 8  # of a block that sums up decays
@@ -161,8 +161,8 @@ class Sizes:
         return T.Tensor((self.b, self.length, self.h, self.v), self.spec.dtype)
 
     def per_time(self) -> Any:
-        """Return the type of numbers for each time, `[B, H, padded]`: rows are whole chunks."""
-        return T.Tensor((self.b, self.h, dynamic("padded", self.config.chunk)), self.spec.compute)
+        """Return the type of numbers for each time, `[B, H, padded]`."""
+        return per_time((self.b, self.h), self.config.chunk, self.spec.compute)
 
     def of_channels(self) -> Any:
         """Return the type of numbers for each channel of a head's keys, `[B, L, H, K]`."""

@@ -210,6 +210,11 @@ class _Order(InOrder):
         adds = isinstance(node, Gemm) and node.C.buffer is buffer
         clear = f"T.clear({buffer.name})"
         fix = f"clear it first, `{clear}`, or pass clear_accum=True" if adds else f"write to it first, as by `{clear}`"
+        if isinstance(node, Copy) and node.dst.buffer.scope == "global" and buffer not in self.ever:
+            fix += (
+                f"; if it is to be filled, turn the copy: the source comes first, T.copy({node.dst.buffer.name}[...], "
+            )
+            fix += f"{buffer.name})"
         self.found.append(diagnose("unwritten", node.span, buffer=buffer.name, fix=fix))
 
 
