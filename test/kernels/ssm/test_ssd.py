@@ -203,7 +203,7 @@ def test_chunks_on_gpus():
     [(90, 1, 64, 128, False), (90, 2, 64, 128, True), (90, 8, 64, 128, True), (90, 5, 32, 128, False),
      (90, 4, 32, 256, False), (80, 2, 64, 128, False)],
 )  # fmt: skip
-def test_one_kernel_has_the_forward_where_blocks_fill_turns(capability, batch, heads, states, whole):
+def test_one_kernel_has_the_forward_where_blocks_fill_waves(capability, batch, heads, states, whole):
     x = torch.empty(batch, 100, heads, 64, dtype=torch.bfloat16, device="meta")
     found = whole_config_for(x, states, Machine(Target("cuda", capability), 132))
     assert (found is not None) == whole

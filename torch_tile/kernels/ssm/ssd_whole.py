@@ -34,14 +34,14 @@ class Problem:
 def whole_config_for(x: torch.Tensor, states: Any, machine: Machine) -> Config | None:
     """Choose the tiling of `whole_scan` for values `[B, L, H, P]`. None where blocks for each chunk are faster.
 
-    A block takes 2.4 us for a chunk of 64 times on an H200, and its chunks wait for each other: the last turn of blocks
+    A block takes 2.4 us for a chunk of 64 times on an H200, and its chunks wait for each other: the last wave of blocks
     must be three quarters full.
     """
     problem = typical(Problem(x.shape[0], x.shape[2], x.shape[3]))
     blocks = problem.batch * problem.heads * math.ceil(problem.head_dim / ROWS)
     fits = x.dtype.itemsize == 2 and machine.target.has_wgmma and states <= MOST_STATES
-    turns = math.ceil(blocks / machine.num_sms)
-    if not fits or 4 * blocks < 3 * turns * machine.num_sms:
+    waves = math.ceil(blocks / machine.num_sms)
+    if not fits or 4 * blocks < 3 * waves * machine.num_sms:
         return None
     return Config(ROWS, ROWS, ROWS, ROWS, max(64, power_of_two(states)), blocks=RESIDENT, whole=True)
 
