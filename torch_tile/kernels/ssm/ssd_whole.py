@@ -96,7 +96,7 @@ def whole_scan(config: Config, spec: Spec) -> Any:
             if spec.D is not None:
                 for j in T.Parallel(tile_p):
                     of_D[j] = T.cast(others[0][head, T.min(p + j, s.p - 1)], compute)
-            for chunk in T.Pipelined(s.count, num_stages=config.stages):
+            for chunk in T.Pipelined(T.ceildiv(s.length, size), num_stages=config.stages):
                 first = chunk * size
                 T.copy(values[bz, first : first + size, head, p : p + tile_p], value_tile)
                 T.copy(keys[bz, first : first + size, group, 0:tile_n], key_tile)
