@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import compute_dtype, dynamic, per_time, strided
+from torch_tile.kernels.common import compute_dtype, dynamic, strided
 
 DECAY_HEADS = 8  # heads of a block that sums up decays
 
@@ -112,7 +112,7 @@ class Sizes:
 
     def per_time(self, spec: Spec) -> Any:
         """Return the type of numbers for each time, `[B, H, padded]`."""
-        return per_time((self.b, self.h), self.chunk, spec.compute)
+        return T.Tensor((self.b, self.h, self.padded), spec.compute)
 
     def marks(self, spec: Spec) -> list[Any]:
         """Return the type of the marks of packed sequences, in a list that is empty without."""
