@@ -99,7 +99,6 @@ class Sizes:
         self.b, self.length, self.h, self.g, self.states_of = T.dynamic("b, length, h, g, states_of")
         self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
         self.padded: Any = dynamic("padded", config.chunk)
-        self.chunk = config.chunk
         self.count: Any = self.padded // config.chunk
 
     def values(self, name: str, spec: Spec) -> Any:
