@@ -753,8 +753,8 @@ def _scans() -> Iterator[Case]:
         yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
         yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
         yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
-    yield Case("ssd_chunk_scan bf16 many heads", _scan(torch.bfloat16, 2, 1024, 32, 64, 2, 128))
-    yield Case("ssd_chunk_scan fp16 many small heads", _scan(torch.float16, 8, 200, 24, 40, 1, 56))
+    yield Case("ssd_chunk_scan bf16 many heads", _scan(torch.bfloat16, 2, 1024, 64, 64, 2, 128, gated=False))
+    yield Case("ssd_chunk_scan fp16 many small heads", _scan(torch.float16, 8, 200, 16, 40, 1, 56, gated=False))
     yield Case("ssd_chunk_scan bf16 packed", _scan(torch.bfloat16, *usual, packed=True))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
@@ -794,6 +794,7 @@ def _scan(
     groups: int,
     states: int,
     packed: bool = False,
+    gated: bool = True,
 ) -> Callable[[Make], object]:
     """Return calls of `ssd_chunk_scan` and its backward."""
 
@@ -803,7 +804,7 @@ def _scan(
         numbers, state = make((heads,), wide), make((batch, heads, head_dim, states), wide)
         given = x, make((batch, length, heads), dtype), numbers, keys, keys, numbers
         index = make((batch, length), torch.int32) if packed else None
-        ssd.ssd_chunk_scan(*given, x, numbers, state, True, seq_idx=index)
+        ssd.ssd_chunk_scan(*given, x if gated else None, numbers, state, True, seq_idx=index)
         return ssd.ssd_chunk_scan_backward(x, state, *given, numbers, state, True, seq_idx=index)
 
     return call

@@ -20,6 +20,7 @@ from torch_tile.kernels.ssm.ssd import (
     ssd_chunk_scan,
     ssd_chunk_scan_backward,
 )
+from torch_tile.kernels.ssm.ssd_whole import whole_config_for
 from torch_tile.kernels.ssm.tiles import Spec
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
@@ -187,6 +188,7 @@ def test_chunks_on_gpus():
     of_states = [config_of_states(config, torch.bfloat16, n, 8, machine) for n in (64, 128)]
     assert [(c.state_tile, c.heads) for c in of_states] == [(64, 2), (128, 2)]
     assert config_of_states(config, torch.bfloat16, 128, 1, machine).heads == 1
+    assert config_of_states(replace(config, chunk=config.step), torch.bfloat16, 128, 8, machine).heads == 1
     assert config_of_states(config, torch.float32, 128, 8, machine) is config
     spec = Spec(torch.bfloat16, vector=8)
     held = {n: config_of_scan(config, spec, n, 128, machine) for n in (1, 64)}
@@ -194,3 +196,14 @@ def test_chunks_on_gpus():
     assert config_of_scan(config, spec, 64, 300, machine).heads == 1  # more states than a tile has
     assert config_of_scan(HELD, Spec(torch.float32), 8, 33, machine).heads == 1
     assert config_of_scan(config, Spec(torch.bfloat16), 64, 128, machine).heads == 1  # no bulk copies
+
+
+@pytest.mark.parametrize(
+    ("capability", "batch", "heads", "states", "whole"),
+    [(90, 1, 64, 128, False), (90, 2, 64, 128, True), (90, 8, 64, 128, True), (90, 5, 32, 128, False),
+     (90, 4, 32, 256, False), (80, 2, 64, 128, False)],
+)  # fmt: skip
+def test_one_kernel_has_the_forward_where_blocks_fill_waves(capability, batch, heads, states, whole):
+    x = torch.empty(batch, 100, heads, 64, dtype=torch.bfloat16, device="meta")
+    found = whole_config_for(x, states, Machine(Target("cuda", capability), 132))
+    assert (found is not None) == whole

@@ -74,13 +74,14 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = T
 def config_of_states(config: Config, dtype: torch.dtype, states: int, members: int, machine: Machine) -> Config:
     """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once.
 
-    On Hopper a block has two heads of a group of `members`, so that keys are read for both.
+    On Hopper a block has two heads of a group of `members`, so that keys are read for both. Chunks of one step have no
+    loop, without which ptxas splits the two products.
     """
     if not machine.is_gpu or dtype.itemsize != 2:
         return config
     if states > config.state_tile:
         config = replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks))
-    pairs = config.blocks > 1 and typical(Members(members)).members > 1
+    pairs = config.blocks > 1 and config.chunk > config.step and typical(Members(members)).members > 1
     return replace(config, heads=STATE_HEADS, blocks=2) if pairs else config
 
 
@@ -567,7 +568,7 @@ class Scan:
         sizes = self.head_dim, self.states
         vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
         packed = args.seq_idx is not None
-        if config is None and forward and vector > 1 and not packed:
+        if config is None and forward and vector > 1 and not packed and args.z is None:
             config = whole_config_for(self.x, self.states, self.machine)
         self.config: Config = config or config_for(args.x.dtype, self.length, self.machine, vector > 1)
         self.chunks: Any = -(-self.length // self.config.chunk)
@@ -675,10 +676,10 @@ def ssd_chunk_scan(
     z = [] if args.z is None else [dense_last(args.z)]
     scan = Scan(args, config, out, forward=True)
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
-    if scan.config.whole and not scan.marks:
+    if scan.config.whole and not (scan.marks or z):
         initial = [] if args.initial_states is None else [args.initial_states]
         spec = replace(spec, initial=None if args.initial_states is None else args.initial_states.dtype)
-        operands = scan.scores(), scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *z, *initial
+        operands = scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *initial
         scan.run(whole_scan, spec, *operands, out, final_states)
         return out, final_states
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)

@@ -110,7 +110,7 @@ class Sizes:
         return strided(name, (self.b, self.length, self.g, self.n), spec.dtype, multiple=spec.vector)
 
     def per_time(self, spec: Spec) -> Any:
-        """Return the type of a tensor `[B, H, L]`, padded to whole chunks."""
+        """Return the type of numbers for each time, `[B, H, padded]`."""
         return T.Tensor((self.b, self.h, self.padded), spec.compute)
 
     def marks(self, spec: Spec) -> list[Any]:
