@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.compiler.binding import scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.diagnostics.signatures import can_take
+from torch_tile.diagnostics.transforms import refuse_transforms
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
@@ -184,7 +185,6 @@ class _WithoutTransforms:
 
     def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
         """Register as torch does."""
-        from torch_tile.ops.checks import refuse_transforms
 
         def call(keys: Any, *args: Any, **named: Any) -> Any:
             refuse_transforms(self.what, args)

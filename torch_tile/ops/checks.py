@@ -7,7 +7,7 @@ through `torch._check`, so that under tracing they become facts or guards and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,20 +32,6 @@ def require_value(condition: bool, message: Callable[[], str]) -> None:
     """Raise `ValueError(message())` unless `condition` holds: for strings and numbers."""
     if not condition:
         raise ValueError(message())
-
-
-def refuse_transforms(what: str, args: Iterable[object]) -> None:
-    """Raise NotImplementedError where a transform of torch.func would need `what`'s gradient.
-
-    Transforms take gradients of torch's own operations only.
-    """
-    if torch._C._are_functorch_transforms_active() and torch.is_grad_enabled():
-        given = (x for arg in args for x in (arg if isinstance(arg, list | tuple) else (arg,)))
-        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in given):
-            raise NotImplementedError(
-                f"{what} has no gradient inside torch.func's transforms (grad, vjp, jacrev, ...); call .backward() or "
-                "torch.autograd.grad instead, or use torch's own operation there"
-            )
 
 
 def shape_of(tensor: torch.Tensor) -> str:

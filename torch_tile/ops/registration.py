@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from torch_tile.diagnostics.transforms import refuse_transforms
 from torch_tile.ops import sharding
-from torch_tile.ops.checks import FLOATING, refuse_transforms
+from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
 from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
