@@ -238,6 +238,7 @@ LIGHT = (
     "runtime.cache",
     "runtime.launch_plan",
     "diagnostics.spelling",
+    "diagnostics.transforms",
     "diagnostics.variables",
     "inductor.entry_point",
     "inductor.codegen.artifacts",
