@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic of float rounded in a direction: 0 to nearest even, 1 to zero, 2 up, 3 down. It is computed in double. An
-// inexact double is made odd, so that rounding it again is right. Arithmetic of double rounds to nearest even.
+// Arithmetic rounded in a direction: 0 to nearest even, 1 to zero, 2 up, 3 down. That of float is computed in double. An
+// inexact double is made odd, so that rounding it again is right. That of double sets the processor's own mode.
 #pragma once
+#include <cfenv>
 #include "cpu_types.h"
 
 namespace tile {
@@ -37,13 +38,31 @@ template <int mode> inline float ieee_frcp(float a) { return directed<mode>(1.0 
 template <int mode> inline float ieee_fsqrt(float a) { return directed<mode>(__builtin_sqrt(double(a))); }
 template <int mode> inline float ieee_frsqrt(float a) { return directed<mode>(1.0 / __builtin_sqrt(double(a))); }
 template <int mode> inline float ieee_fdiv(float a, float b) { return directed<mode>(double(a) / double(b)); }
-template <int mode> inline double ieee_add(double a, double b) { return a + b; }
-template <int mode> inline double ieee_sub(double a, double b) { return a - b; }
-template <int mode> inline double ieee_mul(double a, double b) { return a * b; }
-template <int mode> inline double ieee_fmaf(double a, double b, double c) { return __builtin_fma(a, b, c); }
-template <int mode> inline double ieee_frcp(double a) { return 1.0 / a; }
-template <int mode> inline double ieee_fsqrt(double a) { return __builtin_sqrt(a); }
+
+// f(a, b, c) of double. Operands and result are volatile, so that the operation stays between the changes of the mode.
+template <int mode, typename F> inline double directed_double(F f, double a, double b = 0, double c = 0) {
+  if (mode == 0) return f(a, b, c);
+  const int modes[4] = {FE_TONEAREST, FE_TOWARDZERO, FE_UPWARD, FE_DOWNWARD};
+  int before = std::fegetround();
+  std::fesetround(modes[mode]);
+  volatile double x = a, y = b, z = c;
+  volatile double result = f(x, y, z);
+  std::fesetround(before);
+  return result;
+}
+
+#define TILE_IEEE(name, parameters, value, ...) \
+  template <int mode> inline double name parameters { \
+    return directed_double<mode>([](double a, double b, double c) { (void)b, (void)c; return value; }, __VA_ARGS__); \
+  }
+TILE_IEEE(ieee_add, (double a, double b), a + b, a, b)
+TILE_IEEE(ieee_sub, (double a, double b), a - b, a, b)
+TILE_IEEE(ieee_mul, (double a, double b), a * b, a, b)
+TILE_IEEE(ieee_fmaf, (double a, double b, double c), __builtin_fma(a, b, c), a, b, c)
+TILE_IEEE(ieee_frcp, (double a), 1.0 / a, a)
+TILE_IEEE(ieee_fsqrt, (double a), __builtin_sqrt(a), a)
+TILE_IEEE(ieee_fdiv, (double a, double b), a / b, a, b)
+#undef TILE_IEEE
 template <int mode> inline double ieee_frsqrt(double a) { return 1.0 / __builtin_sqrt(a); }
-template <int mode> inline double ieee_fdiv(double a, double b) { return a / b; }
 
 }  // namespace tile

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of users inside torch.compile: whole graphs, changed arguments, dynamic sizes, gradients."""
 
+import re
+
 import pytest
 import torch
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.compiler.context import PassOptions
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.jit import compile_program
 
 BACKENDS = ["eager", "inductor", "tile"]
 
@@ -134,6 +138,16 @@ def test_dynamic_sizes_need_one_graph():
         x = torch.randn(2, n)
         torch.testing.assert_close(run(x), x[1] + 1)
     assert len(graphs) == 1
+
+
+def test_operators_of_equal_text_have_names_of_their_own():
+    """Graphs on disk name a kernel by its operator: another process must not mean another kernel by the name."""
+    program = copied(211).program
+    options = PassOptions(), PassOptions(strict=True)
+    made = [compile_program(program, out, "cpu", option) for out in ((), (1,)) for option in options]
+    names = {torch_tile.custom_op(kernel).name() for kernel in made}
+    assert len(names) == len(made) and len({kernel.source for kernel in made}) == 1
+    assert all(re.fullmatch(r"torch_tile_kernels::\w+_[0-9a-f]{12}", name) for name in names), names
 
 
 def test_kernels_made_later_do_not_recompile_a_graph():

@@ -274,6 +274,9 @@ def par_compile(
 def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object, options: PassOptions) -> JITKernel:
     """Trace and compile a function."""
     program = _traced(func, "compile").program
+    if out_idx is not None and program.outputs:
+        why, fix = "is given, and the kernel returns what T.empty made: Out index conflict", "leave one of both out"
+        raise error("bad_argument", None, op="compile", name="out_idx", why=why, fix=fix)
     return compile_program(program, _positions(out_idx, program), target, options)
 
 

@@ -196,10 +196,12 @@ class _WithoutTransforms:
 def _name_of(kernel: JITKernel) -> str:
     """Return a name for the operator of a kernel: the kernel's own, and a digest of its text.
 
-    So graphs and contests that are kept on disk mean the same kernel in each process. A kernel that has several
-    operators, with gradients of their own, gets a number besides.
+    So graphs and contests that are kept on disk mean the same kernel in each process. The digest also covers options
+    and returned arguments, which the text does not show. A kernel that has several operators, with gradients of their
+    own, gets a number besides.
     """
-    digest = hashlib.sha256(f"{kernel.target} {kernel.source}".encode()).hexdigest()[:12]
+    options = kernel.build.options, *kernel.out_idx
+    digest = hashlib.sha256(f"{kernel.target} {options!r} {kernel.source}".encode()).hexdigest()[:12]
     name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{digest}"
     return name if f"{NAMESPACE}::{name}" not in _kernels else f"{name}_{len(_made)}"
 

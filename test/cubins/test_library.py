@@ -28,6 +28,8 @@ def test_compiles(chip, name):
         spilled = {entry: found.spills for entry, found in kernel.resources.items() if found.spills}
         assert not spilled, f"{kernel.__name__}: {spilled}\n{kernel.schedule}"
         assert not kernel.cubin.warnings, kernel.cubin.warnings
+        in_order = [remark for remark in kernel.schedule.slow if remark.became.endswith("in order, in one thread")]
+        assert not in_order, f"a loop of {kernel.__name__} that one thread of all runs: {in_order}"
         shared = max(entry.shared_bytes for entry in kernel.launcher.source.entries)
         assert shared <= CHIPS[chip].shared_limit
 

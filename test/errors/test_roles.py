@@ -11,11 +11,11 @@ def for_all_threads():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=256) as _:
-            tile = T.alloc_shared((64,), "float32")
+            tile = T.alloc_fragment((64,), "float32")
             for k in T.serial(4):
                 T.copy(A, tile)  # here
                 with T.ws(0):
-                    A[k] = tile[k]
+                    A[k] = 1.0
 
 
 def in_parallel():

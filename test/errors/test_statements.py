@@ -34,6 +34,15 @@ def compared():
     kernel_of(body)
 
 
+def read_reducer():
+    def body(A, C):
+        total = T.alloc_reducer((1,), "float32")
+        T.reducer_init(total)
+        C[0] = total[0]  # here
+
+    kernel_of(body)
+
+
 def dropped_value():
     def body(A, C):
         for i in T.Parallel(64):
@@ -253,6 +262,7 @@ def quotient_for_a_grid():
 
 
 CASES = {
+    read_reducer: ("reducer_protocol", "T.finalize_reducer gives the result"),
     compared: ("unused_value", "`=` assigns"),
     dropped_value: ("unused_value", "C[i] = ..."),
     dropped_sum: ("unused_value", "name it"),

@@ -27,6 +27,7 @@ class Cases:
     def __init__(self) -> None:
         self.makers: list[Callable[[], Case]] = []
         self.threaded: list[Callable[[], Case]] = []
+        self.errors: dict[str, float] = {}
 
     def __call__(self, make: Callable[[], Case]) -> Callable[[], Case]:
         """Add a case to the test."""
@@ -38,8 +39,17 @@ class Cases:
         self.threaded.append(make)
         return self(make)
 
+    def rounded(self, error: float) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
+        """Add a case whose results have a relative error, which is at most `error`."""
+
+        def add(make: Callable[[], Case]) -> Callable[[], Case]:
+            self.errors[make.__name__] = error
+            return self(make)
+
+        return add
+
     def test(self) -> Callable[..., None]:
-        """The test of all cases: in each way, results are exactly those that are wanted."""
+        """The test of all cases: in each way, results are those that are wanted, exactly unless a case is `rounded`."""
 
         @pytest.mark.parametrize("make", self.makers, ids=lambda make: make.__name__)
         def test_case(
@@ -50,7 +60,10 @@ class Cases:
             torch.manual_seed(seed)
             kernel, args, wanted = make()
             way(kernel, *args)
+            rtol = self.errors.get(make.__name__, 0)
             for place, value in wanted.items():
-                torch.testing.assert_close(args[place], value, rtol=0, atol=0, equal_nan=True, msg=f"argument {place}")
+                torch.testing.assert_close(
+                    args[place], value, rtol=rtol, atol=0, equal_nan=True, msg=f"argument {place}"
+                )
 
         return test_case

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_tile
 import torch_tile.language as T
@@ -158,3 +159,28 @@ def test_the_check_finds_what_is_read_as_a_constant(monkeypatch):
     monkeypatch.setattr(cuda, "loaded_bits", lambda *_: set())
     text = torch_tile.compile(choice("float32", "select"), target="cuda:sm_90a").get_kernel_source()
     assert stale(text, "cuda:sm_90a")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", ["select", "vectors", "branch", "loop", "or", "nested"])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8"])
+def test_a_gpu_reads_what_was_written(dtype, form, seed):
+    """The second pass finds in the cache of constants what the first one left there, if it looks."""
+    torch.manual_seed(seed)
+    kernel = choice(dtype, form)
+    a, w = (torch.randint(0, 60, (256,)).to(getattr(torch, dtype)) for _ in range(2))
+    m = torch.randint(-9, 10, (256,))
+    wanted, there = w.clone(), [x.cuda() for x in (a, w, m)]
+    for _ in range(2):
+        torch_tile.compile(kernel, target="cpu")(a, wanted, m, 70)
+        torch_tile.compile(kernel, target="cuda")(*there, 70)
+    assert torch.equal(there[1].cpu(), wanted)
+
+
+@pytest.mark.cuda
+def test_a_gpu_counts_with_every_thread():
+    """What neighbours stored behind a barrier is read, not what was there before."""
+    there = torch.arange(256.0).cuda(), torch.zeros(128).cuda(), torch.zeros(128).cuda()
+    torch_tile.compile(neighbour, target="cuda")(*there)
+    assert torch.equal(there[1].cpu(), torch.arange(128.0)) and torch.equal(there[2].cpu(), torch.arange(128.0))
+    assert torch.equal(there[0][128:].cpu(), torch.arange(128.0))

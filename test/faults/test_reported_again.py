@@ -7,27 +7,17 @@ Numbers behind a name are those of the report.
 
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from torch.nn.functional import avg_pool2d, pad
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reported import Case, whole, zeros
+from reported import Case, Cases, whole, zeros
 
 import torch_tile.language as T
 
-CASES: list[Callable[[], Case]] = []
-OF_THREADS = ("tree_of_halves_in_shared_memory",)  # which tiles and CPUs do not have
-ROUNDED: dict[str, float] = {}  # relative errors; all other results are exact
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    """Add a case to the test."""
-    CASES.append(make)
-    return make
+case = Cases()
 
 
 @case
@@ -340,7 +330,7 @@ def complement_in_a_branch() -> Case:  # numba 10261
     return kernel, [a.view(torch.uint64), zeros(64, dtype=torch.uint64)], {1: w.view(torch.uint64)}
 
 
-@case
+@case.of_threads
 def tree_of_halves_in_shared_memory() -> Case:  # numba 1891
     @T.prim_func
     def kernel(A: T.Tensor((500,), "float64"), O: T.Tensor((4,), "float64")):
@@ -604,15 +594,4 @@ def two_buffers_by_hand() -> Case:
     return kernel, [a, zeros(7, 40)], {1: a.flip(1) + a.roll(-1, 1)}
 
 
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_reported_again(
-    make: Callable[[], Case], seed: int, way: Callable[..., None], request: pytest.FixtureRequest
-) -> None:
-    if make.__name__ in OF_THREADS and request.node.callspec.params["way"] in ("meaning", "cpu"):
-        pytest.skip("is a program for threads")
-    torch.manual_seed(seed)
-    kernel, args, wanted = make()
-    way(kernel, *args)
-    for place, value in wanted.items():
-        rtol = ROUNDED.get(make.__name__, 0)
-        torch.testing.assert_close(args[place], value, rtol=rtol, atol=0, equal_nan=True, msg=f"argument {place}")
+test_reported_again = case.test()

@@ -6,26 +6,16 @@ Numbers behind a name are those of the report.
 
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reported import Case, whole, zeros
+from reported import Case, Cases, whole, zeros
 
 import torch_tile.language as T
 
-CASES: list[Callable[[], Case]] = []
-OF_THREADS: tuple[str, ...] = ()  # which tiles and CPUs do not have
-ROUNDED = {"functions_at_their_edges": 1e-6}  # relative errors; all other results are exact
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    """Add a case to the test."""
-    CASES.append(make)
-    return make
+case = Cases()
 
 
 @case
@@ -98,7 +88,7 @@ def shifts_as_wide_as_the_type() -> Case:
     )
 
 
-@case
+@case.rounded(1e-6)
 def functions_at_their_edges() -> Case:
     vals = [
         0.0,
@@ -664,15 +654,4 @@ def product_with_a_long_epilogue() -> Case:
     )
 
 
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_reported_values(
-    make: Callable[[], Case], seed: int, way: Callable[..., None], request: pytest.FixtureRequest
-) -> None:
-    if make.__name__ in OF_THREADS and request.node.callspec.params["way"] in ("meaning", "cpu"):
-        pytest.skip("is a program for threads")
-    torch.manual_seed(seed)
-    kernel, args, wanted = make()
-    way(kernel, *args)
-    for place, value in wanted.items():
-        rtol = ROUNDED.get(make.__name__, 0)
-        torch.testing.assert_close(args[place], value, rtol=rtol, atol=0, equal_nan=True, msg=f"argument {place}")
+test_reported_values = case.test()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scans of transformers' models by ours: logits, gradients and generated tokens are those of the models' own."""
 
+import functools
 import subprocess
 import sys
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 import torch_tile
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report.rows import collect
 from torch_tile.integrations import scans
 
 transformers = pytest.importorskip("transformers")
@@ -222,6 +225,39 @@ def test_traces_of_the_backend_call_ours(make, roles, restored):
         cache = out["cache_params" if make is mamba2 else "past_key_values"]
 
 
+LAYERS = {
+    mamba2: 2, bamba: 1, falcon_h1: 2, granite_hybrid: 1, nemotron_h: 1, zamba2: 2, qwen3_next: 1, kimi_linear: 1,
+    minimax: 1,
+}  # fmt: skip
+"""How many layers of each tiny model have a scan."""
+
+
+@pytest.mark.parametrize(("make", "roles"), MODELS.items())
+def test_a_training_step_under_the_backend_is_eagers(make, roles, restored, seed):
+    torch.manual_seed(seed)
+    model, ids = make().train(), torch.randint(3, 64, (2, 11))
+    parameters = list(model.parameters())
+
+    def step():
+        return model(ids, labels=ids, use_cache=False).loss
+
+    want = step()
+    expected = torch.autograd.grad(want, parameters, allow_unused=True)
+    scans.capture_scans()
+    torch._dynamo.reset()
+    with collect() as report:
+        got = torch.compile(step, backend=functools.partial(dry_run, options={"select": "tile"}))()
+        found = torch.autograd.grad(got, parameters, allow_unused=True)
+    whole = next(OPERATORS[role][0] for role in roles if role in OPERATORS)
+    rows = [row.what.split("(")[0] for row in report.replaced("scan") if row.graph != "backward"]
+    assert rows.count(f"tile.{whole}") == LAYERS[make], report
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for (name, _), ours, eager in zip(model.named_parameters(), found, expected, strict=True):
+        assert (ours is None) == (eager is None), name
+        if ours is not None:
+            torch.testing.assert_close(ours, eager, rtol=2e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_the_backend_takes_scans_of_models(restored, seed):
     """Without a change to the model; eager runs, other backends and other families have the model's own."""
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -241,8 +277,6 @@ def test_the_backend_takes_scans_of_models(restored, seed):
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, backend=other)(ids).logits, want, rtol=1e-3, atol=1e-4)
     assert not called(other.graphs)
-    from torch_tile.inductor.dry_run import dry_run
-
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, backend=dry_run)(ids).logits, want, rtol=1e-3, atol=1e-4)
 

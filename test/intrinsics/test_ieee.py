@@ -18,22 +18,28 @@ EXACT = {
 }  # fmt: skip
 
 
-def steps(value, count):
-    """The float32 `count` steps further from zero or nearer."""
-    return (torch.tensor(value).view(torch.int32) + count).view(torch.float32).item()
+BITS = {"float32": torch.int32, "float64": torch.int64}
 
 
-def is_right(found, exact, mode):
-    """Whether float32 `found` is the rounding of a fraction that is not 0; `exact(x)` compares it to a number."""
+def steps(value, count, dtype="float32"):
+    """The float `count` steps further from zero or nearer."""
+    kind = getattr(torch, dtype)
+    return (torch.tensor(value, dtype=kind).view(BITS[dtype]) + count).view(kind).item()
+
+
+def is_right(found, exact, mode, dtype="float32"):
+    """Whether `found` is the rounding of a fraction that is not 0; `exact(x)` compares it to a number."""
     if math.isinf(found):
         sign = 1 if found > 0 else -1
-        greatest = math.copysign(torch.finfo(torch.float32).max, found)
+        greatest = math.copysign(torch.finfo(getattr(torch, dtype)).max, found)
         return mode in ("rn", "ru" if found > 0 else "rd") and exact(greatest) == sign
     side = exact(found)  # 1: the exact result is greater
     if side == 0:
         return True
-    up = steps(found, 1) if found > 0 or (found == 0 and not math.copysign(1, found) < 0) else steps(found, -1)
-    down = steps(found, -1) if found > 0 else steps(abs(found), 1) * -1
+    if found == 0:
+        up, down = steps(0.0, 1, dtype), -steps(0.0, 1, dtype)
+    else:
+        up, down = (steps(found, n if found > 0 else -n, dtype) for n in (1, -1))
     other = up if side > 0 else down
     if mode == "ru":
         return side < 0 and (math.isinf(other) or exact(other) > 0)
@@ -61,23 +67,28 @@ def comparer(name, args):
     return lambda x: (exact > Fraction(x)) - (exact < Fraction(x))
 
 
+@pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("name", ARITY)
-def test_directions(name, way, seed):
+def test_directions(name, dtype, way, seed):
+    if (name, dtype) == ("frsqrt", "float64"):
+        pytest.skip("two roundings")
     count, modes = 96, MODES if name != "frsqrt" else ("rn",)
 
     @T.prim_func
-    def kernel(x: T.Tensor((3, count), "float32"), out: T.Tensor((len(modes), count), "float32")):
+    def kernel(x: T.Tensor((3, count), dtype), out: T.Tensor((len(modes), count), dtype)):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(count):
                 for row, mode in enumerate(modes):
                     given = {} if name == "frsqrt" else {"rounding_mode": mode}
                     out[row, i] = getattr(T, f"ieee_{name}")(*[x[n, i] for n in range(ARITY[name])], **given)
 
-    x = torch.randn(3, count) * torch.exp2(torch.randint(-30, 30, (3, count)).float())
-    x[:, : len(EDGES)] = torch.tensor([EDGES, EDGES[::-1], EDGES[5:] + EDGES[:5]])
+    kind = getattr(torch, dtype)
+    edges = EDGES if dtype == "float32" else [*EDGES[:6], 5e-324, 1.7976931348623157e308, 1e308, -1e308, 2**-53, 1e-160]
+    x = torch.randn(3, count, dtype=kind) * torch.exp2(torch.randint(-30, 30, (3, count)).to(kind))
+    x[:, : len(edges)] = torch.tensor([edges, edges[::-1], edges[5:] + edges[:5]], dtype=kind)
     if "sqrt" in name:
         x = x.abs()
-    out = torch.zeros(len(modes), count)
+    out = torch.zeros(len(modes), count, dtype=kind)
     way(kernel, x, out)
     for i in range(count):
         args = x[: ARITY[name], i].tolist()
@@ -89,7 +100,7 @@ def test_directions(name, way, seed):
             if compare(0) == 0:
                 assert found == 0, (name, mode, args, found)
             else:
-                assert is_right(found, compare, mode), (name, mode, args, found)
+                assert is_right(found, compare, mode, dtype), (name, mode, args, found)
 
 
 def test_zeros_and_what_is_no_number(way):
@@ -112,7 +123,7 @@ def test_zeros_and_what_is_no_number(way):
     torch.testing.assert_close(wide, x[0].double() / 3, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype, mode", [("float16", "rz"), ("int32", "rn"), ("float64", "ru"), ("float32", "near")])
+@pytest.mark.parametrize("dtype, mode", [("float16", "rz"), ("int32", "rn"), ("bfloat16", "ru"), ("float32", "near")])
 def test_what_is_refused(dtype, mode):
     with pytest.raises(TileError, match="ieee_add"):
 

@@ -185,7 +185,7 @@ def test_assumptions_of_sizes_are_checked_at_launches(target):
     run(a, 5)
     assert (a == 5).all()
     for args, text in (((a[:40], 5), "m % 32 == 0, got m = 40"), ((a, 64), "n < m, got n = 64, m = 64")):
-        with pytest.raises(LaunchError, match=f"kernel assumes {text}"):
+        with pytest.raises(LaunchError, match=f"Assume: {text}"):
             run(*args)
 
 

@@ -116,7 +116,7 @@ def test_a_layout_changes_no_result_on_the_cpu(wanted):
         ("[32:64m | 64:1m]", "its shape"),
         ("[64:64m]", "its shape"),
         ("[64:64r | 64:1m]", "shared memory"),
-        (lambda i, j: i + j, "one place"),
+        (lambda i, j: i + j, "both map to physical"),
         (3, "digits"),
     ],
 )
@@ -247,8 +247,12 @@ def test_layouts_are_compared_by_their_places():
 @pytest.mark.parametrize(
     ("scope", "wanted", "text"),
     [
-        ("shared", T.Layout((64, 64), lambda i, j: i + j), "two elements at one place"),
-        ("shared", lambda i, j: i * 64 + j // 8, "two elements at one place"),
+        (
+            "shared",
+            T.Layout((64, 64), lambda i, j: i + j),
+            r"buffer `tile`.* be injective: elements \(0, 1\) and \(1, 0\) both map to physical coordinates \(1,\)",
+        ),
+        ("shared", lambda i, j: i * 64 + j // 8, r"elements \(0, 0\) and \(0, 1\) both map"),
         ("fragment", T.Fragment((64, 64), lambda i, j: (i % 4, 0)), "two elements into one register"),
         ("shared", T.PartialFragment((64, 64), lambda i, j: (i, j)), "no reducer"),
     ],

@@ -69,6 +69,7 @@ def test_epochs(way):
                     T.reducer_update(least[0, 1], A[k, i, j])
                 T.finalize_reducer(peak, out)
                 T.copy(out, top[k, 0])
+                T.finalize_reducer(least)
                 T.copy(least, low[k, 0])
 
     a = torch.randn(3, 20, 24).clamp(-3, 0.99) + (torch.rand(3, 20, 24) < 0.1) * 5
@@ -92,7 +93,7 @@ def test_places_of_all_kinds(way, seed):
             whole = T.alloc_reducer((1,), "float32")
             T.clear(turned)
             T.fill(row, -5)
-            T.reducer_init(whole, init=3)
+            T.fill(whole, 3)
             for i, j, k in T.Parallel(6, 5, 4):
                 x = T.cast(A[i, j, k], "float32")
                 turned[k + 2, i + 1] += x
@@ -126,6 +127,7 @@ def test_integers(op, dtype, way, seed):
             T.reducer_init(acc)
             for i, j in T.Parallel(9, 40):
                 T.reducer_update(acc[i], A[i, j])
+            T.finalize_reducer(acc)
             T.copy(acc, out)
 
     info = torch.iinfo(getattr(torch, dtype))
@@ -219,13 +221,105 @@ def another_shape():
     tilelang.compile(kernel)
 
 
-def not_begun():
+def steps(*, begin=True, update=lambda acc, A: None, end=True, **ending):
+    """A reduction over four elements, with one step left out or another one between."""
+
+    def make():
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32"), out: T.Tensor((1,), "float32")):
+            with T.Kernel(1, threads=32):
+                acc = T.alloc_reducer((1,), "float32")
+                whole = T.alloc_fragment((1,), "float32")
+                if begin:
+                    T.reducer_init(acc)
+                for i in T.Parallel(4):
+                    T.reducer_update(acc[0], A[i])
+                update(acc, A)
+                if end:
+                    T.finalize_reducer(acc, whole, **ending)
+                T.copy(whole, out)
+
+    return make
+
+
+@T.macro
+def in_a_loop(acc, A):
+    for _ in T.serial(3):
+        T.finalize_reducer(acc)
+
+
+@T.macro
+def in_an_inner_scope(acc, A):
+    T.finalize_reducer(acc)
+    for _ in T.serial(3):
+        T.reducer_init(acc)
+
+
+@T.macro
+def by_an_operator(acc, A):
+    for i in T.Parallel(4):
+        acc[0] += A[i]
+
+
+def stored(acc, A):
+    acc[0] = 1.0
+
+
+PROTOCOL = {
+    "before its init": (steps(begin=False), "T.reducer_update before T.reducer_init"),
+    "without an end": (steps(end=False), "never finalized"),
+    "begun twice": (steps(update=lambda acc, A: T.reducer_init(acc)), "double T.reducer_init"),
+    "a store": (steps(update=stored), "illegal store to reducer"),
+    "an operator": (steps(update=by_an_operator), "illegal (store to|read of) reducer"),
+    "a read": (steps(update=lambda acc, A: T.copy(acc, A[0:1])), "illegal read of reducer"),
+    "a fill": (steps(update=lambda acc, A: T.clear(acc)), "illegal .* reducer"),
+    "no loop": (steps(update=lambda acc, A: T.reducer_update(acc[0], A[0])), "outside any T.Parallel"),
+    "an end in a loop": (steps(update=in_a_loop), "not in the scope of its T.reducer_init"),
+    "a begin in a loop": (steps(update=in_an_inner_scope), "not in the scope of its T.reducer_init|never finalized"),
+    "no batch": (steps(batch=0), "batch must be >= 1"),
+    "a larger batch": (steps(batch=2), "exceeds total output elements"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROTOCOL)
+def test_the_protocol_of_four_calls(case):
+    """Between T.reducer_init and T.finalize_reducer nothing but T.reducer_update touches a reducer."""
+    make, words = PROTOCOL[case]
+    with pytest.raises(TileError, match=words):
+        make()
+
+
+def test_conditions_and_loops_inside_an_epoch(way):
+    """An epoch may end under a condition; updates stand in any loops."""
+
     @T.prim_func
-    def kernel(A: T.Tensor((4,), "float32")):
-        with T.Kernel(1):
+    def kernel(A: T.Tensor((3, 40), "float32"), B: T.Tensor((2,), "float32")):
+        with T.Kernel(2, threads=64) as bx:
             acc = T.alloc_reducer((1,), "float32")
-            for i in T.Parallel(4):
-                T.reducer_update(acc[0], A[i])  # here
+            whole = T.alloc_fragment((1,), "float32")
+            T.clear(whole)
+            T.reducer_init(acc, T.cast(bx, "float32"))
+            for k in T.serial(3):
+                for i in T.Parallel(40):
+                    T.reducer_update(acc[0], A[k, i])
+            if bx == 1:
+                T.finalize_reducer(acc, whole)
+            T.copy(whole, B[bx])
+
+    a, b = torch.rand(3, 40), torch.full((2,), torch.nan)
+    way(kernel, a, b)
+    assert b[0] == 0
+    torch.testing.assert_close(b[1].double(), a.double().sum() + 1, rtol=1e-5, atol=0)
+
+
+def test_a_start_of_another_dtype_is_refused():
+    with pytest.raises(TileError, match="does not match reducer"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float16")):
+            with T.Kernel(1):
+                acc = T.alloc_reducer((1,), "float32")
+                T.reducer_init(acc, A[0])
 
 
 def ended_before_it_began():
@@ -235,19 +329,18 @@ def ended_before_it_began():
             T.finalize_reducer(T.alloc_reducer((1,), "float32"))  # here
 
 
-def no_batch():
+def no_divisor():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
         with T.Kernel(1):
-            acc = T.alloc_reducer((1,), "float32")
+            acc = T.alloc_reducer((4,), "float32")
             T.fill(acc, 0)
-            T.finalize_reducer(acc, batch=0)  # here
+            T.finalize_reducer(acc, batch=3)  # here
 
 
 MISTAKES = {
-    not_begun: ("bad_argument", "T.reducer_update(acc[0], A[i])"),
-    ended_before_it_began: ("bad_argument", 'T.finalize_reducer(T.alloc_reducer((1,), "float32"))'),
-    no_batch: ("bad_argument", "T.finalize_reducer(acc, batch=0)"),
+    ended_before_it_began: ("reducer_protocol", 'T.finalize_reducer(T.alloc_reducer((1,), "float32"))'),
+    no_divisor: ("bad_argument", "T.finalize_reducer(acc, batch=3)"),
     of_no_operation: ("bad_argument", 'T.alloc_reducer((4,), "float32", op="mean")'),
     bits_of_floats: ("bad_argument", 'T.alloc_reducer((4,), "float32", op="bitor")'),
     no_reducer: ("bad_argument", "T.reducer_init(acc)"),
@@ -389,3 +482,25 @@ def test_one_value_at_a_time():
     for use in (lambda: T.comm_reducer(lambda x, y: x, [0, 1]), lambda: T.attr(None, "reduce_scope", 0)):
         with pytest.raises(TileError):
             use()
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+@pytest.mark.parametrize("threads", [8, 24, 64])
+def test_products_are_folded_by_neighbours(threads, target):
+    """Rounded values are combined in a tree, the same in a warp and across warps: here bfloat16 rounds nothing away."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((threads,), "bfloat16"), out: T.Tensor((threads,), "bfloat16")):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding(0)
+            own = T.alloc_local((1,), "bfloat16")
+            product = T.comm_reducer(lambda x, y: x * y, [T.cast(1, "bfloat16")])
+            with T.attr(product, "reduce_scope", 0):
+                T.tvm_thread_allreduce(1, A[tx], True, own[0], tx)
+            out[tx] = own[0]
+
+    a = torch.ones(threads, dtype=torch.bfloat16)
+    a[:8] = torch.tensor([3.0, 8, 5, 2, 7, 6, 4, 6])  # 3 * 8 * ... one after the other is rounded at 10080
+    out = torch.zeros(threads, dtype=torch.bfloat16)
+    tilelang.compile(kernel, target=target).interpret(a, out)
+    assert (out == torch.tensor(241920.0).bfloat16()).all()

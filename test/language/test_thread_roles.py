@@ -278,3 +278,44 @@ def test_what_all_threads_of_a_branch_do_keeps_it_whole():
     with pytest.raises(TileError) as caught:
         torch_tile.compile(kernel, target="cuda:sm_90a")
     assert caught.value.code == "parted_threads"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_all_threads_do_in_a_loop_of_roles(target):
+    """A tile is filled for both roles at each iteration, and overwritten when neither reads it any more."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((64, 64), "float32"),
+        sums: T.Tensor((4,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            a, marks = T.alloc_shared((64, 32), "float16"), T.alloc_shared((256,), "float32")
+            left, right = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            c, d = T.alloc_fragment((64, 32), "float32"), T.alloc_fragment((64, 32), "float32")
+            with T.ws(0):
+                T.clear(c)
+            with T.ws(1):
+                T.clear(d)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], left)
+                marks[T.get_thread_binding()] = k + 1
+                with T.ws(1):
+                    T.copy(B[k * 32, 32], right)
+                    T.gemm(a, right, d)
+                with T.ws(0):
+                    T.gemm(a, left, c)
+                    if T.get_thread_binding() == 0:
+                        sums[k] = marks[255] + marks[128]
+                T.sync_threads()
+            with T.ws(0):
+                T.copy(c, C[0, 0])
+            with T.ws(1):
+                T.copy(d, C[0, 32])
+
+    assert sorted(roles(kernel)) == [(0, 128, 0), (128, 128, 0)]
+    a, b, c, sums = torch.randn(64, 128).half(), torch.randn(128, 64).half(), torch.zeros(64, 64), torch.zeros(4)
+    check(kernel, target, a, b, c, sums)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
+    assert sums.tolist() == [2.0, 4.0, 6.0, 8.0]

@@ -22,6 +22,7 @@ from torch_tile.kernels.mla import decode as mla_decode, indexer, packed
 from torch_tile.kernels.moe import group, route
 from torch_tile.kernels.norm import norm, softmax
 from torch_tile.kernels.row_groups import PLANNERS
+from torch_tile.kernels.ssm import ssd
 from torch_tile.simulator.mutation import ordering, removals
 from torch_tile.simulator.simt.interpreter import run_threads
 
@@ -269,6 +270,23 @@ def of_delta_rule(channels):
     return delta.gated_delta_rule(*given, None, True, config=DELTA), delta.reference(*wide, None, True)
 
 
+def of_delta_rule_in_one_scan():
+    """Three chunks by Hopper's tiles, whose states stay in registers."""
+    q, v = randn(1, 150, 1, 64) / 8, randn(1, 150, 1, 64)
+    k = torch.nn.functional.normalize(randn(1, 150, 1, 64).float(), dim=-1).half()
+    given = q, k, v, -torch.rand(1, 150, 1), torch.rand(1, 150, 1)
+    config = delta.Config(64, 64, 64, 32, stages=2, staged=True, fused_values=64)
+    return delta.gated_delta_rule(*given, config=config), delta.reference(*(x.double() for x in given))
+
+
+def of_ssd_in_one_scan():
+    """Three chunks by Hopper's tiles, whose states stay in registers."""
+    x, b, c = randn(1, 150, 1, 64), *(randn(1, 150, 1, 64) / 8 for _ in range(2))
+    given = x, torch.rand(1, 150, 1) / 8, -torch.rand(1) - 0.1, b, c, torch.rand(1)
+    config = ssd.Config(64, state_tile=64, whole=True)
+    return ssd.ssd_chunk_scan(*given, config=config), ssd.reference(*(x.double() for x in given))
+
+
 def of_delta_rule_step():
     state, q = randn(1, 2, 16, 16, dtype=torch.float32), randn(1, 2, 2, 16, dtype=torch.float32)
     given = state, q, q, q, -torch.rand(1, 2, 2, 16), torch.rand(1, 2, 2)
@@ -282,6 +300,8 @@ LIBRARY = {
     "route": lambda: of_route(9, 32),
     "group_tokens": lambda: of_group_tokens(600, 9),
     "delta rule": lambda: of_delta_rule(False),
+    "delta rule in one scan": of_delta_rule_in_one_scan,
+    "ssd in one scan": of_ssd_in_one_scan,
     "kda": lambda: of_delta_rule(True),
     "delta rule step": of_delta_rule_step,
     "gemm fp16": lambda: of_gemm(70, 72, 840, torch.float16),  # more turns than stages: tiles are filled again
@@ -317,7 +337,7 @@ LIBRARY = {
 # changed.
 MOST = ("warp_arrive", "mbarrier_arrive", "wgmma_fence", "wgmma_wait")
 # Kernels of many parts, in which a barrier may order tiles that other barriers order, too.
-SPARE = ("delta rule", "grouped_scaled_gemm", "kda")
+SPARE = ("delta rule", "delta rule in one scan", "grouped_scaled_gemm", "kda", "ssd in one scan")
 
 
 def flatten(results):

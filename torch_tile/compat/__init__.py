@@ -159,7 +159,7 @@ class _Served(Loader):
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the module's own mark; nothing is run again."""
+        """Restore the module's own `__spec__`, which the import replaced. Its code ran when it was first imported."""
         module.__spec__ = self.own
         _keep_functions(self.served)
 
@@ -188,11 +188,11 @@ class _Empty(Loader):
     """An import loader of modules without a counterpart: absent.py."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module."""
+        """Make the module, whose names are all absent."""
         return _AbsentModule(spec.name, f"It is {reason(spec.name)}.")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing."""
+        """Do nothing: the module is complete, and has no code to run."""
 
 
 class _Name(Loader):
@@ -206,7 +206,7 @@ class _Name(Loader):
         return absent(spec.name, self.why)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing."""
+        """Do nothing: an absent name has no code to run."""
 
 
 class _Finder(MetaPathFinder):

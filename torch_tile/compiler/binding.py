@@ -103,7 +103,9 @@ class Binding:
         for condition in self.program.assumed:
             if not evaluate(condition, values):
                 known = ", ".join(f"{v.name} = {values[v]}" for v in dict.fromkeys(find(condition, Var)))
-                raise LaunchError(f"{self.program.name} assumes {condition!r}, got {known}")
+                raise LaunchError(
+                    f"{self.program.name} was given sizes against its T.assume. Assume: {condition!r}, got {known}"
+                )
 
     def _check_pointers(self, args: Sequence[Any], sizes: Sizes) -> None:
         """Raise LaunchError for a tensor smaller than the kernel's declared shape behind a pointer."""

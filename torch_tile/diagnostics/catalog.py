@@ -72,6 +72,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`x if c else y` chooses between {got}, and the condition is known only on the device",
         "write an `if` with the statements for each of them; only numbers and tile expressions can be chosen",
     ),
+    "reducer_protocol": ("reducer `{name}`: {why}", "{fix}"),
     "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
     "not_opened": ("T.Kernel stands here without `with`, which opens it", "{fix}"),
     "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
@@ -246,7 +247,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "end the `if` before the values are read, or let every thread take part",
     ),
     "bulk_copy": ("T.tma_copy cannot be made of bulk copies: {why}", "mend that, or use T.copy"),
-    "no_wgmma": ("T.wgmma_gemm cannot go by wgmma: {why}", "mend that, or use T.gemm"),
+    "no_wgmma": (
+        "T.wgmma_gemm() requires Hopper WGMMA lowering, and cannot go by wgmma: {why}",
+        "mend that, or use T.gemm",
+    ),
     "mixed_roles": ("{what} {why}", "{fix}"),
     "no_config": (
         "autotune: none of the {count} configurations of `{name}` works",

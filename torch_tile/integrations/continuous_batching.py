@@ -23,6 +23,42 @@ Tensor = torch.Tensor
 
 def allow(name: str) -> None:
     """Let continuous batching run models with an attention implementation that transformers does not list."""
+    _allow_models(name)
+    _defer_updates(name)
+
+
+def _defer_updates(name: str) -> None:
+    """Let an attention implementation write new keys and values into a cache itself, where layers would do so before.
+
+    From transformers 5.24 on, layers call `update`, which gathers all keys of a sequence. It now leaves new keys as
+    they are, and gives the cache to the implementation as an argument. Layers that expand latents need all of them.
+    """
+    try:
+        from transformers.generation.continuous_batching.cache import PagedAttentionCache
+    except ImportError:  # an older version
+        return
+    update = PagedAttentionCache.update
+    if getattr(update, "original", None) is not None:
+        return
+
+    @functools.wraps(update)
+    def unless_ours(
+        self: Any, key_states: Tensor, value_states: Tensor, *args: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        config = getattr(self, "config", None)
+        own = getattr(config, "_attn_implementation", None) == name and not hasattr(config, "kv_lora_rank")
+        if not own or not isinstance(named.get("kwargs"), dict):
+            found: tuple[Tensor, Tensor] = update(self, key_states, value_states, *args, **named)
+            return found
+        named["kwargs"]["cache"] = self
+        return key_states, value_states
+
+    unless_ours.original = update  # type: ignore[attr-defined]
+    PagedAttentionCache.update = unless_ours
+
+
+def _allow_models(name: str) -> None:
+    """Keep continuous batching from giving models of an attention implementation another one."""
     try:
         from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
     except ImportError:  # an older version
@@ -80,7 +116,8 @@ def attend_cached(
     if table is None:
         given = dict(kwargs)
         # `update` writes, and replaces the dictionaries by what this kind of layers has.
-        all_kept = cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=given)
+        update = type(cache).update
+        all_kept = getattr(update, "original", update)(cache, key, value, layer_idx=layer, kwargs=given)
         k, v = (x[0].transpose(0, 1) for x in all_kept)
         found = attend_varlen(
             q, k, v, starts, given["cu_seq_lens_k"], most, given["max_length_k"],
@@ -106,7 +143,8 @@ def _attend_gathered(
 ) -> Tensor:  # fmt: skip
     """Attend as `attend_cached`, over keys that a cache of transformers before its `page_size` gathers itself."""
     places = kwargs["read_index"], kwargs["write_index"]
-    k, v = cache.update(key, value, layer, *places)
+    update = type(cache).update
+    k, v = getattr(update, "original", update)(cache, key, value, layer, *places)
     starts, most = kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
     if isinstance(starts, dict):  # by kinds of layers, where a model has several
         kind = "sliding_attention" if window else "full_attention"

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums, products, quotients and roots with IEEE 754 rounding in a given direction.
 
-Compilers never fuse them with neighbouring operations. float32 has all directions, float64 only to nearest even. The
-C++ is in csrc/cuda_ieee.h and csrc/cpu_ieee.h.
+Compilers never fuse them with neighbouring operations. float32 and float64 have all directions. The C++ is in
+csrc/cuda_ieee.h and csrc/cpu_ieee.h.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -45,7 +47,12 @@ def _evaluate(name: str, mode: str, *args: Any) -> Any:
     import torch
 
     if args[0].dtype == torch.float64:
-        return (args[0] * args[1] + args[2]) if name == "fmaf" else PARTS[name](*args)[0]
+        if name == "frsqrt":
+            return PARTS[name](*args)[0]
+        args = tuple(torch.broadcast_tensors(*args))
+        points = zip(*(a.flatten().tolist() for a in args), strict=True)
+        results = [_of_fractions(name, mode, *point) for point in points]
+        return torch.tensor(results, dtype=torch.float64).reshape(args[0].shape)
     total, rest = PARTS[name](*(a.double() for a in args))
     bits = total.view(torch.int64)
     uneven = torch.where((rest > 0) == (total > 0), bits + 1, bits - 1)  # rounded to odd, it may be rounded again
@@ -55,6 +62,51 @@ def _evaluate(name: str, mode: str, *args: Any) -> Any:
         zero = (total == 0) & ~_are_positive_zeros(name, *args)
         found = torch.where(zero, torch.full_like(found, -0.0), found)
     return found
+
+
+EXACT: dict[str, Callable[..., Fraction]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fmaf": lambda a, b, c: a * b + c,
+    "frcp": lambda a: 1 / a, "fdiv": lambda a, b: a / b,
+}  # fmt: skip
+
+
+def _of_fractions(name: str, mode: str, *args: float) -> float:
+    """Compute one float64 operation by exact fractions."""
+    import torch
+
+    divides = name in ("frcp", "fdiv") and args[-1] == 0
+    if divides or not all(map(math.isfinite, args)) or (name == "fsqrt" and args[0] <= 0):
+        operands = [torch.tensor(a, dtype=torch.float64) for a in args]
+        plain = operands[0] * operands[1] + operands[2] if name == "fmaf" else PARTS[name](*operands)[0]
+        return float(plain)
+    if name == "fsqrt":
+        near, square = math.sqrt(args[0]), Fraction(args[0])
+        side = (square > Fraction(near) ** 2) - (square < Fraction(near) ** 2)
+    else:
+        exact = EXACT[name](*map(Fraction, args))
+        if exact == 0:
+            return _signed_zero(name, mode, *args)
+        try:
+            near = float(exact)
+            side = (exact > Fraction(near)) - (exact < Fraction(near))
+        except OverflowError:
+            near, side = (math.inf, -1) if exact > 0 else (-math.inf, 1)
+        if near == 0:
+            near = 0.0 if exact > 0 else -0.0
+    goal = {"rn": near, "ru": math.inf, "rd": -math.inf, "rz": 0.0}[mode]
+    is_wrong = {"rn": False, "ru": side > 0, "rd": side < 0, "rz": side * near < 0}[mode]
+    return math.nextafter(near, goal) if is_wrong else near
+
+
+def _signed_zero(name: str, mode: str, *args: float) -> float:
+    """Return the zero that an exact result of 0 is."""
+    if name in ("mul", "fdiv", "frcp"):
+        return math.prod(math.copysign(1.0, a) for a in args) * 0.0
+    first, second = (args[0] * args[1], args[2]) if name == "fmaf" else args
+    second = -second if name == "sub" else second
+    if first == 0 and second == 0 and math.copysign(1.0, first) == math.copysign(1.0, second):
+        return first
+    return -0.0 if mode == "rd" else 0.0
 
 
 def _are_positive_zeros(name: str, *args: Any) -> Any:

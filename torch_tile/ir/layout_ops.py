@@ -287,6 +287,18 @@ def shares_places(shape: Sequence[int], *functions: Callable[..., object]) -> bo
     return bool(np.unique(found, axis=1).shape[1] < found.shape[1])
 
 
+def meeting_elements(function: Callable[..., object], shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return two elements of `shape` that a function puts at one place, and the place."""
+    import numpy as np
+
+    found = np.stack(_evaluated(function, _grid(shape)))
+    _, first, place = np.unique(found, axis=1, return_index=True, return_inverse=True)
+    place = place.reshape(-1)
+    other = int(np.flatnonzero(first[place] != np.arange(place.size))[0])
+    pair = [tuple(map(int, np.unravel_index(n, tuple(shape)))) for n in (int(first[place[other]]), other)]
+    return pair[0], pair[1], tuple(map(int, found[:, other]))
+
+
 def largest_places(function: Callable[..., object], shape: Sequence[int]) -> list[int]:
     """Return the largest value of each result of a function of the indices of `shape`."""
     return [int(part.max()) for part in _evaluated(function, _grid(shape))]

@@ -124,6 +124,11 @@ def dynamic(names: str, multiple: int = 1) -> Any:
     return T.dynamic(names) if multiple == 1 else T.dynamic(names, multiple_of=multiple)
 
 
+def per_time(heads: tuple[Any, Any], chunk: int, dtype: torch.dtype) -> Any:
+    """Return the type of numbers for each time of batches and `heads`, `[B, H, padded]`: rows are whole chunks."""
+    return T.Tensor((*heads, dynamic("padded", chunk)), dtype)
+
+
 def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
     """Return how many elements 16 bytes hold, if all rows and `sizes` are multiples of that; else 1.
 

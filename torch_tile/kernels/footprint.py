@@ -14,6 +14,7 @@ from torch_tile.hardware import Target
 
 SPARE = 1024  # bytes for mbarriers, and for what threads hand each other in reductions
 BOX_BYTES, BOX_ROWS = 128, 8  # bytes of a row that bulk copies swizzle, and rows after which a swizzle repeats
+SWIZZLED_ALIGNMENT = BOX_BYTES * BOX_ROWS
 
 
 class Part(IntEnum):
@@ -29,7 +30,7 @@ EVERYWHERE = tuple(Part)
 class Tile:
     """A tile of `rows` by `columns` elements of so many `bits`, in use in some `parts` of the kernel.
 
-    A loop keeps several `versions` of it.
+    A loop keeps several `versions` of it. `bulk`: bulk copies fill or empty it, if the kernel has any.
     """
 
     rows: int
@@ -37,6 +38,7 @@ class Tile:
     bits: int
     versions: int = 1
     parts: tuple[Part, ...] = EVERYWHERE
+    bulk: bool = True
 
     @property
     def bytes(self) -> int:
@@ -65,9 +67,10 @@ class Footprint:
     @property
     def tile_bytes(self) -> int:
         """Bytes of the tiles alone."""
-        if self.bulk:
-            return sum(tile.boxed for tile in self.tiles)
-        return max(sum(tile.bytes for tile in self.tiles if part in tile.parts) for part in EVERYWHERE)
+        alone = [tile for tile in self.tiles if self.bulk and tile.bulk]
+        sharing = [tile for tile in self.tiles if not (self.bulk and tile.bulk)]
+        most = max(_side_by_side([tile.bytes for tile in sharing if part in tile.parts]) for part in EVERYWHERE)
+        return sum(tile.boxed for tile in alone) + most
 
     @property
     def bytes(self) -> int:
@@ -77,6 +80,12 @@ class Footprint:
     def fits(self, target: Target) -> bool:
         """Return whether the target allows a block this much shared memory."""
         return self.bytes <= target.shared_limit
+
+
+def _side_by_side(sizes: list[int]) -> int:
+    """Return the bytes of tiles of these sizes, each of which begins where swizzles do, but for small ones in gaps."""
+    gaps = [-size % SWIZZLED_ALIGNMENT if size > SWIZZLED_ALIGNMENT else 0 for size in sizes]
+    return sum(sizes) + sum(gaps) - max(gaps, default=0)
 
 
 def most_stages(footprint: Callable[[int], Footprint], stages: Iterable[int], target: Target) -> int:

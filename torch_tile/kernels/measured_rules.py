@@ -157,8 +157,8 @@ for _rule in RULES:
 
 
 def verdict(choice: str, target: Target, default: Any, **quantities: float) -> Any:
-    """Return what was best for these quantities on such a target; `default` where no row fits.
+    """Return what was best for these quantities on such a target; `default` where no row of the choice fits.
 
-    Raises KeyError for an unknown choice, and for a quantity that a row needs and the caller does not give.
+    Raises KeyError for a quantity that a row needs and the caller does not give.
     """
-    return next((rule.verdict for rule in _BY_CHOICE[choice] if rule.holds(target, quantities)), default)
+    return next((rule.verdict for rule in _BY_CHOICE.get(choice, ()) if rule.holds(target, quantities)), default)

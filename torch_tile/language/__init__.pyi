@@ -446,7 +446,7 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = Non
     """Start to copy `src` to `dst`, from a tensor to shared memory. T.ptx_wait_group waits for it.
 
     Operands and hints are those of T.copy. Each copy is a group of its own; without `commit` it belongs to the
-    group that T.ptx_commit_group ends. Raises TileError where the shapes differ."""
+    group that T.ptx_commit_group ends. Raises TileError where the shapes differ, and for other kinds of memory."""
 
 def async_loop(loop: Any) -> None:
     """Fill shared memory by `loop`, a T.Parallel nest, by cp.async; the compiler makes it of T.Parallel."""
@@ -467,19 +467,21 @@ def atomic_add(dst: Any, value: Any, memory_order: builtins.str | None = None, r
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
     is "relaxed" (others may see what was written before and after it in any order), "acquire", "release", "acq_rel" or
     "seq_cst". Bitwise updates take integers and bool.
-    `use_tma` is a hint of TileLang's without effect."""
+    `use_tma`, for types that a TMA adds, is a hint of TileLang's without effect."""
 
 def atomic_addx2(dst: Any, value: Any, return_prev: builtins.bool = False, memory_order: builtins.str | None = None) -> Any:
     """Add 2 neighbours along the last dimension, from an element on, each in one step.
 
-    `dst` and `value` name the first of them: `T.atomic_addx2(A[i, j], tile[k, l])`; a value may also be what
-    T.add2 and others give. With `return_prev`, gives what stood there before, as T.atomic_add does: `v[0]`, `v[1]`, ..."""
+    `dst` and `value` name the first of them: `T.atomic_addx2(A[i, j], tile[k, l])`, or all by a slice or a
+    T.Ramp; a value may also be what T.add2 and others give. With `return_prev`, gives what stood there before, as
+    T.atomic_add does: `v[0]`, `v[1]`, ..."""
 
 def atomic_addx4(dst: Any, value: Any, return_prev: builtins.bool = False, memory_order: builtins.str | None = None) -> Any:
     """Add 4 neighbours along the last dimension, from an element on, each in one step.
 
-    `dst` and `value` name the first of them: `T.atomic_addx4(A[i, j], tile[k, l])`; a value may also be what
-    T.add2 and others give. With `return_prev`, gives what stood there before, as T.atomic_add does: `v[0]`, `v[1]`, ..."""
+    `dst` and `value` name the first of them: `T.atomic_addx4(A[i, j], tile[k, l])`, or all by a slice or a
+    T.Ramp; a value may also be what T.add2 and others give. With `return_prev`, gives what stood there before, as
+    T.atomic_add does: `v[0]`, `v[1]`, ..."""
 
 def atomic_and(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
     """Update an element, or each element of a region, in one step that nobody divides: and.

@@ -13,9 +13,12 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Expr, Load, Vector, binary, const
 from torch_tile.ir.stmt import Alloc, Store
 from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.effects import acts
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.atomic import ATOMICS, ArriveLast, Atomic, check_order
 from torch_tile.tileop.base import Scalar, Tile, is_one, need_region, region_of
+
+TMA_ADDS = "float16", "bfloat16", "float32", "int32", "uint32", "uint64"  # of cp.reduce.async.bulk
 
 
 def update(name: str) -> Callable[..., Expr | None]:
@@ -36,6 +39,10 @@ def update(name: str) -> Callable[..., Expr | None]:
         dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False,
         use_tma: bool = False,
     ) -> Expr | None:  # fmt: skip
+        if use_tma and (dtype := need_region(dst, "atomic_add", "dst").buffer.dtype).name not in TMA_ADDS:
+            known = ", ".join(TMA_ADDS)
+            why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {known}"
+            raise error("bad_argument", None, op=what, name="use_tma", why=why, fix="leave it out")
         return apply(dst, value, memory_order, return_prev)
 
     apply.__name__ = apply.__qualname__ = add.__name__ = add.__qualname__ = f"atomic_{name}"
@@ -46,7 +53,7 @@ def update(name: str) -> Callable[..., Expr | None]:
     is "relaxed" (others may see what was written before and after it in any order), "acquire", "release", "acq_rel" or
     "seq_cst". Bitwise updates take integers and bool.
     """
-    add.__doc__ = f"{apply.__doc__}`use_tma` is a hint of TileLang's without effect.\n    "
+    add.__doc__ = f"{apply.__doc__}`use_tma`, for types that a TMA adds, is a hint of TileLang's without effect.\n    "
     return add if name == "add" else apply
 
 
@@ -81,7 +88,8 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
         dst: Tile, value: Tile | Vector, return_prev: bool = False, memory_order: str | None = None
     ) -> Vector | None:  # fmt: skip
         at = in_kernel(what)
-        target, given = need_region(dst, f"atomic_addx{count}", "dst"), list[Any]()
+        given = list[Any]()
+        targets = _elements(dst, what, count)
         if isinstance(value, Vector):
             given += value.lanes
         else:
@@ -93,7 +101,7 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
         ops = []
         for n, one in enumerate(given):
             added = one if isinstance(value, Vector) or return_prev else region_of(one)
-            ops.append(ATOMICS["add"].build(_neighbour(target, n), added, memory_order))
+            ops.append(ATOMICS["add"].build(targets[n], added, memory_order))
         if return_prev:
             return Vector([_previous(at, what, op) for op in ops])
         for op in ops:
@@ -103,10 +111,23 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
     apply.__name__ = apply.__qualname__ = f"atomic_addx{count}"
     apply.__doc__ = f"""Add {count} neighbours along the last dimension, from an element on, each in one step.
 
-    `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`; a value may also be what
-    T.add2 and others give. With `return_prev`, gives what stood there before, as T.atomic_add does: `v[0]`, `v[1]`, ...
+    `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`, or all by a slice or a
+    T.Ramp; a value may also be what T.add2 and others give. With `return_prev`, gives what stood there before, as
+    T.atomic_add does: `v[0]`, `v[1]`, ...
     """
     return apply
+
+
+def _elements(dst: Any, what: str, count: int) -> list[Load]:
+    """Return the elements that a place names: by its first one, or as the lanes of `A[T.Ramp(i, 1, count)]`."""
+    if not isinstance(dst, Vector):
+        target = need_region(dst, what.removeprefix("T."), "dst")
+        return [_neighbour(target, n) for n in range(count)]
+    found = [lane for lane in dst.lanes if isinstance(lane, Load)]
+    if len(found) != count or len(dst.lanes) != count:
+        why, fix = f"names {len(found)} elements", f"give {count}, A[i : i + {count}]"
+        raise error("bad_argument", None, op=what, name="dst", why=why, fix=fix)
+    return found
 
 
 def _neighbour(region: Region, n: int) -> Load:
@@ -132,6 +153,7 @@ def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
 # T.arrive_last: blocks leave partial results in global memory, and the last block combines them.
 
 
+@acts
 def arrive_last(counter: Any, count: Any, flag: Any = None) -> Expr:
     """Count this block as arrived, and return whether it is the last of `count` blocks. All its threads get the same
     answer.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
@@ -86,6 +86,12 @@ def is_of_launch(condition: Expr) -> bool:
     symbols = [node for node in walk(condition) if node.is_symbol]
     of_host = all(isinstance(node, Var) and node.role in ("dim", "param") for node in symbols)
     return bool(symbols) and of_host and not contains(condition, Call)
+
+
+def acts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function of the language that records statements besides its value, which a statement may then drop."""
+    function.does_act = True  # type: ignore[attr-defined]
+    return function
 
 
 def address_of(element: Any) -> Expr:

@@ -286,9 +286,11 @@ def _plain(buffer: Buffer) -> None:
 
 def CUDASourceCodeKernel(
     *blocks: Any, threads: int | Sequence[int] | None = None, source_code_or_path: str | os.PathLike[str],
-    entry_name: str = "main_kernel", cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None,
+    entry_name: str | None = None, cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None,
 ) -> None:  # fmt: skip
     """Launch the `__global__` function `entry_name` of a CUDA text or file, in place of T.Kernel.
+
+    Without a name it is the text's only function, or "main_kernel".
 
     It takes the parameters of the function around in their order, tensors as pointers, then those of T.empty. Behind
     them it may take the sizes that T.dynamic names in their shapes, each once, as int. `blocks`,
@@ -301,12 +303,12 @@ def CUDASourceCodeKernel(
         text = Path(text).read_text()
     text = re.sub(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)", "", text)
     entries = re.findall(ENTRY, text)
-    if entry_name not in entries and len(entries) == 1:
-        entry_name = entries[0]
+    if entry_name is None:
+        entry_name = entries[0] if len(entries) == 1 else "main_kernel"
     found = re.search(rf"\b{re.escape(str(entry_name))}\s*\(([^()]*)\)\s*{{", text)
     if entry_name not in entries or found is None:
         why, known = f"is {entry_name!r}", ", ".join(entries) or "none"
-        fix = f"give one of the text's `__global__` functions: {known}"
+        fix = f"give one of the text's `__global__` functions. Available entries: {known}"
         raise error("bad_argument", None, op=what, name="entry_name", why=why, fix=fix)
     given = [*at.params, *at.made]
     declared = [part.strip() for part in found[1].split(",") if part.strip()]

@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const
 from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
-from torch_tile.ir.layout_ops import fit_threads, refusal, shares_places
+from torch_tile.ir.layout_ops import fit_threads, meeting_elements, refusal, shares_places
 from torch_tile.language.layout_functions import (
     FreeLayout,
     MemoryLayout,
@@ -173,6 +173,13 @@ def partial_sums(buffer: Buffer, wanted: Any) -> None:
     covers(wanted, buffer.static_shape or (), f"`{buffer.name}`")
 
 
+def _not_injective(layout: FreeLayout, shape: Sequence[int], buffer: Buffer) -> TileError:
+    """Make the error for a layout that puts two elements at one place, and name both."""
+    one, other, place = meeting_elements(layout.function, shape)
+    why = f"it must be injective: elements {one} and {other} both map to physical coordinates {place}"
+    return error("bad_layout", None, what=f"the function for {buffer.scope} buffer `{buffer.name}`", why=why, fix=FIX)
+
+
 def request(buffer: Buffer, wanted: Any, threads: int) -> None:
     """Store an author's layout on the buffer."""
     shape = buffer.static_shape
@@ -181,7 +188,7 @@ def request(buffer: Buffer, wanted: Any, threads: int) -> None:
     layout = layout_of(wanted, shape, buffer.scope == "shared")
     if isinstance(layout, FreeLayout):
         if layout.fault:
-            raise refusal(layout.fault)
+            raise _not_injective(layout, shape, buffer) if buffer.scope == "shared" else refusal(layout.fault)
         if isinstance(layout, PartialLayout):
             why, fix = "is a T.PartialFragment, of partial sums", f"give T.Fragment: `{buffer.name}` is no reducer"
             raise error("bad_argument", None, op="T.annotate_layout", name="layouts", why=why, fix=fix)

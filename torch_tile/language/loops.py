@@ -84,8 +84,9 @@ class Loop:
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
             at.emit(AsyncLoop(made) if self.asynchronous else made)
             return
-        for one in split_updates(made, at.reducers):
-            at.emit(one)
+        with at.updating(*at.reducers):
+            for one in split_updates(made, at.reducers):
+                at.emit(one)
 
     def _downwards(self, name: Any) -> Iterator[Any]:
         """Return the iterations of a loop with a negative step, counted upwards."""

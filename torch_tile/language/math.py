@@ -290,27 +290,30 @@ def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
     bfloat16 are computed in float32, and rounded again.
     """
     what = f"T.ieee_{name}"
-    need_choice(f"ieee_{name}", "rounding_mode", rounding_mode, intrinsics.ieee.MODES)
+    if rounding_mode not in intrinsics.ieee.MODES:
+        fix = f"Invalid rounding mode: give one of {', '.join(intrinsics.ieee.MODES)}"
+        raise error("bad_argument", None, op=what, name="rounding_mode", why=f"is {rounding_mode!r}", fix=fix)
     like = next((x.dtype for x in operands if isinstance(x, Expr)), dt.float32)
     values = [to_expr(x, like if like.is_float else dt.float32, what) for x in operands]
     if like in (dt.float16, dt.bfloat16) and rounding_mode == "rn" and all(x.dtype == like for x in values):
         return cast_expr(_ieee(name, *(cast_expr(x, dt.float32) for x in values), rounding_mode="rn"), like)
+    if like in (dt.float16, dt.bfloat16) and rounding_mode != "rn":
+        why = f"is {rounding_mode!r} for a {like}"
+        fix = "Only rounding mode 'rn' is available for half precision: cast to float32"
+        raise error("bad_argument", None, op=what, name="rounding_mode", why=why, fix=fix)
     for value in values:
         if value.dtype not in (dt.float32, dt.float64) or value.dtype != values[0].dtype:
             why, fix = f"is a {value.dtype}", "cast all operands to float32, or all to float64"
             raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)
-    if values[0].dtype == dt.float64 and rounding_mode != "rn":
-        why, fix = f"is {rounding_mode!r} for a float64", "round float64 to nearest, 'rn', or compute in float32"
-        raise error("bad_argument", None, op=what, name="rounding_mode", why=why, fix=fix)
     return intrinsics.call(f"ieee_{name}_{rounding_mode}", *values)
 
 
 def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x + y` of float32 with its own rounding, never fused with a product: "rn" to nearest even, "rz" to zero, "ru"
-    up, "rd" down.
+    """`x + y` of float32 or float64 with its own rounding, never fused with a product: "rn" to nearest even, "rz" to
+    zero, "ru" up, "rd" down.
 
-    For float64 only "rn", and for float16 and bfloat16, whose result in float32 is rounded to nearest again. Raises
-    TileError for other modes and types.
+    For float16 and bfloat16 only "rn": the result in float32 is rounded to nearest again. Raises TileError for other
+    modes and types.
     """
     return _ieee("add", x, y, rounding_mode=rounding_mode)
 

@@ -15,8 +15,8 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar
 
 
-class _Kind(type):
-    """The class of T.Var: every symbol of the language is an instance of it."""
+class _VarMeta(type):
+    """The metaclass of T.Var: a call makes a symbol, and `isinstance` holds for every symbol of the language."""
 
     def __call__(cls, name: str, dtype: Any = "int32") -> Symbol:
         return Symbol(name, dtype_of(dtype), "dim")
@@ -25,7 +25,7 @@ class _Kind(type):
         return isinstance(value, Symbol)
 
 
-class Var(metaclass=_Kind):
+class Var(metaclass=_VarMeta):
     """`T.Var("x", dtype)`: a symbol, for a size as T.dynamic, or for a name that T.let binds."""
 
 

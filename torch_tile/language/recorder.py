@@ -495,10 +495,12 @@ class Recorder:
     def unused(value: Any, function: Any = None) -> None:
         """Raise TileError for a value that a statement computes and drops, as `A[i] == 0` does for `A[i] = 0`.
 
-        Where the statement is a call, `function` is what it calls: atomics and functions of others may have effects.
+        Where the statement is a call, `function` is what it calls. It may be one that acts (`effects.acts`), or that of
+        an author.
         """
         module = getattr(function, "__module__", None) or ""
-        may_act = function is not None and (not module.startswith("torch_tile.language") or module.endswith(".atomics"))
+        of_author = function is not None and not module.startswith("torch_tile.language")
+        may_act = of_author or getattr(function, "does_act", False)
         if may_act or not isinstance(value, Expr) or isinstance(value, Var | Load):
             return
         if all(is_pure(call) and call.name != foreign.NAME for call in find(value, Call)):

@@ -4,6 +4,9 @@
 A nest that updates a reducer becomes two things: a nest that fills a tile, each iteration its own element, and
 reductions of that tile into the reducer. So a reducer is always up to date, and T.finalize_reducer has nothing left to
 do. A nest that does more with a reducer than update it stays as it is: its iterations run in order.
+
+T.reducer_init opens an epoch, as in TileLang: until T.finalize_reducer in the same scope, T.reducer_update alone
+touches the reducer. One that T.fill or T.clear begins has no epochs, and is read and updated like a fragment.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
@@ -26,7 +29,7 @@ from torch_tile.ir.stmt import Alloc, Block, For, Let, Stmt, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.scopes import alloc_fragment
 from torch_tile.language.threads import get_thread_binding, thread_index
-from torch_tile.language.trace import Tracer, let
+from torch_tile.language.trace import Epoch, Tracer, author_span, let
 from torch_tile.language.values import Handle, stored
 from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar, Tile, identity_of, need_choice, need_region
 from torch_tile.tileop.copy.op import Copy
@@ -46,8 +49,8 @@ def alloc_reducer(
 ) -> Handle:  # fmt: skip
     """Allocate a fragment that accumulates values of T.Parallel loops by `op`: sum, max, min, bitand, bitor or bitxor.
 
-    `acc[i] += v`, `acc[i] = T.max(acc[i], v)` and T.reducer_update(acc[i], v) update it, wherever `i` may stand in the
-    loop. Its content is undefined until T.reducer_init, T.fill or T.clear. `replication` ("all" or "none") and
+    T.reducer_init opens it, T.reducer_update(acc[i], v) updates it, T.finalize_reducer ends it. Or T.fill or T.clear
+    begins it; then `acc[i] += v` and `acc[i] = T.max(acc[i], v)` update it. `replication` ("all" or "none") and
     `annotations` are hints of TileLang's without effect.
     """
     need_choice("alloc_reducer", "replication", replication, (None, "all", "none"))
@@ -57,52 +60,81 @@ def alloc_reducer(
         raise error("bad_argument", None, op="T.alloc_reducer", name="op", why=why, fix=fix)
     made = alloc_fragment(shape, dtype)
     if op.startswith("bit") and made.dtype.is_float:
-        why, fix = f"is {made.dtype}", "bitwise reductions take integers"
+        why, fix = f"is {made.dtype}", "bitwise reductions take an integer dtype"
         raise error("bad_argument", None, op="T.alloc_reducer", name="dtype", why=why, fix=fix)
     at.reducers[made.buffer] = op
     return made
 
 
 def reducer_init(reducer: Tile, init: Scalar = None) -> None:
-    """Start a reduction from `init`, or from the neutral element: 0 for a sum, the least value for a maximum."""
-    buffer, op = _reducer("T.reducer_init", reducer)
-    in_kernel("T.reducer_init").emit(Fill.build(buffer, identity_of(op, buffer.dtype) if init is None else init))
+    """Start a reduction from `init`, or from the neutral element: 0 for a sum, the least value for a maximum.
+
+    Until T.finalize_reducer, which stands in the same scope, only T.reducer_update touches the reducer.
+    """
+    what = "T.reducer_init"
+    at = in_kernel(what)
+    buffer, op = _reducer(what, reducer)
+    if buffer in at.epochs:
+        raise _refused_step(
+            buffer, f"double {what}: the one before is not finalized", "write T.finalize_reducer before"
+        )
+    if isinstance(init, Expr) and init.dtype != buffer.dtype:
+        why = f"is {init.dtype}, which does not match reducer `{buffer.name}` of {buffer.dtype}"
+        raise error("bad_argument", None, op=what, name="init", why=why, fix=f"write T.cast(init, {buffer.dtype})")
+    at.emit(Fill.build(buffer, identity_of(op, buffer.dtype) if init is None else init))
+    at.epochs[buffer] = Epoch(at.scopes[-1], author_span())
 
 
 def reducer_update(target: Tile, value: Scalar) -> None:
-    """Accumulate `value` into the element `acc[i]` of a reducer."""
+    """Accumulate `value` into the element `acc[i]` of a reducer, in a T.Parallel between its init and its end."""
     what = "T.reducer_update"
+    at = in_kernel(what)
     buffer, op = _reducer(what, target)
     if not isinstance(target, Load):
         why, fix = "is no element of a reducer", "give acc[i]"
         raise error("bad_argument", None, op=what, name="target", why=why, fix=fix)
-    _check_begun(what, buffer)
-    in_kernel(what).emit(Store(buffer, target.indices, combine(op, target, stored(value, buffer))))
+    if buffer not in at.epochs:
+        raise _refused_step(buffer, f"{what} before T.reducer_init", "begin the reduction by T.reducer_init(acc)")
+    if not at.in_nest:
+        fix = "write it inside `for i in T.Parallel(n):`: each iteration contributes once"
+        raise _refused_step(buffer, f"{what} outside any T.Parallel", fix)
+    value = stored(value, buffer)
+    at.check_scopes(value)  # a value may not read the reducer
+    with at.updating(buffer):
+        at.emit(Store(buffer, target.indices, combine(op, target, value)))
 
 
 def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) -> None:
     """Finish a reduction. With `dst`, a tile of the same shape, copy the result there.
 
-    `batch` is a hint of TileLang's without effect.
+    `batch`, elements that are reduced together, is a hint of TileLang's without effect. It divides the elements.
     """
-    buffer, _ = _reducer("T.finalize_reducer", reducer)
-    check_batch("finalize_reducer", batch)
-    _check_begun("T.finalize_reducer", buffer)
+    what = "T.finalize_reducer"
+    at = in_kernel(what)
+    buffer, _ = _reducer(what, reducer)
+    check_batch("finalize_reducer", batch, buffer)
+    epoch = at.epochs.pop(buffer, None)
+    if epoch is None:
+        _check_begun(what, buffer)
+    elif any(scope.what in ("loop", "while") for scope in at.scopes[at.scopes.index(epoch.scope) + 1 :]):
+        why = f"{what} is not in the scope of its T.reducer_init: a loop around would end it again"
+        raise _refused_step(buffer, why, "write both into the loop, or both before and after it")
     if dst is not None:
-        in_kernel("T.finalize_reducer").emit(Copy.build(Handle(buffer), dst))
+        at.emit(Copy.build(Handle(buffer), dst))
 
 
 def _check_begun(what: str, buffer: Buffer) -> None:
-    """Raise an author error unless something was written to the reducer before its first update."""
+    """Raise an author error unless something was written to the reducer before."""
     stmts = [one for scope in in_kernel(what).scopes for one in scope.stmts]
     written = [n.buffer for one in stmts for n in find(one, Store)]
     written += [region.buffer for one in stmts for op in find(one, RegisteredOp) for region in op.accesses()[1]]
     if not any(each is buffer for each in written):
-        why, fix = (
-            f"is `{buffer.name}`, which does not hold anything yet",
-            "nothing updates or ends it before T.reducer_init(acc)",
-        )
-        raise error("bad_argument", None, op=what, name="reducer", why=why, fix=fix)
+        raise _refused_step(buffer, f"{what} before T.reducer_init", "begin the reduction by T.reducer_init(acc)")
+
+
+def _refused_step(buffer: Buffer, why: str, fix: str) -> TileError:
+    """Make the error for a step that the protocol of a reducer does not have there."""
+    return error("reducer_protocol", None, name=buffer.name, why=why, fix=fix)
 
 
 def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
@@ -385,7 +417,8 @@ def _over(at: Tracer, part: Expr, dim: int, fold: Callable[[Expr, Expr], Expr]) 
     thread, apart = thread_index(), stride * lanes
     at.emit(Store(tile, (thread,), part))
     first = let("first", thread - thread // apart % (count // lanes) * apart)
-    total: Expr = Load(tile, (first,))
-    for n in range(1, count // lanes):
-        total = fold(total, Load(tile, (first + n * apart,)))
-    return total
+    parts: list[Expr] = [Load(tile, (first + n * apart,)) for n in range(count // lanes)]
+    while len(parts) > 1:  # neighbours first, as the shuffles do
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [fold(a, b) for a, b in pairs] + parts[len(parts) // 2 * 2 :]
+    return parts[0]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Roles of warps: T.ws and T.role, and the order in which a kernel has them.
 
-T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop. So a
-kernel consists of statements of all threads, and of roles that run at the same time. Each fragment belongs to the role
-that uses it.
+T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop, and
+what all threads do there to the first role, between barriers. So a kernel consists of statements of all threads, and of
+roles that run at the same time. Each fragment belongs to the role that uses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,9 @@ from functools import reduce
 
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import REGISTERS, WARPGROUP, equal_share
+from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.bulk import named_barrier
+from torch_tile.intrinsics.memory import option
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols
@@ -34,7 +38,7 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.language.thread_roles import Fresh, registers_of, roles_by_threads
+from torch_tile.language.thread_roles import Fresh, is_of_a_thread, registers_of, roles_by_threads
 from torch_tile.language.trace import (
     Tracer,
     author_span,
@@ -150,37 +154,86 @@ def _each_role(one: Stmt) -> list[Role]:
     roles: dict[tuple[int, int], list[Role]] = {}
     for n in find(one, Role):
         roles.setdefault((n.first, n.count), []).append(n)
+    meeting = named_barrier(_free_number(one), sum(count for _, count in roles))
     made = []
     for number, (key, same) in enumerate(roles.items()):
-        body = Block(tuple(_part(one, key)))
+        body = _Part(key, meeting, leads=not number).block(Block((one,)))
         if number:
             body = Fresh(body)(body)
         made.append(replace(same[0], body=body, registers=reduce(_registers, same, 0)))
     return made
 
 
-def _part(one: Stmt, key: tuple[int, int]) -> Iterator[Stmt]:
-    """Return the part of a statement that the threads of one role run."""
-    if isinstance(one, Role):
-        yield from one.body.stmts if (one.first, one.count) == key else ()
-    elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
-        if one.kind is LoopKind.PIPELINED:  # roles order their copies themselves
+def _free_number(one: Stmt) -> int:
+    """Return the highest barrier number that a statement does not use."""
+    taken = {option(call) for call in find(one, Call) if call.name.startswith("named_barrier")}
+    return max(set(range(1, 16)) - taken, default=1)
+
+
+class _Part:
+    """Builds the part of a loop or branch that the threads of the role `key` run.
+
+    What all threads do inside, the first role does for all of them: each role waits at `meeting` before and behind it.
+    """
+
+    def __init__(self, key: tuple[int, int], meeting: Do, leads: bool):
+        self.key, self.meeting, self.leads = key, meeting, leads
+
+    def block(self, block: Block) -> Block:
+        """Return the role's part of a block."""
+        made: list[Stmt] = []
+        for shared, run in itertools.groupby(block.stmts, _is_for_all):
+            if shared:
+                done = [s for s in run if is_of_a_thread(s) or (self.leads and not _is_barrier(s))]
+                made += [self.meeting, *done, self.meeting]
+            else:
+                made += [new for one in run for new in self.of(one)]
+        return Block(tuple(made))
+
+    def of(self, one: Stmt) -> tuple[Stmt, ...]:
+        """Return the role's part of a statement that is not for all threads."""
+        if isinstance(one, Role):
+            return one.body.stmts if (one.first, one.count) == self.key else ()
+        if not _has_roles(one):
+            return (one,)
+        if isinstance(one, If):
+            return (replace(one, then=self.block(one.then), otherwise=self.block(one.otherwise)),)
+        assert isinstance(one, For | While)
+        if isinstance(one, For) and one.kind is LoopKind.PIPELINED:  # roles order their copies themselves
             one = replace(one, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
-        yield replace(one, body=_part_of(one.body, key))
-    elif isinstance(one, While):
-        yield replace(one, body=_part_of(one.body, key))
-    elif isinstance(one, If):
-        yield replace(one, then=_part_of(one.then, key), otherwise=_part_of(one.otherwise, key))
-    elif isinstance(one, Let | Alloc | Break | Continue) or (isinstance(one, Store) and one.buffer.scope == "var"):
-        yield one  # each thread's own
-    else:
-        what, why = describe_statement(one), "is for all threads, in a loop or branch that roles run by themselves"
-        raise error("mixed_roles", one.span, what=what, why=why, fix="write it into the T.ws that shall do it")
+        return (replace(one, body=self.block(one.body)),)
 
 
-def _part_of(block: Block, key: tuple[int, int]) -> Block:
-    """Return the part of a block that belongs to one role."""
-    return Block(tuple(new for one in block.stmts for new in _part(one, key)))
+def _is_for_all(one: Stmt) -> bool:
+    """Return whether all threads must do a statement together. Raise an author error if roles around it cannot."""
+    if isinstance(one, Role) or (_has_roles(one) and not (isinstance(one, For) and one.kind is LoopKind.PARALLEL)):
+        return False
+    if _is_private(one) or (is_of_a_thread(one) and _orders(one)):
+        return False
+    own = next((x for x in symbols(one) if isinstance(x, Buffer) and x.scope == "fragment"), None)
+    if own is not None or registers_of(one) or _has_roles(one):
+        part = "" if own is None else f", each with a part of `{own.name}`"
+        why = f"is for all threads{part}, in a loop or branch that roles run by themselves"
+        fix = "write it into the T.ws that shall do it"
+        raise error("mixed_roles", one.span, what=describe_statement(one), why=why, fix=fix)
+    return True
+
+
+def _is_private(one: Stmt) -> bool:
+    """Return whether a statement touches names and variables only, which each thread has for itself."""
+    if isinstance(one, For | While | If):
+        return all(_is_private(s) for b in vars(one).values() if isinstance(b, Block) for s in b.stmts)
+    return isinstance(one, Let | Alloc | Break | Continue) or (isinstance(one, Store) and one.buffer.scope == "var")
+
+
+def _orders(one: Stmt) -> bool:
+    """Return whether a statement has calls by which authors order threads."""
+    return any(lookup(call.name).by_hand for call in find(one, Call))
+
+
+def _is_barrier(one: Stmt) -> bool:
+    """Return whether a statement is T.sync_threads of the whole block."""
+    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "barrier"
 
 
 def _together(stmts: Sequence[Stmt]) -> list[Stmt]:

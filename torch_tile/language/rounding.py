@@ -15,7 +15,6 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, binary, cast, const, select, to_expr
-from torch_tile.tileop.base import need_choice
 
 ROUNDINGS = {"rn": "rn", "rz": "rz", "ru": "ru", "rd": "rd", "rs": "rs", "rp": "ru", "rm": "rd"}  # PTX's names last
 TO_INTEGER = {"rn": "round", "ru": "ceil", "rd": "floor"}
@@ -43,11 +42,17 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None,
     """Convert `value` to `to`, rounded by `how` and saturated by `sat`. None asks for nothing special; float8 saturates
     unless `sat` is False.
     """
-    need_choice("cast", "round", how, (None, *ROUNDINGS))
-    need_choice("cast", "sat", sat, SATURATING)
+    if how is not None and how not in ROUNDINGS:
+        why, fix = f"is {how!r}", f"Invalid round: give one of {', '.join(ROUNDINGS)}, or None"
+        raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
+    if sat not in SATURATING:
+        why, fix = f"is {sat!r}", "Invalid sat: give True, False, 'satfinite' or None"
+        raise error("bad_argument", None, op="T.cast", name="sat", why=why, fix=fix)
     how = None if how is None else ROUNDINGS[how]
     if (rbits is None) == (how == "rs"):
-        why, fix = 'belong to round="rs", and to nothing else', "give an expression of 32 random bits with it"
+        why, fix = f"is given with round={how!r}", 'leave it out: rbits is only valid with round="rs"'
+        if rbits is None:
+            why, fix = "is missing", 'give an expression of 32 random bits: rbits is required with round="rs"'
         raise error("bad_argument", None, op="T.cast", name="rbits", why=why, fix=fix)
     if how is None and not sat and not (sat is False and to.name in _OVERFLOWS):
         return cast(value, to)

@@ -20,6 +20,7 @@ from torch_tile.language.cluster import clusters
 from torch_tile.language.grid_sync import cut_at_grid_syncs
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
+from torch_tile.language.rounding import greatest
 from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.thread_return import without_returns
 from torch_tile.language.trace import author_span, close_body, expand_names, make_variable, tracer, with_span
@@ -290,6 +291,10 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)
     value = 0 if init is None else init
+    is_number_of_float = isinstance(value, float) and math.isfinite(value) and to.is_float and to.lanes == 1
+    if is_number_of_float and abs(value) > greatest(to).value * (1 + 2**-24):  # 3.4028235e38 is float32's
+        why, fix = f"is {value}, which exceeds maximum of {to}", f'give a value that {to} has, or float("inf")'
+        raise error("bad_argument", None, op="T.alloc_var", name="init", why=why, fix=fix)
     if to.lanes > 1:
         return VectorVariable(to, value)
     return make_variable("", to, None if value is ... else cast(constant_to_store(value, to, "T.alloc_var"), to))

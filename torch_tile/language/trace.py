@@ -45,6 +45,14 @@ class Scope:
     closed: bool = False
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """A reduction between T.reducer_init and T.finalize_reducer: the scope in which it began, and where."""
+
+    scope: Scope
+    span: Span | None
+
+
 class Tracer:
     """The state of tracing: the program being recorded, scope by scope."""
 
@@ -61,6 +69,7 @@ class Tracer:
         self.launch: Any = None  # the T.Kernel around
         self.waiting: Any = None  # a T.Kernel that no `with` has opened yet
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
+        self.epochs: dict[Buffer, Epoch] = {}  # of reducers that T.reducer_init opened and nothing ended yet
         self.mbarriers: dict[Any, list[Any]] = {}  # by T.create_list_of_mbarrier, of each T.Kernel
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
@@ -119,8 +128,24 @@ class Tracer:
                 scope = self.owner[used]
                 if scope.closed:
                     raise error("out_of_scope", None, name=getattr(used, "name", "?"), region=scope.what)
+                if used in self.epochs:
+                    what = "store to" if isinstance(node, Store) else "read of"
+                    why, fix = (
+                        f"illegal {what} reducer",
+                        "T.reducer_update takes values; T.finalize_reducer gives the result",
+                    )
+                    raise error("reducer_protocol", None, name=getattr(used, "name", "?"), why=why, fix=fix)
             elif not isinstance(used, Block):  # the body was checked while it was recorded
                 self.check_scopes(used)
+
+    @contextlib.contextmanager
+    def updating(self, *reducers: Buffer) -> Iterator[None]:
+        """Let statements inside touch reducers whose epoch is open."""
+        open_now = {one: self.epochs.pop(one) for one in reducers if one in self.epochs}
+        try:
+            yield
+        finally:
+            self.epochs.update(open_now)
 
     @contextlib.contextmanager
     def open(self, what: str) -> Iterator[Scope]:
@@ -129,6 +154,11 @@ class Tracer:
         self.scopes.append(scope)
         try:
             yield scope
+            for reducer, epoch in self.epochs.items():
+                if epoch.scope is scope:
+                    why = "it is never finalized: T.finalize_reducer is not in the scope of its T.reducer_init"
+                    fix = "write T.finalize_reducer(acc, dst) before the scope ends"
+                    raise error("reducer_protocol", epoch.span, name=reducer.name, why=why, fix=fix)
         finally:
             self.scopes.pop()
             scope.closed = True

@@ -139,12 +139,12 @@ def dp4a(a: Any, b: Any, c: Any) -> None:
 
     Products and sums, which any target has.
     """
-    at = in_kernel("T.dp4a")
     first, second, total = (need_region(x, "dp4a", n) for x, n in ((a, "a"), (b, "b"), (c, "c")))
     for name, region, dtype in (("a", first, dt.int8), ("b", second, dt.int8), ("c", total, dt.int32)):
         if region.buffer.dtype != dtype:
-            why, fix = f"is of {region.buffer.dtype}", f"give an element of {dtype}"
+            why, fix = f"is of {region.buffer.dtype}", "T.dp4a requires int8 for a and b, and int32 for c"
             raise error("bad_argument", None, op="T.dp4a", name=name, why=why, fix=fix)
+    at = in_kernel("T.dp4a")
     found: Expr = Load(total.buffer, total.starts)
     for n in range(4):
         x, y = (cast(Load(r.buffer, (*r.starts[:-1], r.starts[-1] + n)), dt.int32) for r in (first, second))

@@ -104,12 +104,12 @@ def with_epilogue(
 
 
 @functools.cache
-def _runner(
+def _compiled_call(
     operator: str, kinds: str, epilogue: str, dtype: torch.dtype, *aux: torch.dtype
 ) -> Callable[[EpilogueCall], torch.Tensor]:
-    """Compile the fused kernel, and return what runs it for a call.
+    """Compile the fused kernel, and return a function that runs it for the arguments of a call.
 
-    A kernel of the same name that takes no epilogue, in another process, is followed by it.
+    Where the kernel takes no epilogue in this process, PyTorch applies the epilogue after the kernel.
     """
     from torch_tile.kernels.epilogue.fuse_into_stores import CannotFuseError
     from torch_tile.kernels.epilogue.program import evaluate
@@ -136,7 +136,7 @@ def _runner(
 def _run(*given: Any) -> torch.Tensor:
     """Run the fused kernel."""
     call = EpilogueCall(*given)
-    return _runner(call.operator, call.kinds, call.epilogue, call.dtype, *[x.dtype for x in call.aux])(call)
+    return _compiled_call(call.operator, call.kinds, call.epilogue, call.dtype, *[x.dtype for x in call.aux])(call)
 
 
 def _fake(*given: Any) -> torch.Tensor:

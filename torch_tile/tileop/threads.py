@@ -77,7 +77,8 @@ class ThreadContext:
 
     `ranges` is what is known of variables where the op stands, `values` are the integer names bound there.
     `asynchronous` threads are a role beside one that copies: what they multiply comes by bulk copies.
-    `unrolled` are the unrolled loops around.
+    `unrolled` are the unrolled loops around. `parted` says that only some of the threads come by:
+    `comers`, if these are known before the kernel runs.
     """
 
     build: Build
@@ -88,6 +89,8 @@ class ThreadContext:
     _registers: dict[Buffer, Buffer] = field(default_factory=dict)
     asynchronous: bool = False
     unrolled: tuple[For, ...] = ()
+    parted: bool = False
+    comers: tuple[int, ...] = ()
 
     @property
     def target(self) -> Target:

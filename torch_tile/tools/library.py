@@ -205,6 +205,10 @@ def _scaled_gemms() -> Iterator[Case]:
     for bits, of in ((4, "runs"), (2, "rows")):
         for m in (16, 1024):
             yield Case(f"scaled_gemm int8 by int{bits} {m}", _scaled_gemm(m, *forms[of], dtype=torch.int8, bits=bits))
+    for bits, name, of_b in ((4, "groups", (1, 128)), (4, "rows", (1, 0)), (1, "rows", (1, 0))):
+        for m in (1, 64):
+            call = _scaled_gemm(m, (1, 0), of_b, dtype=torch.int8, bits=bits)
+            yield Case(f"scaled_gemm int8 by int{bits} {name} {m}", call)
     for group in (0, 128):
         yield Case(f"quantize_fp8 {group}", _quantization(group))
     yield Case("quantize_int8", _quantization(0, torch.int8))
@@ -749,6 +753,8 @@ def _scans() -> Iterator[Case]:
         yield Case(f"causal_conv1d {name}", _convolution(dtype, *sizes[:2], sizes[2] * sizes[3]))
         yield Case(f"ssd_chunk_scan {name}", _scan(dtype, *sizes))
         yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
+    yield Case("ssd_chunk_scan bf16 many heads", _scan(torch.bfloat16, 2, 1024, 32, 64, 2, 128))
+    yield Case("ssd_chunk_scan fp16 many small heads", _scan(torch.float16, 8, 200, 24, 40, 1, 56))
     yield Case("ssd_chunk_scan bf16 packed", _scan(torch.bfloat16, *usual, packed=True))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:

@@ -11,7 +11,8 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer, Region
 from torch_tile.ir.expr import Const, Load, const
 from torch_tile.ir.node import equal
-from torch_tile.language.values import Handle
+from torch_tile.language.values import Handle, TensorType
+from torch_tile.tileop.base import region_of
 
 
 def buffer_of(value: Any) -> Buffer:
@@ -60,6 +61,14 @@ def array_reduce(array: Sequence[int]) -> int:
     return math.prod(array)
 
 
+def to_buffer_region(value: Any) -> Region:
+    """Return the region that a buffer, region or element is. Raises TypeError for anything else."""
+    found = region_of(value)
+    if found is None:
+        raise TypeError(f"a buffer, region or element is wanted, got {type(value).__name__}")
+    return found
+
+
 def retrieve_shape(value: Any) -> list[Any]:
     """The sizes of a buffer, or of a region's ranges; ones for an element."""
     if isinstance(value, Region):
@@ -70,7 +79,9 @@ def retrieve_shape(value: Any) -> list[Any]:
 
 
 def retrieve_stride(value: Any) -> list[Any]:
-    """Elements between neighbours of the buffer, by dimension."""
+    """Elements between neighbours of the buffer, by dimension; of a tensor's annotation, too."""
+    if isinstance(value, TensorType):
+        value = value.buffer("", "global")
     return list(Handle(buffer_of(value)).strides)
 
 

@@ -225,6 +225,33 @@ def test_a_kernel_from_the_cache_that_takes_no_epilogue():
     torch.testing.assert_close(got, (2 * x * x[:1]).half())
 
 
+def multiplied(by):
+    """A kernel that is the same for each `by` but for this number."""
+
+    @T.prim_func
+    def product(A: T.Tensor((16, 32), "float32"), C: T.Tensor((16, 32), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.alloc_fragment((16, 32), "float32")
+            for i, j in T.Parallel(16, 32):
+                t[i, j] = A[i, j] * by
+            T.copy(t, C)
+
+    return torch_tile.compile(product, out_idx=[-1], target="cpu")
+
+
+def test_a_kernel_that_is_defined_again_is_not_stale():
+    """As in a notebook's cell that is run again: the name stands for a new kernel of the same name and line."""
+    module = {"torch": torch}
+    exec("def function(x): return torch.relu(kernel(x)) + 1", module)
+    x = torch.randn(16, 32)
+    for by in (2, -3, 2, 5):
+        module["kernel"] = multiplied(by)
+        if "run" not in module:
+            module["run"] = torch.compile(module["function"], fullgraph=True, backend="tile", options=TILE)
+        for run in (module["run"], torch.compile(module["function"], fullgraph=True, backend="tile", options=TILE)):
+            torch.testing.assert_close(run(x), torch.relu(x * by) + 1)
+
+
 REFUSED = {
     "reads": "reads its result",
     "atomic": "reads its result",

@@ -7,12 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from test.kernels.gemm.test_dequant import BF16, F32, HALF, SWIGLU, U8, Scheme, arguments, exact
+from test.kernels.gemm.stored_weights import BF16, F32, HALF, SWIGLU, U8, Scheme, arguments, exact
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine, machine_of
 from torch_tile.kernels.gemm import byte_planes
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.byte_planes import COLUMNS, PLANES, Slots, columns_for, config_for, footprint, split_rows
+from torch_tile.kernels.gemm.byte_planes import (
+    COLUMNS,
+    PLANES,
+    ColumnOrder,
+    columns_for,
+    config_for,
+    footprint,
+    split_rows,
+)
 from torch_tile.kernels.gemm.dequant import dequant_gemm, prepare
 from torch_tile.kernels.gemm.packed import Problem
 from torch_tile.kernels.gemm.tiling import Config
@@ -53,7 +61,7 @@ def test_random_problems(scheme, splits, engine, problems, check):
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16])
-@pytest.mark.parametrize("slots", [Slots(128, False), Slots(64, True)])
+@pytest.mark.parametrize("slots", [ColumnOrder(128, False), ColumnOrder(64, True)])
 def test_planes_are_the_rows(dtype, slots, problems):
     """Each number is off by 2^-23 of the largest of its run; infinities and NaN make a run's unit that."""
     width, (m, runs) = slots.width, (3, 21)

@@ -3,40 +3,43 @@
 
 import importlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
+from test.kernels.gemm.stored_weights import (
+    BF16,
+    E8M0,
+    F32,
+    F64,
+    GROUPS,
+    HALF,
+    I8,
+    SWIGLU,
+    U8,
+    Scheme,
+    arguments,
+    exact,
+    form_of,
+)
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.dequant import config_for, dequant_gemm, dequantize, prepare, reference, together
-from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem, Spec, Storage
+from torch_tile.kernels.gemm.dequant import (
+    config_for,
+    dequant_gemm,
+    dequantize,
+    prepare,
+    reference,
+    span_of,
+    together,
+    with_copied_factors,
+)
+from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem
 from torch_tile.kernels.gemm.tiling import Config
 
-
-@dataclass(frozen=True)
-class Scheme:
-    """How weights are stored: dtype of words, bits and order of fields, offset, columns of a group, dtypes of scales
-    and zeros, dtype of a.
-    """
-
-    words: torch.dtype
-    bits: int = 8
-    high_first: bool = False
-    offset: int = 0
-    group: int = 0
-    scale: torch.dtype | None = torch.float32
-    zero: torch.dtype | None = None
-    a: torch.dtype = torch.bfloat16
-    format: str = ""
-
-
-I8, U8, HALF, BF16, F32, F64 = torch.int8, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64
-E8M0 = torch.float8_e8m0fnu
 SCHEMES = {
     "int8": Scheme(I8),
     "int8 bare": Scheme(I8, scale=None, a=HALF),
@@ -63,33 +66,6 @@ SCHEMES = {
     "int4 with scales of float8": Scheme(U8, 4, group=32, offset=8, scale=torch.float8_e4m3fn, a=HALF),
     "float64": Scheme(I8, zero=F32, a=F64),
 }
-SWIGLU = "g=silu(acc0);u=add(acc1,x0);y=mul(g,u);ret y"
-
-
-def weights(problems, scheme, n, k, transposed=False):
-    """Words, a scale and a zero of `[N, K]` weights."""
-    shape = (n, k * scheme.bits // 8)
-    if scheme.words.is_floating_point:
-        b = problems.tensor(*shape, layout="dense").to(scheme.words)
-    else:
-        b = torch.randint(0, 256, shape, generator=problems.generator, dtype=torch.uint8).view(scheme.words)
-    groups = k // scheme.group if scheme.group else 1
-    of = lambda: problems.tensor(n, groups, layout=problems.pick("dense", "turned", "slice"))  # noqa: E731
-    scale = None if scheme.scale is None else (of().abs() + 0.5).to(scheme.scale)
-    zero = None if scheme.zero is None else (of() * 3).abs().to(scheme.zero)
-    return b.t().contiguous().t() if transposed else b, scale, zero
-
-
-def arguments(problems, scheme, m, n, k, products=1, transposed=False):
-    """Of `dequant_gemm`, up to the auxiliary operands."""
-    stored = [weights(problems, scheme, n, k, transposed) for _ in range(products)]
-    bs, scales, zeros = ([x for x in xs if x is not None] for xs in zip(*stored, strict=True))
-    a = problems.tensor(m, k, dtype=scheme.a) / 8
-    return a, bs, scales, zeros, scheme.bits, scheme.high_first, scheme.offset
-
-
-def exact(a, bs, scales, zeros, *rest, format=""):
-    return reference(a.double(), bs, [s.double() for s in scales], zeros, *rest, F64, format)
 
 
 def test_weights_are_widened_as_documented():
@@ -166,6 +142,47 @@ def test_scales_that_are_read_four_at_a_time(groups, engine, problems, check):
     check(got, exact(*args, [], "", "", format="e2m1"), f"{m}x{n}, {groups} groups", HALF)
 
 
+COPIED = {  # the columns of a span: 16 bytes of scales, or of zeros
+    "nf4": (256, SCHEMES["nf4"]),
+    "mxfp4": (512, SCHEMES["mxfp4"]),
+    "nvfp4": (256, SCHEMES["nvfp4"]),
+    "uint4 in float16": (1024, Scheme(U8, 4, group=128, offset=8, scale=HALF, a=HALF)),
+    "uint4 with zeros": (1024, Scheme(U8, 4, high_first=True, group=64, zero=U8, scale=BF16)),
+}
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_scales_come_by_bulk_copies(name, splits, engine, problems, check):
+    """A span's scales and zeros come at once, if each row has whole pieces; columns behind the last are 0."""
+    columns, scheme = COPIED[name]
+    m, n, bk = problems.size(20), problems.size(90), problems.pick(128, 256)
+    k = columns * (2 * problems.pick(1, 2)) if splits > 1 else columns * problems.pick(1, 3)
+    config = Config(problems.pick(8, 16), 64, bk, 128, 2, splits, cluster=splits > 1)
+    a, bs, scales, zeros, *rest = arguments(problems, scheme, m, n, k, problems.pick(1, 2))
+    args = (a.contiguous(), bs, [s.contiguous() for s in scales], [z.contiguous() for z in zeros], *rest)
+    spec, _, tensors = prepare(DequantGemmArgs(*args, [], "", "", F32, scheme.format), MACHINES[1])
+    found = with_copied_factors(*together(spec, tensors, config), config, MACHINES[1])
+    assert span_of(found, config) == max(columns // bk, 1)
+    got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
+    check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k}, {config}", scheme.a)
+
+
+def test_scales_that_no_bulk_copy_brings(problems):
+    """Rows that are no whole pieces, scales by columns, spans that a share of K does not hold, and other chips."""
+
+    def span(groups=16, splits=1, machine=MACHINES[1], turned=False):
+        a, bs, [scale], *rest = arguments(problems, SCHEMES["nf4"], 3, 16, 64 * groups)
+        scale = scale.t().contiguous().t() if turned else scale.contiguous()
+        spec, _, tensors = prepare(DequantGemmArgs(a.contiguous(), bs, [scale], *rest, [], "", "", F32, "nf4"), machine)
+        config = Config(8, 64, 128, 128, 2, splits)
+        return span_of(with_copied_factors(spec, tensors, config, machine), config)
+
+    assert span() == 2 and span(splits=2) == 2
+    assert span(17) == span(20, splits=2) == span(turned=True) == span(machine=MACHINES[0]) == 0
+
+
 @pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
 @pytest.mark.parametrize("scheme", ["int8", "uint4 with zeros", "uint4 of large groups"])
 def test_sums_of_clusters(scheme, engine, problems, check):
@@ -225,13 +242,6 @@ def test_many_products(products, kernels, engine, problems, check, monkeypatch):
 
 
 MACHINES = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (90, 132), (120, 170))]
-GROUPS = 0, 16, 32, 64, 128, 192, 1024
-
-
-def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
-    scale = Factor(dtype, False)
-    storage = Storage(words, False, bits, False, 8, "", (False,) * products, group, scale, None, True)
-    return Spec(gemm_spec.Spec(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: str(m.target))

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from test.kernels.gemm.test_dequant import GROUPS, form_of
+from test.kernels.gemm.stored_weights import GROUPS, form_of
 
 
 @pytest.mark.parametrize("block_k", [64, 128, 512])

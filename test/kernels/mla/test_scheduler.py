@@ -36,7 +36,8 @@ def test_all_positions_have_a_unit_and_no_unit_waits_for_another(problems):
         for n, length in enumerate(lengths):
             ends = [0, *(stop for _, _, stop in found[n])]
             assert [start for _, start, _ in found[n]] == ends[:-1] and ends[-1] == -(-length // BLOCK)
-            assert rows[units + n] == (found[n][0][0], found[n][-1][0], 0, 0)
+            own = found[n][0][0]
+            assert rows[units + n] == (own, found[n][-1][0], int(rows[own][0] != n), 0)
             assert sum(1 for unit, *_ in found[n]) == found[n][-1][0] - found[n][0][0] + 1
         fair = sum(-(-length // BLOCK) + BEGINNING for length in lengths) / units
         assert max(work, default=0) <= fair + 2 * BEGINNING + 1, (lengths, units)

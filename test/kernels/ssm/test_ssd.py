@@ -24,6 +24,7 @@ from torch_tile.kernels.ssm.tiles import Spec
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
 HELD = replace(TINY, state_tile=32, heads=2, staged=True)  # holds the keys and scores of two heads
+WHOLE = Config(chunk=16, rows=16, step=16, head_tile=16, state_tile=32, threads=32, stages=1, whole=True)
 
 
 def recurrence(
@@ -114,7 +115,7 @@ def test_random_problems(dtype, rounds, engine, problems, check):
     for _ in rounds(3):
         given, options, what = problem(problems, dtype, 45 if few else 300, 20 if few else 90)
         z = problems.pick(None, problems.tensor(*given["x"].shape, dtype=dtype))
-        config = problems.pick(TINY, HELD) if few else None
+        config = problems.pick(TINY, HELD, WHOLE) if few else None
         found = ssd_chunk_scan(**given, z=z, **options, config=config)
         limits = {"softplus": options["dt_softplus"], "high": options["dt_max"]}
         wide = double(given)

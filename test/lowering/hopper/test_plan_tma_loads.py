@@ -11,7 +11,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.node import find
-from torch_tile.ir.stmt import Role
+from torch_tile.ir.stmt import Role, Stmt, calls
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.copy.op import Copy
@@ -74,6 +74,27 @@ def test_the_next_kernel_may_begin() -> None:
     assert any(isinstance(s, Role) for s in specialize_warps(kernel.program, build()).kernels[0].body.stmts)
     source = torch_tile.compile(kernel, target="cuda:sm_90a").source
     assert "wgmma" in source and "grid_launch" in source
+
+
+def test_all_roles_wait_for_the_kernel_before() -> None:
+    def inside(k, A, B, a, b, c, bx):
+        T.copy(A[bx * 64, k * 64], a)
+        T.copy(B[bx * 64, k * 64], b)
+        T.gemm(a, b, c, transpose_B=True)
+
+    program = specialize_warps(body(inside, begin=T.pdl_sync).program, build())
+    roles = [s for s in program.kernels[0].body.stmts if isinstance(s, Role)]
+    assert len(roles) == 2
+    for role in roles:  # before anything that reads memory
+        found = [n for n, one in enumerate(role.body.stmts) if calls(one, "grid_wait")]
+        reads = [n for n, one in enumerate(role.body.stmts) if any(isinstance(s, Copy) for s in find(one, Stmt))]
+        assert len(found) == 1 and found[0] < min(reads)
+
+    def late(k, A, B, a, b, c, bx):
+        T.pdl_sync()
+        inside(k, A, B, a, b, c, bx)
+
+    assert why_whole(body(late)) == ""  # which is no roles
 
 
 def test_tiles_that_are_read_after_the_loop() -> None:

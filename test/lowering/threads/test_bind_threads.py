@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one thread does, and that all threads together do what was asked: run by the thread interpreter."""
 
+from random import Random
+
 import pytest
 import torch
 
@@ -319,3 +321,47 @@ def test_which_nests_overwrite_a_tile(nest):
     loop = next(n for n in walk(kernel.program) if isinstance(n, For))
     (fragment,) = {n.buffer for n in walk(loop) if isinstance(n, Store)}
     assert is_overwritten(fragment, nest_of(loop, {})) == (nest == "whole")
+
+
+@pytest.mark.parametrize("place", ["layout given", "layout inferred", "several threads an element"])
+def test_iterations_that_meet_in_an_element_of_one_thread_are_spread(place, seed):
+    """A maximum by hand over rows and neighbours: each thread updates its own element with its part of the input."""
+    draw = Random(seed)
+    threads, vector, cols = draw.choice([64, 128]), draw.choice([2, 4, 8]), draw.choice([16, 32, 64])
+    at_once = threads * vector // cols  # rows that the threads hold in one step
+    rows = at_once * draw.choice([2, 4])
+    merged = 2 if place == "several threads an element" else 1
+
+    @T.prim_func
+    def kernel(A: T.Tensor((rows, cols), "float32"), B: T.Tensor((threads // merged,), "float32")):
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_fragment((rows, cols), "float32")
+            most = T.alloc_fragment((threads // merged,), "float32")
+            T.annotate_layout(
+                {
+                    a: T.Fragment(
+                        (rows, cols),
+                        forward_fn=lambda i, j: (
+                            (i * cols + j) // vector % threads,
+                            (i * cols) // (threads * vector) * vector + j % vector,
+                        ),
+                    )
+                }
+            )
+            if place == "layout given":
+                T.annotate_layout({most: T.Fragment((threads,), forward_fn=lambda k: (k, 0))})
+            T.copy(A, a)
+            T.fill(most, -1.0)
+            for i, j in T.Parallel(rows, cols):
+                k = (i % at_once * cols + j) // vector // merged
+                most[k] = T.max(most[k], a[i, j])
+            T.copy(most, B)
+
+    made = tilelang.compile(kernel, target="cuda:sm_80")
+    a, b = torch.rand(rows, cols, generator=torch.Generator().manual_seed(seed)), torch.zeros(threads // merged)
+    findings = made.interpret(a, b)
+    assert not findings, findings.report()
+    wanted = a.view(rows // at_once, threads // merged, vector * merged).amax((0, 2))
+    assert torch.equal(b, wanted)
+    program, build = bound(kernel)
+    assert ("runs in order" in str(build.schedule(program.name))) == (merged > 1)

@@ -44,6 +44,7 @@ def largest_by_copy_groups(N, threads=64):
             T.reducer_init(most)
             for i in T.Parallel(N):
                 T.reducer_update(most[0], A[i])
+            T.finalize_reducer(most)
             T.copy(most, B)
 
     return main

@@ -123,6 +123,26 @@ def flattened_too_narrow(A, B, C, i, j, k, n):
     A[0, i * 7 + j] += B[i, j]
 
 
+def pieces(A, B, C, i, j, k, n):
+    A[0, j // 2 * 8 + i * 2 + j % 2] += B[i, j]
+
+
+def pieces_of_pieces(A, B, C, i, j, k, n):
+    A[k, j // 4 * 16 + i * 4 + j // 2 % 2 + j % 2 * 2] += B[i, j]
+
+
+def pieces_too_narrow(A, B, C, i, j, k, n):
+    A[0, j // 2 * 6 + i * 2 + j % 2] += B[i, j]
+
+
+def pieces_without_rests(A, B, C, i, j, k, n):
+    A[0, j // 2 * 4 + i] += B[i, j]
+
+
+def pieces_of_two_sizes(A, B, C, i, j, k, n):
+    A[0, j // 2 * 32 + j // 3 * 8 + i * 2 + j] += B[i, j]
+
+
 def gathered_offset(A, B, C, i, j, k, n):
     A[0, i + C[j]] += B[i, j]
 
@@ -140,7 +160,9 @@ def counted(A, B, C, i, j, k, n):
     [
         (split_in_three, ["i"]), (several_rows, []), (interleaved, []), (halves, []), (overlapping_halves, ["j"]),
         (two_versions, []), (one_version, ["i", "j"]), (antidiagonals, ["i", "j"]), (flattened, []),
-        (flattened_too_narrow, ["i", "j"]), (gathered_offset, ["i", "j"]), (gathered_row, []), (counted, ["i", "j"]),
+        (flattened_too_narrow, ["i", "j"]), (pieces, []), (pieces_of_pieces, []), (pieces_too_narrow, ["i", "j"]),
+        (pieces_without_rests, ["j"]), (pieces_of_two_sizes, ["i", "j"]), (gathered_offset, ["i", "j"]),
+        (gathered_row, []), (counted, ["i", "j"]),
     ],
 )  # fmt: skip
 def test_iterations_that_may_meet(update, wanted):

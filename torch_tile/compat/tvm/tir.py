@@ -22,8 +22,8 @@ from torch_tile.language.values import Handle as _Handle
 PrimExpr = expr.Expr
 
 
-class _Kind(type):
-    """The class of these names: `has` tells whether an object is one, `make` builds one."""
+class _VirtualClass(type):
+    """A metaclass for names of TIR: `isinstance` asks `has`, a call asks `make`, and no object has the class itself."""
 
     has: Callable[[Any], bool]
     make: Callable[..., Any]
@@ -38,7 +38,7 @@ class _Kind(type):
 def _kind(name: str, has: Callable[[Any], bool], make: Callable[..., Any]) -> Any:
     """Name a kind of objects."""
     doc = (make.__doc__ or "").strip()
-    return _Kind(name, (), {"has": staticmethod(has), "make": staticmethod(make), "__doc__": doc})
+    return _VirtualClass(name, (), {"has": staticmethod(has), "make": staticmethod(make), "__doc__": doc})
 
 
 def const(value: float | int | bool, dtype: object = None) -> expr.Expr:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("torch_tile.inductor")
 
 WORTH = 0.99
+LEAN_WORTH = 1.05  # of kernels that leave out a tensor of LARGE bytes
+LARGE = 256 << 20
 """Share of Inductor's time that our time must be below. Near ties are noise, and Inductor's code exists already."""
 
 
@@ -38,17 +40,24 @@ WORTH = 0.99
 class Outcome:
     """Best times of both sides of a contest, in microseconds.
 
-    `others` are times at other sizes: (text of the sizes, tile, inductor).
+    `others` are times at other sizes: (text of the sizes, tile, inductor). `worth` is the most that ours may take of
+    Inductor's time at the traced sizes.
     """
 
     tile: float
     inductor: float
     others: tuple[tuple[str, float, float], ...] = ()
+    worth: float = WORTH
 
     @property
     def tile_wins(self) -> bool:
-        """Return whether our kernel is faster at the traced sizes (ties go to Inductor) and slower at no other size."""
-        return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
+        """Return whether our kernel is fast enough at the traced sizes and slower at no other size.
+
+        Ties go to Inductor, except for kernels that need less memory.
+        """
+        return self.tile < self.worth * self.inductor and all(
+            tile <= max(self.worth, 1 / WORTH) * inductor for _, tile, inductor in self.others
+        )
 
     def __str__(self) -> str:
         rest = (f"; {sizes}: {tile:.1f} and {inductor:.1f} us" for sizes, tile, inductor in self.others)

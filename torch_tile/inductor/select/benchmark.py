@@ -52,7 +52,7 @@ def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tup
         with compiling_kernels(new.graph) if is_called(new) else contextlib.nullcontext():
             spread = {n.target: numbers(n) for n in _placeholders(old)}  # the old graph shows what is a weight
             rivals = [
-                (_runner(m, options), [example(n, *spread.get(n.target, ())) for n in _placeholders(m)])
+                (_callable_of(m, options), [example(n, *spread.get(n.target, ())) for n in _placeholders(m)])
                 for m in (new, old)
             ]
             _run(*rivals[1])
@@ -66,7 +66,7 @@ def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
     return list(module.graph.find_nodes(op="placeholder"))
 
 
-def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
+def _callable_of(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a callable for a module: the module itself if it only calls kernels, else its compiled form."""
     if is_called(module) and not (options.get("max_autotune") and is_searched_for(module)):
         compute_constants(module)

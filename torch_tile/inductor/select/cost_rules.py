@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch_tile.hardware import VECTOR_BYTES, Target
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import aten, is_call, known, named_args, val
-from torch_tile.inductor.report.rows import Outcome
+from torch_tile.inductor.report.rows import LARGE, LEAN_WORTH, WORTH, Outcome
 from torch_tile.inductor.select.roofline import Peak, flops_of, peak_of, sizes_of
 from torch_tile.inductor.settings import Settings
 from torch_tile.kernels.attention.args import AttentionArgs
@@ -283,7 +283,8 @@ def compete_linear_loss(
     """Time `tile.linear_cross_entropy` and its gradients against `F.linear` and `F.cross_entropy`, on fake tensors.
 
     `tensors`: hidden, weight, target, bias or None, weights of the classes or None. Gradients are those of hidden,
-    weight and bias that are required, from an upstream gradient of ones.
+    weight and bias that are required, from an upstream gradient of ones. As ours stores no logits, it may be a little
+    slower where they are large.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -321,4 +322,5 @@ def compete_linear_loss(
         fakes[0] = fakes[0].new_empty((*fakes[2].shape, fakes[0].shape[-1]))  # as many rows as there are targets
         given = [x for x in fakes if x is not None]
         new, old = (_traced(timed(loss), given) for loss in (ours, theirs))
-    return decide(new, old, settings)
+        logits = compat.size_hint(fakes[2].numel()) * compat.size_hint(fakes[1].shape[0]) * fakes[0].dtype.itemsize
+    return decide(new, old, settings, LEAN_WORTH if logits >= LARGE else WORTH)

@@ -33,7 +33,7 @@ from torch_tile.inductor import compat
 from torch_tile.inductor.graph.extract import body_of, rivals, without_views
 from torch_tile.inductor.graph.inline import captured, expand
 from torch_tile.inductor.graph.nodes import Rewrite, val
-from torch_tile.inductor.report.rows import Outcome, log
+from torch_tile.inductor.report.rows import WORTH, Outcome, log
 from torch_tile.inductor.select import benchmark
 from torch_tile.inductor.select.benchmark import is_called
 from torch_tile.inductor.select.real_inputs import order_of_magnitude
@@ -65,14 +65,14 @@ def compete_captured(node: Node, reference: Callable[..., torch.Tensor], setting
     return decide(*without_views(new, old), settings)
 
 
-def decide(new: GraphModule, old: GraphModule, settings: Settings) -> Outcome:
-    """Return the stored outcome for this pair of graphs, or measure it."""
+def decide(new: GraphModule, old: GraphModule, settings: Settings, worth: float = WORTH) -> Outcome:
+    """Return the stored outcome for this pair of graphs, or measure it. `worth` is explained in `Outcome`."""
     values = [val(n) for n in new.graph.find_nodes(op="placeholder")]
     cheap = settings.thorough or (is_called(new) and is_called(old))
     sizes = buckets(values) if cheap else []
-    key = _key(new, old, settings, sizes)
+    key = _key(new, old, settings, sizes, worth)
     if key not in _outcomes:
-        word = agreed(key, lambda: _text(_load(key) or _measure(new, old, key, settings, sizes)))
+        word = agreed(key, lambda: _text(_load(key) or _measure(new, old, key, settings, sizes, worth)))
         _outcomes[key] = _outcome(word)
     return _outcomes[key]
 
@@ -130,7 +130,9 @@ def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(compat.size_hint(s) for s in sizes)
 
 
-def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence[compat.Sizes]) -> str:
+def _key(
+    new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence[compat.Sizes], worth: float = WORTH
+) -> str:
     """Return the digest under which the outcome of a contest is stored."""
     facts = (
         _machine(),
@@ -139,6 +141,7 @@ def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence
         torch.__version__,
         repr(settings),
         repr(list(map(_name, sizes))),
+        repr(worth),
     )
     text = "\0".join((_describe(new), _describe(old), *facts))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -176,7 +179,7 @@ def _outcome(text: str) -> Outcome:
     """Parse the text that `_text` made. Raises ValueError, KeyError or TypeError for any other text."""
     data = json.loads(text)
     others = tuple((str(name), float(tile), float(inductor)) for name, tile, inductor in data.get("others", ()))
-    return Outcome(float(data["tile"]), float(data["inductor"]), others)
+    return Outcome(float(data["tile"]), float(data["inductor"]), others, float(data["worth"]))
 
 
 def _name(sizes: compat.Sizes) -> str:
@@ -199,20 +202,25 @@ def _save(key: str, outcome: Outcome) -> None:
 
 
 def _measure(
-    new: GraphModule, old: GraphModule, key: str, settings: Settings, sizes: Sequence[compat.Sizes] = ()
+    new: GraphModule,
+    old: GraphModule,
+    key: str,
+    settings: Settings,
+    sizes: Sequence[compat.Sizes] = (),
+    worth: float = WORTH,
 ) -> Outcome:
     """Time both graphs at the traced sizes and at `sizes`; save the outcome."""
     start, options = time.perf_counter(), {"max_autotune": settings.thorough}
     tile, inductor = benchmark.times(new, old, options)
     others = []
     # A kernel that loses at the traced sizes is not timed at other sizes.
-    for each in sizes if Outcome(tile, inductor).tile_wins else ():
+    for each in sizes if Outcome(tile, inductor, worth=worth).tile_wins else ():
         try:
             with compat.at_sizes(each):
                 others.append((_name(each), *benchmark.times(new, old, options)))
         except Exception:
             log.debug("no contest %s", _name(each), exc_info=True)  # these sizes may break a rule of the model
-    outcome = Outcome(tile, inductor, tuple(others))
+    outcome = Outcome(tile, inductor, tuple(others), worth)
     log.debug("a contest took %.2f s: %s", time.perf_counter() - start, outcome)
     _save(key, outcome)
     told.get()()

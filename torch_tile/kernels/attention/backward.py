@@ -41,7 +41,7 @@ from torch_tile.kernels.attention.sequences import (
     plan,
     store_own,
 )
-from torch_tile.kernels.attention.softmax import weigh
+from torch_tile.kernels.attention.softmax import hide_keys, weigh
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import LIST_REGISTERS, Problem, divides, side_by_side
 from torch_tile.kernels.common import (
@@ -276,7 +276,7 @@ def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | No
     return next((tilings for tilings in found if tilings is not None), None)
 
 
-def _of_kind(kind: _Kind, spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
+def _of_kind(kind: _Candidates, spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
     """Choose the first tiling of each kernel that fits the machine, among those of a kind."""
 
     def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
@@ -333,8 +333,8 @@ WIDE_NUMBERS = _Budget(184)  # float32 and float64
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A list of candidate tilings by falling size. `dv` and `dk` are for kernels of their own.
+class _Candidates:
+    """The candidate tilings of each gradient, by falling size. `dv` and `dk` are for kernels of their own.
 
     A tiling must fit the `budget`, or that of wgmma where its products compile to that.
     """
@@ -347,7 +347,7 @@ class _Kind:
 
 
 # Queries and keys of a block, threads, stages.
-HOPPER = _Kind(
+HOPPER = _Candidates(
     (Config(128, 64, 256, 3), Config(128, 64, 256, 2), Config(64, 64, 128, 2), Config(64, 32, 128, 1)),
     (
         Config(64, 128, 256, 2),
@@ -365,12 +365,12 @@ HOPPER = _Kind(
 WIDE_KEYS = 128  # keys of a block below which dk and dv are better made apart: those of two warpgroups of wgmma
 # Two blocks of keys on a multiprocessor, for narrow heads.
 SHARING = Config(64, 64, 128, 2, blocks=2)
-HALVES = _Kind(
+HALVES = _Candidates(
     (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
     (Config(32, 64, 128, 2), Config(32, 64, 256, 1), Config(16, 32, 128, 1), Config(16, 16, 128, 1)),
     MMA_SYNC,
 )
-WIDE = _Kind(
+WIDE = _Candidates(
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dq),
     tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dkv),
     WIDE_NUMBERS,
@@ -577,10 +577,9 @@ def query_gradients(config: Config, spec: Spec) -> Any:
                     for probs_of, value in zip(probs, found, strict=True):
                         probs_of[i, j] = value
                 if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
-                    for i, j in T.Parallel(rows, keys):
-                        seen = spec.sees(span.first + i, step * keys, j, keys, span.q_offset, window, span.keys)
-                        for probs_of in probs if layout.fixed else [*probs, dp]:
-                            probs_of[i, j] = T.if_then_else(seen, probs_of[i, j], 0.0)
+                    tiles = probs if layout.fixed else [*probs, dp]
+                    limits = span.q_offset, window, span.keys
+                    hide_keys(spec, tiles, 0.0, lambda i: span.first + i, step * keys, *limits)
                 for i, j in T.Parallel(rows, keys):
                     for probs_of, grad_of in zip(probs, grads, strict=True):
                         grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)

@@ -26,9 +26,9 @@ from torch_tile.kernels.attention.scaled_keys import (
     E4M3,
     GAIN,
     Scales,
-    in_units,
     raise_scores,
     scale_scores,
+    scale_to_float16,
     scale_types,
     sign_weights,
     widen,
@@ -43,7 +43,7 @@ from torch_tile.kernels.attention.sequences import (
     plan,
     store_own,
 )
-from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
+from torch_tile.kernels.attention.softmax import begin_rows, exponentiate, hide_keys
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
 from torch_tile.kernels.common import (
@@ -265,7 +265,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 if config.narrow and spec.dtype == torch.bfloat16:
                     queries = T.alloc_fragment((rows, spec.tile_d), torch.float16)
                     unit_of_row = T.alloc_fragment((rows,), accum)
-                    in_units(q_tile, queries, unit_of_row)
+                    scale_to_float16(q_tile, queries, unit_of_row)
                 elif config.resident:
                     queries = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
                     T.copy(q_tile, queries)
@@ -309,11 +309,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                             product = scores[i, j] if spec.score or spec.folded else scores[i, j] * scale
                             scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
                     if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
-                        for i, j in T.Parallel(rows, keys):
-                            row = T.min(span.first + i, span.length - 1)
-                            query = row % q_len if packed else row
-                            seen = spec.sees(query, step * keys, j, keys, span.q_offset, window, span.keys)
-                            scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
+                        limits = span.q_offset, window, span.keys
+                        hide_keys(spec, [scores], -infinity, here.query, step * keys, *limits)
                     gain, sizes = 0.0, None
                     if config.narrow:
                         gain, sizes = GAIN, T.alloc_fragment((keys,), accum)

@@ -22,7 +22,7 @@ from torch_tile.kernels.attention import forward
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args
 from torch_tile.kernels.attention.arguments import bounded, empty_beside
 from torch_tile.kernels.attention.forward import default_scale, store_rows, store_staged
-from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
+from torch_tile.kernels.attention.softmax import begin_rows, exponentiate, hide_keys
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import Problem
 from torch_tile.kernels.common import (
@@ -188,10 +188,10 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                     for i, j in T.Parallel(rows, keys):
                         scores[i, j] = scores[i, j] * factor
                 if spec.needs_mask(config, iteration, step, extremes, q_offset, window, kv_len):
-                    for i, j in T.Parallel(rows, keys):
-                        query = T.min(first_row + i, q_len - 1)
-                        seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
-                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
+                    limits = q_offset, window, kv_len
+                    hide_keys(
+                        spec, [scores], -infinity, lambda i: T.min(first_row + i, q_len - 1), step * keys, *limits
+                    )
                 # Tensor cores sum products of float8 in fewer digits than float32 has: none is lost by their scale.
                 exact = not form.transposed
                 exponentiate(scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=exact, gain=GAIN)

@@ -106,11 +106,16 @@ class Rows:
     members: Any
     q_offset: Any = 0
 
+    def query(self, i: Any) -> Any:
+        """Return the query of row i."""
+        row = T.min(self.first + i, self.length - 1)
+        return row % self.queries if self.packed else row
+
     def place(self, i: Any, key: Any) -> dict[str, tuple[Any, ...]]:
         """Return an operand's indices for the score of row i and a key, dimension by dimension."""
         row = T.min(self.first + i, self.length - 1)
-        query, member = (row % self.queries, row // self.queries) if self.packed else (row, self.member)
-        return {"b": (self.sequence,), "h": (self.head, member), "q": (query,), "k": (key,)}
+        member = row // self.queries if self.packed else self.member
+        return {"b": (self.sequence,), "h": (self.head, member), "q": (self.query(i),), "k": (key,)}
 
     def corner(self, key: Any) -> dict[str, tuple[Any, ...]]:
         """Return the indices of an operand's tile for this block's rows and the keys from `key` on."""

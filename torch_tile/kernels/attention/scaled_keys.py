@@ -41,7 +41,7 @@ LEAST_PEAK, MOST_PEAK = 2.0**-100, 2.0**100  # of a row of queries, so that its 
 
 
 @T.macro
-def in_units(tile: Any, queries: Any, unit: Any) -> None:
+def scale_to_float16(tile: Any, queries: Any, unit: Any) -> None:
     """Write a tile of bfloat16 queries as float16, each row as multiples of a power of two, `unit` `[rows]`.
 
     Float8 then becomes the type of the queries in one instruction for a pair. A row's largest magnitude is 0.5 to 1

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch_tile.language as T
@@ -113,6 +113,29 @@ def exponentiate(
         T.reduce_sum(shares, block_row_sum, dim=1)
         for i in T.Parallel(rows):
             row_sum[i] = row_sum[i] * rescale[i] + block_row_sum[i]
+
+
+@T.macro
+def hide_keys(
+    spec: Spec, tiles: Sequence[Any], hidden: float, query_of: Callable[[Any], Any], first: Any, *limits: Any
+) -> None:
+    """Set elements of `tiles` `[rows, keys]` to `hidden` where the query of a row does not see the key. `limits` are
+    the offset of queries, the window and the number of keys.
+
+    Each row's ends are kept in 32 bits. As expressions they are differences that may need 64, for each key.
+    """
+    rows, keys = tiles[0].shape
+    end = T.alloc_fragment((rows,), "int32")
+    begin = T.alloc_fragment((rows,), "int32") if spec.windowed else None
+    for i in T.Parallel(rows):
+        seen_from, seen_to = spec.keys_seen(query_of(i), first, keys, *limits)
+        end[i] = seen_to
+        if spec.windowed:
+            begin[i] = seen_from
+    for i, j in T.Parallel(rows, keys):
+        seen = T.logical_and(j >= begin[i], j < end[i]) if spec.windowed else j < end[i]
+        for tile in tiles:
+            tile[i, j] = T.if_then_else(seen, tile[i, j], hidden)
 
 
 @T.macro

@@ -251,18 +251,14 @@ class Spec:
             needs_mask = T.logical_or(needs_mask, step * config.block_kv <= last_query + q_offset - window)
         return needs_mask
 
-    def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Return whether the causal and window rules let a query see a key. The key is `key` of a block of keys that
-        begins at `first`.
-
-        What a row sees of a block is known before its keys, in numbers that fit in 32 bits.
+    def keys_seen(self, query: Any, first: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
+        """Return the first and the end of the keys that the causal and window rules let a query see, in a block of
+        `block_kv` keys that begins at `first`. Both count from there.
         """
         q_offset = q_offset if self.shifted else 0
         end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len
-        seen = key < T.max(T.min(end - first, block_kv), 0)
-        if self.windowed:
-            seen = T.logical_and(seen, key > T.max(T.min(query + q_offset - window - first, block_kv), -1))
-        return seen
+        end = T.max(T.min(end - first, block_kv), 0)
+        return T.max(T.min(query + q_offset - window - first, block_kv), -1) + 1 if self.windowed else 0, end
 
     def masked(self, score: Any, *mask: Any) -> Any:
         """Apply the mask's element to a score, if there is a mask. A hidden score becomes -inf."""

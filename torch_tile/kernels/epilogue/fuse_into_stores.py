@@ -111,8 +111,8 @@ def _is_whole(region: Region) -> bool:
 
 
 @contextlib.contextmanager
-def _on_the_line_of(author: Stmt) -> Iterator[None]:
-    """Give new nodes the line of an author's statement."""
+def _with_span_of(author: Stmt) -> Iterator[None]:
+    """Give nodes that are made inside the span of an author's statement."""
     span_source.append(lambda: author.span)
     try:
         yield
@@ -160,7 +160,7 @@ class _Stores(Rewriter):
             at = {} if through is None else {through: Load(tile.buffer, spread(tile, point))}
             return self._stored(values, spread(tile, point), value, spread(place, point), at)
 
-        with _on_the_line_of(fill):
+        with _with_span_of(fill):
             brought = () if through is None else (Copy(rebuilt(place, buffer=through), tile),)
             nest, last = parallel(squeezed(tile), element), rebuilt(fill, src=rebuilt(tile, buffer=values))
             return Block((Alloc(values), *brought, nest, last))
@@ -169,7 +169,7 @@ class _Stores(Rewriter):
         """Apply the epilogue to the stored value."""
         if node.buffer is not self.result:
             return node
-        with _on_the_line_of(node):
+        with _with_span_of(node):
             return self._stored(self.new, node.indices, node.value, node.indices)
 
     def _stored(

@@ -43,7 +43,7 @@ def columns_for(rows: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Slots:
+class ColumnOrder:
     """The order in which a product sums up the columns of a run of `width` columns.
 
     Lane q of the four lanes that share a row of an operand holds slots 4 q to 4 q + 3 of 16, as four bytes. These are
@@ -52,34 +52,40 @@ class Slots:
 
     width: int
     high_first: bool
+    bits: int = 4  # of a field
 
     @property
     def words(self) -> int:
         """Number of words of a lane."""
-        return self.width // 32
+        return self.width * self.bits // 128
+
+    @property
+    def fields(self) -> int:
+        """Number of fields of a byte."""
+        return 8 // self.bits
 
     def word(self, slot: Any) -> Any:
         """Return the word of a run that holds the column of a slot."""
-        return slot % 16 // 4 * self.words + slot // 32
+        return slot % 16 // 4 * self.words + slot // (16 * self.fields)
 
-    def upper(self, slot: Any) -> Any:
-        """Return 1 if the slot takes upper fields of a word's bytes, else 0."""
-        return slot // 16 % 2
+    def field(self, slot: Any) -> Any:
+        """Return which fields of a word's bytes the slot takes; 0 are the lowest bits."""
+        return slot // 16 % self.fields
 
     def column(self, slot: Any) -> Any:
         """Return the column of a slot."""
-        second = self.upper(slot)
-        return self.word(slot) * 8 + slot % 4 * 2 + (1 - second if self.high_first else second)
+        field = self.fields - 1 - self.field(slot) if self.high_first else self.field(slot)
+        return self.word(slot) * 4 * self.fields + slot % 4 * self.fields + field
 
 
-def slots_of(spec: Spec) -> Slots:
+def column_order(spec: Spec) -> ColumnOrder:
     """Return the order of a run's columns for weights that lie in memory as a `Spec` says."""
     group = spec.storage.group
-    return Slots(min(group, RUN) if group else RUN, spec.storage.high_first)
+    return ColumnOrder(min(group, RUN) if group else RUN, spec.storage.high_first)
 
 
 @jit
-def split_rows(dtype: torch.dtype, slots: Slots, vector: int) -> Any:
+def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int) -> Any:
     """Build the kernel that splits rows of a into planes of bytes, in the order of slots, and finds what a unit of each
     plane stands for in each run. Row i becomes planes 3 i, 3 i + 1 and 3 i + 2, the lowest bytes first.
     """
@@ -93,6 +99,7 @@ def split_rows(dtype: torch.dtype, slots: Slots, vector: int) -> Any:
         units: T.Tensor((runs, columns), torch.float32),
     ):
         with T.Kernel(T.ceildiv(k, PART), m, threads=128) as (bx, row):
+            T.pdl_trigger()
             numbers = T.alloc_fragment((count, width), "float32")
             sizes = T.alloc_fragment((count, width), "int32")
             largest = T.alloc_fragment((count,), "int32")
@@ -130,7 +137,7 @@ def multiply(
 
     A span is so many steps that bulk copies can bring its scales. Loads by threads would be waited for in each step.
     """
-    bm, bn, bk, slots = config.block_m, config.block_n, config.block_k, slots_of(spec)
+    bm, bn, bk, slots = config.block_m, config.block_n, config.block_k, column_order(spec)
     bs, scales, _, _ = spec.sort(operands)
     storage, width, steps = spec.storage, slots.width, span_of(spec, config)
     wk, groups = bk // storage.fields, storage.groups(bk)
@@ -182,12 +189,11 @@ def span_of(spec: Spec, config: Config) -> int:
 @T.macro
 def widened(spec: Spec, words: Any, rows: int) -> Any:
     """Widen the fields of a run to bytes that are 16 times as large."""
-    slots = slots_of(spec)
+    slots = column_order(spec)
     weights = T.alloc_fragment((rows, slots.width), "int8")
     fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
     for j, four in T.Parallel(rows, slots.width // 4):
-        word, upper = words[j, slots.word(four * 4)], slots.upper(four * 4)
-        fields = (word << (4 - 4 * upper)) & UPPER_FIELDS
+        fields = (words[j, slots.word(four * 4)] << (4 - 4 * slots.field(four * 4))) & UPPER_FIELDS
         fours[j, four] = fields if spec.storage.signed else fields ^ SIGNS  # 8 less
     for j, slot in T.Parallel(rows, slots.width):
         weights[j, slot] = T.cast(T.cast(fours[j, slot // 4] >> slot % 4 * 8, "uint8"), "int8")
@@ -200,7 +206,7 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
     a part of K of one tile.
     """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
-    whole = replace(spec, product=replace(spec.product, vector=slots_of(spec).width))  # k is a multiple of a run
+    whole = replace(spec, product=replace(spec.product, vector=column_order(spec).width))  # k is a multiple of a run
     m, n, k, _, types = whole.types()
     runs = T.dynamic("runs")
     own = -(-bn // count)  # rows of the weights
@@ -213,6 +219,7 @@ def plane_matmul(config: Config, spec: Spec) -> Any:
         spans = T.ceildiv(k, bk * span_of(spec, config))
         with T.Kernel(T.ceildiv(n, bn) * count, threads=config.threads, cluster_dims=count) as block:
             T.annotate_min_blocks_per_sm(config.resident)
+            T.pdl_sync()
             split, bx = block % count, block // count
             share = T.ceildiv(spans, count)
             last = T.min(split * share + share, spans)
@@ -262,7 +269,7 @@ def run(spec: Spec, tensors: list[torch.Tensor], out: torch.Tensor, config: Conf
     if storage.scale and storage.group:
         scale = replace(storage.scale, whole=BULK_BYTES // storage.scale.dtype.itemsize)
         spec = replace(spec, storage=replace(storage, scale=scale))
-    slots, k = slots_of(spec), a.shape[1]
+    slots, k = column_order(spec), a.shape[1]
     planes = a.new_empty((config.block_m, k), dtype=torch.int8)
     units = a.new_empty((k // slots.width, config.block_m), dtype=torch.float32)
     machine.kernel(split_rows)(a.dtype, slots, spec.product.vector)(a, planes, units)

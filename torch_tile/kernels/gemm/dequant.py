@@ -112,7 +112,8 @@ def multiply(
 ) -> Any:  # fmt: skip
     """Compute the products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K.
 
-    `matrix` is the index of each w if there are several.
+    If bulk copies bring scales and zeros, they are summed over spans of steps instead (`span_of`). `matrix` is the
+    index of each w if there are several.
     """
     bm, bn, bk, storage = config.block_m, config.block_n, config.block_k, spec.storage
     bs, scales, zeros, _ = spec.sort(operands)
@@ -120,6 +121,7 @@ def multiply(
     a_tile = T.alloc_shared((bm, bk), spec.operand)
     table = pairs_of(storage.format, storage.high_first, spec.operand) if spec.has_table(config) else None
     b_tiles, products, factors = [], [], []
+    unit = span_of(spec, config)
     for number, transposed in enumerate(storage.transposed):
         product = T.alloc_fragment((bn, bm), compute_dtype(spec.product.dtype))
         T.clear(product)
@@ -127,10 +129,17 @@ def multiply(
         b_tiles.append(T.alloc_shared((wk, bn) if transposed else (bn, wk), storage.words))
         given = scales[number : number + 1], zeros[number : number + 1]
         columns = pieces[0].columns * (storage.scale.together if storage.scale else 1)
-        factors.append([Factors(spec, *given, matrix, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
-        for run in factors[-1]:
+        tiles = [
+            T.alloc_shared((bn, kind.columns(unit * bk, storage.group)), kind.dtype) if kind and unit else None
+            for kind in (storage.scale, storage.zero)
+        ]
+        runs = [Factors(spec, *given, matrix, (col, bn), (at, bk, columns), tiles) for at in range(0, bk, columns)]
+        factors.append(runs)
+        for run in runs:
             run.fetch(first)
-    for step in T.Pipelined(first, last, num_stages=config.stages):
+
+    def add_step(step: Any, within: Any) -> None:
+        """Add the products of one step, number `within` of its span."""
         T.copy(a[row, step * bk], a_tile)
         for b, b_tile, product, runs, transposed in zip(
             bs, b_tiles, products, factors, storage.transposed, strict=True
@@ -139,7 +148,7 @@ def multiply(
             # All read first, widened then: the tile may be filled again before the products begin. Where sums are
             # scaled, each piece is read and widened beside the products of the piece before.
             words = [] if late else [read(b_tile, transposed, piece.of(wk, bk), bn) for piece in pieces]
-            taken = [found for run in runs for found in run.take(step + 1)]
+            taken = [found for run in runs for found in run.take(step + 1, within)]
             sums = [T.alloc_fragment((bn, bm), product.dtype) if late else product for _ in pieces]
             ready = []
             for number, (piece, total) in enumerate(zip(pieces, sums, strict=True)):
@@ -154,6 +163,16 @@ def multiply(
                 for partial, (scale, _) in zip(sums, taken, strict=True):
                     for j, i in T.Parallel(bn, bm):
                         product[j, i] += partial[j, i] * T.cast(scale[storage.scale.place(j, 0)], partial.dtype)
+
+    if unit:
+        for span in T.Pipelined(first, last, num_stages=2):
+            for runs in factors:
+                runs[0].load(span)
+            for within in T.Pipelined(unit, num_stages=config.stages):
+                add_step(span * unit + within, within)
+    else:
+        for step in T.Pipelined(first, last, num_stages=config.stages):
+            add_step(step, 0)
     return products
 
 
@@ -184,7 +203,11 @@ def add_products(pieces: Sequence[tuple[Piece, Any, Any]], a_tile: Any, block_k:
 
 
 class Factors:
-    """The scales and zeros of a run of a step's columns, or of several, fetched a step before they are taken."""
+    """The scales and zeros of a run of a step's columns, or of several.
+
+    Bulk copies bring those of a span of steps to tiles. Else they are fetched a step before they are taken. Then a
+    warp that releases a tile waits for them, too.
+    """
 
     row: Any
     start: int
@@ -194,42 +217,71 @@ class Factors:
 
     def __init__(
         self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], matrix: tuple[Any, ...], rows: tuple[Any, int],
-        columns: tuple[int, int, int],
+        columns: tuple[int, int, int], tiles: Sequence[Any],
     ):  # fmt: skip
         """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count), of a matrix
-        if there are several.
+        if there are several. `tiles` of scales and zeros are shared by all runs of a step; None if they are fetched.
         """
         storage, (self.row, count), (self.start, self.step, width) = spec.storage, rows, columns
         self.matrix = matrix
         self.storage, self.found = storage, list[Any]()
-        for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
+        found = scales if storage.group else [], zeros  # a scale of a whole row is applied at the end
+        for kind, given, tile in zip((storage.scale, storage.zero), found, tiles, strict=True):
             if kind and given:
                 shape = kind.place(count, storage.groups(width) // kind.together)
                 now = [T.alloc_fragment(shape, spec.taken(kind)) for _ in range(kind.together)]
-                self.found.append((kind, given[0], T.alloc_fragment(shape, kind.dtype), now))
+                ahead = T.alloc_fragment(shape, kind.dtype) if tile is None else tile
+                self.found.append((kind, given[0], ahead, now, tile is not None))
             else:
                 self.found.append(None)
 
-    def fetch(self, step: Any) -> None:
-        """Begin to load the factors of a step."""
-        group = self.storage.first_group(step, self.step, self.start)
-        for kind, given, ahead, _ in filter(None, self.found):
-            T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
+    def load(self, span: Any) -> None:
+        """Load the factors of a span, of all runs of its steps."""
+        for kind, given, tile, _, copied in filter(None, self.found):
+            if copied:
+                T.copy(given[(*self.matrix, *kind.place(self.row, span * tile.shape[1]))], tile)
 
-    def take(self, next_step: Any) -> list[list[Any]]:
-        """Return the fetched scales and zeros of each run, and fetch those of the next step. None stands for missing
-        factors.
+    def fetch(self, step: Any) -> None:
+        """Begin to load the factors of a step, if they do not come with its span."""
+        group = self.storage.first_group(step, self.step, self.start)
+        for kind, given, ahead, _, copied in filter(None, self.found):
+            if not copied:
+                T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
+
+    def take(self, next_step: Any, within: Any) -> list[list[Any]]:
+        """Return the scales and zeros of each run of step `within` of a span, and fetch those of the next step. None
+        stands for missing factors.
         """
-        for kind, _, ahead, runs in filter(None, self.found):
+        group = self.storage.first_group(within, self.step, self.start)
+        for kind, _, ahead, runs, copied in filter(None, self.found):
             for number, now in enumerate(runs):
-                if kind.power:
-                    for i, j in T.Parallel(*now.shape):
-                        now[i, j] = kind.value(ahead[i, j], now.dtype, number)
-                else:
-                    T.copy(ahead, now)
+                first = kind.place(0, group // kind.together) if copied else (0, 0)
+                for i, j in T.Parallel(*now.shape):
+                    stored = ahead[first[0] + i, first[1] + j]
+                    now[i, j] = kind.value(stored, now.dtype, number) if kind.power else T.cast(stored, now.dtype)
         self.fetch(next_step)
         count = max((kind.together for kind, *_ in filter(None, self.found)), default=1)
-        return [[found and found[-1][number] for found in self.found] for number in range(count)]
+        return [[found and found[3][number] for found in self.found] for number in range(count)]
+
+
+def span_of(spec: Spec, config: Config) -> int:
+    """Return the steps of a span, whose scales and zeros of a row are at least 16 bytes. 0 if they are fetched."""
+    kinds = [kind for kind in (spec.storage.scale, spec.storage.zero) if kind]
+    if not spec.storage.group or not kinds or any(kind.whole == 1 for kind in kinds):
+        return 0
+    return max(1, *(kind.columns_of(spec.storage.group) // config.block_k for kind in kinds))
+
+
+def span_bytes(spec: Spec, config: Config) -> list[int]:
+    """Return the bytes of a row's scales, and of its zeros, in a span; nothing if they are fetched."""
+    span, storage = span_of(spec, config) * config.block_k, spec.storage
+    kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
+    return [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
+
+
+def spans_of(config: Config, spec: Spec, k: Any) -> Any:
+    """Return the number of spans of K, or of steps if scales and zeros are fetched."""
+    return T.ceildiv(k, config.block_k * max(1, span_of(spec, config)))
 
 
 @jit
@@ -237,14 +289,14 @@ def dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights
     come in a row.
     """
-    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    bm, bn = config.block_m, config.block_n
     m, n, k, a_type, types = spec.types()
 
     @T.prim_func
     def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), threads=config.threads) as (by, bx):
             T.annotate_min_blocks_per_sm(config.resident)
-            products = multiply(config, spec, a, operands, by * bm, bx * bn, 0, T.ceildiv(k, bk))
+            products = multiply(config, spec, a, operands, by * bm, bx * bn, 0, spans_of(config, spec, k))
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i
                 col = bx * bn + j
@@ -258,7 +310,7 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
     added.
     """
-    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    bm, bn = config.block_m, config.block_n
     splits = T.dynamic("splits")
     m, n, k, a_type, types = spec.types()
     accum, count = compute_dtype(spec.product.dtype), len(spec.storage.transposed)
@@ -269,8 +321,9 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
         out: T.Tensor((m, n), spec.product.out_dtype),
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), splits, threads=config.threads) as (by, bx, split):
-            share = T.ceildiv(T.ceildiv(k, bk), splits)
-            last = T.min(split * share + share, T.ceildiv(k, bk))
+            spans = spans_of(config, spec, k)
+            share = T.ceildiv(spans, splits)
+            last = T.min(split * share + share, spans)
             products = multiply(config, spec, a, operands, by * bm, bx * bn, split * share, last)
             for number, product in enumerate(products):
                 for i, j in T.Parallel(bm, bn):
@@ -287,18 +340,18 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
 @jit
 def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel for few tiles and a long K: the blocks of a cluster each sum up a part of K of one tile."""
-    bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
+    bm, bn, count = config.block_m, config.block_n, config.splits
     m, n, k, a_type, types = spec.types()
     own = -(-bn // count)  # rows of the weights
 
     @T.prim_func
     def cluster_dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
-        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
+        rows, columns, spans = T.ceildiv(m, bm), T.ceildiv(n, bn), spans_of(config, spec, k)
         with T.Kernel(rows * columns * count, threads=config.threads, cluster_dims=count) as block:
             T.annotate_min_blocks_per_sm(config.resident)
             split, by, bx = block % count, block // count % rows, block // count // rows
-            share = T.ceildiv(steps, count)
-            last = T.min(split * share + share, steps)
+            share = T.ceildiv(spans, count)
+            last = T.min(split * share + share, spans)
             products = multiply(config, spec, a, operands, by * bm, bx * bn, split * share, last)
             parts = left_for_cluster(products)
             for i, j in T.Parallel(bm, own):
@@ -340,6 +393,7 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
         byte_planes.run(spec, tensors, out, config, machine)
         return
     spec, tensors = together(spec, tensors, config)
+    spec = with_copied_factors(spec, tensors, config, machine)
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, spec)(*tensors, out)
         return
@@ -409,8 +463,32 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
     return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
 
 
+def with_copied_factors(spec: Spec, tensors: Sequence[torch.Tensor], config: Config, machine: Machine) -> Spec:
+    """Let bulk copies bring scales and zeros, where each row of these is whole pieces of 16 bytes, and blocks that
+    share a sum over K have whole spans.
+    """
+    storage, count, k = spec.storage, len(spec.storage.transposed), tensors[0].shape[1]
+    bulk = machine.is_gpu and machine.target.has_wgmma and storage.words == torch.int32 and not any(storage.transposed)
+    if not bulk or not storage.group:
+        return spec
+    changes: dict[str, Any] = {}
+    first = 1 + count
+    for name, kind in (("scale", storage.scale), ("zero", storage.zero)):
+        if kind:
+            factors, first = tensors[first : first + count], first + count
+            if kind.transposed or vector_of(factors, [x.shape[-1] for x in factors]) == 1:
+                return spec
+            changes[name] = replace(kind, whole=SPAN_BYTES // kind.dtype.itemsize)
+    found = replace(spec, storage=replace(storage, **changes))
+    columns = span_of(found, config) * config.block_k
+    whole = all(columns % kind.columns_of(storage.group) == 0 for kind in changes.values())
+    shared = config.splits == 1 or k % (config.splits * columns) == 0
+    return found if columns <= LONGEST_SPAN and whole and shared else spec
+
+
 # Tilings of a product with weights of few bits. They change the speed, never the result.
 
+SPAN_BYTES, LONGEST_SPAN = 16, 2048  # of scales of a row that come at once, at least; columns of a span
 ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by rows of a; for more rows MANY_COLUMNS
 MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
 MOST_GROUPS = 8  # of columns with a scale each in a step: each has sums of its own
@@ -536,22 +614,31 @@ def _stages(config: Config, problem: Problem, machine: Machine) -> int:
     alone = replace(config, stages=1, cluster=False)
     one = footprint(alone, problem.dtype, problem.products, problem.bits, False).tile_bytes
     table = TABLE * problem.dtype.itemsize if has_table(config, problem.coded) else 0
-    return (machine.target.shared_limit - SPARE - table) // one
+    # Scales of at most 4 bytes and zeros, of which copies bring two spans.
+    groups = config.block_k // problem.group if problem.group else 0
+    factors = 2 * (4 * groups + 2 * SPAN_BYTES) * config.block_n * problem.products if problem.group else 0
+    return (machine.target.shared_limit - SPARE - table - factors) // one
 
 
 def footprint(
-    config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool, coded: bool = False
-) -> Footprint:
-    """Compute the shared memory of a, the words, a table, a cluster's sums, and the weights of exact products."""
+    config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool, coded: bool = False,
+    factors: Sequence[int] = (),
+) -> Footprint:  # fmt: skip
+    """Compute the shared memory of a, the words, a table, a cluster's sums, and the weights of exact products.
+
+    `factors` are the bytes of a row's scales, and of its zeros, in a span.
+    """
     bm, bn, bk, whole = config.block_m, config.block_n, config.block_k, 8 * operand.itemsize
     tiles = [Tile(bm, bk, whole, config.stages, (Part.LOOP,))]
     tiles += [Tile(bn, bk, bits, config.stages, (Part.LOOP,))] * products
+    tiles += [Tile(bn, size, 8, 2, (Part.LOOP,)) for size in factors] * products
     if has_table(config, coded):
-        tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP)))
+        tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP), bulk=False))
     if operand == torch.float32:
-        tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,)))
+        tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,), bulk=False))
     if config.cluster:
-        tiles += [Tile(bn, bm, 8 * compute_dtype(operand).itemsize, parts=(Part.LEAVING,))] * products
+        accum = 8 * compute_dtype(operand).itemsize
+        tiles += [Tile(bn, bm, accum, parts=(Part.LEAVING,), bulk=False)] * products
     return Footprint(tuple(tiles), bulk)
 
 

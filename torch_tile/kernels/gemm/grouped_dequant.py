@@ -16,7 +16,15 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
-from torch_tile.kernels.gemm.dequant import config_for, multiply, prepare, together, widened_matrices
+from torch_tile.kernels.gemm.dequant import (
+    config_for,
+    multiply,
+    prepare,
+    spans_of,
+    together,
+    widened_matrices,
+    with_copied_factors,
+)
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
@@ -49,7 +57,7 @@ def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
 
     Tiles of the same weights come in a row.
     """
-    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    bm, bn = config.block_m, config.block_n
     groups, tiles = T.dynamic("matrices, tiles")
     m, n, k, a_type, types = spec.types(groups)
 
@@ -61,9 +69,9 @@ def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
         plan(offsets, table, m, bm)
         with T.Kernel(tiles, T.ceildiv(n, bn), threads=config.threads) as (tile, bx):
             group, first, end = table[tile, GROUP], table[tile, FIRST], table[tile, END]
-            steps = T.if_then_else(group < groups, T.ceildiv(k, bk), 0)
+            spans = T.if_then_else(group < groups, spans_of(config, spec, k), 0)
             matrix = (T.clamp(group, 0, groups - 1),)
-            products = multiply(config, spec, a, operands, first, bx * bn, 0, steps, matrix)
+            products = multiply(config, spec, a, operands, first, bx * bn, 0, spans, matrix)
             for i, j in T.Parallel(bm, bn):
                 if first + i < end:
                     col = bx * bn + j
@@ -93,6 +101,7 @@ def grouped_dequant_gemm(
     if config is None:
         return out.copy_(reference(*args))
     spec, tensors = together(spec, tensors, config)
+    spec = with_copied_factors(spec, tensors, config, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
     machine.kernel(grouped_dequant_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
     return out

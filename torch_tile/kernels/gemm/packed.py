@@ -84,6 +84,14 @@ class Factor:
         dtype = functools.reduce(torch.promote_types, dtypes)
         return Factor(dtype, transposed), [x.to(dtype) for x in views]
 
+    def columns_of(self, group: int) -> int:
+        """Return the columns of weights that factors of a whole piece stand for."""
+        return self.whole * self.together * group
+
+    def columns(self, span: int, group: int) -> int:
+        """Return the number of a row's factors for so many columns of weights."""
+        return span // (self.together * group)
+
     def place(self, n: Any, group: Any) -> tuple[Any, Any]:
         """Return the indices of the factor of a row and a group."""
         return (group, n) if self.transposed else (n, group)

@@ -34,7 +34,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.footprint import Footprint, Part, Tile
-from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
@@ -87,8 +87,8 @@ class Scale:
     """How the scales `[..., rows, groups]` of an operand lie in memory.
 
     shared: rows that share one (0: all). grouped: runs of 128 columns have their own. transposed: `[groups, rows]`.
-    bulk: transposed, for each row, and bulk copies can read them. along: for 128 rows or all, and bulk copies can read
-    those of neighbouring runs.
+    bulk: transposed, for each row, and bulk copies can read them. along: not transposed, and bulk copies can read those
+    of neighbouring runs.
     """
 
     shared: int
@@ -108,7 +108,7 @@ class Scale:
         scale = scale.mT if transposed else dense_last(scale)
         able = bulk and grouped and vector_of((scale,), (scale.shape[-1],)) > 1
         bulk = able and transposed and shared == 1
-        along = able and not transposed and shared != 1
+        along = able and not transposed
         return Scale(shared, grouped, transposed, bulk, along), scale
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
@@ -447,7 +447,12 @@ def scaled_gemm(
         return out
     machine = machine_of(a)
     spec, problem, tensors = prepare(args, machine, out)
+    if config is None and int8_rows.fits(spec, problem.k, machine):
+        config = int8_rows.config_for(problem.m, problem.n, problem.k, spec, machine)
     config = config or config_for(problem, machine)
+    if config.transposed:
+        int8_rows.run(spec, tensors, out, config, machine)
+        return out
     machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
     return out
 
@@ -524,59 +529,54 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
     if problem.operand.itemsize > 1:  # widened between memory and tiles, by copies that no stage can hold
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
-    if (timed := _timed_config(problem, machine)) is not None:
-        return timed
-    least = 64 if machine.target.has_wgmma and problem.aligned else 32
-    tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
-    if not machine.target.has_wgmma:  # whose fragments of operands leave fewer registers for sums
-        tilings = [(128, 64, 256), (64, 64, 128)]
+    hopper = machine.target.has_wgmma
+    best = min(_candidates(problem, machine), key=lambda config: _relative_time(config, problem, machine))
+    alone, tile = _tiles(best, problem) <= machine.num_sms, (best.block_m, best.block_n)
+    whole = hopper and problem.bits == 8 and problem.aligned
+    stays = whole and problem.staged and not alone and tile == (128, 128)
+    if whole and alone and tile == (64, 64):  # no second block needs the room
+        best = replace(best, stages=8)
+    panel, blocks = 8 if stays or problem.m > 8 * best.block_m else 0, machine.num_sms if stays else 0
+    return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
+
+
+def _is_timed(problem: Problem, machine: Machine) -> bool:
+    """Return whether the steps of `TIMED` were measured for such a problem: products of many rows of float8."""
+    form = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
+    return form and machine.target.has_wgmma and problem.m > 64
+
+
+def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
+    """List the tilings from which `config_for` chooses by their time, for operands of 8 bits on a GPU."""
+    if _is_timed(problem, machine):
+        return TIMED
+    hopper = machine.target.has_wgmma
+    least = 64 if hopper and problem.aligned else 32
     if problem.m <= least:
-        tilings = [(least, 128, 128), (least, 64, 128)]
-    best = min(tilings, key=lambda tile: _waves(tile, problem, machine))
-    panel = 8 if problem.m > 8 * best[0] else 0
-    if not machine.target.has_wgmma:
-        return Config(*best[:2], GROUP, best[2], 2, panel=panel)
-    config = Config(*best[:2], GROUP, best[2], 4, panel=panel, staged=problem.staged)
-    if problem.bits < 8 or not problem.aligned:
-        return config
-    if _tiles(best, problem) <= machine.num_sms:  # no second block needs the room
-        return replace(config, stages=8) if best[:2] == (64, 64) else config
-    return replace(config, blocks=machine.num_sms) if problem.staged and best[:2] == (128, 128) else config
+        tiles = [(least, 128, 128), (least, 64, 128)]
+    elif hopper:
+        tiles = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
+    else:  # fragments of operands leave fewer registers for sums
+        tiles = [(128, 64, 256), (64, 64, 128)]
+    return [Config(rows, columns, GROUP, threads, 4 if hopper else 2) for rows, columns, threads in tiles]
 
 
-def _timed_config(problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tile whose waves take the least time, by the measured time of its steps. None for other problems."""
-    timed = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
-    if not timed or not machine.target.has_wgmma or problem.m <= 64:
-        return None
-    best = min(TIMED, key=lambda config: _microseconds(config, problem, machine))
-    tile = best.block_m, best.block_n, best.threads
-    stays = tile[:2] == (128, 128) and _tiles(tile, problem) > machine.num_sms
-    panel = 8 if stays or problem.m > 8 * best.block_m else 0
-    return replace(best, staged=True, panel=panel, blocks=machine.num_sms if stays else 0)
+def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
+    """Estimate the time of all waves, for comparison: by measured steps in microseconds, else by products and reads.
+
+    Persistent blocks start copies of the next tile while they store one.
+    """
+    bm, bn = config.block_m, config.block_n
+    waves, steps = -(-_tiles(config, problem) // machine.num_sms), -(-problem.k // GROUP)
+    if not _is_timed(problem, machine):
+        return waves * (bm * bn + 32 * (bm + bn))
+    step = verdict("scaled.step_time", machine.target, math.inf, rows=bm, columns=bn, runs=problem.runs)
+    return float(waves * steps * step + EDGE * (1 if (bm, bn) == (128, 128) else waves))
 
 
-def _microseconds(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all waves. Persistent blocks start copies of the next tile while they store one."""
-    tile = config.block_m, config.block_n, config.threads
-    waves, steps = -(-_tiles(tile, problem) // machine.num_sms), -(-problem.k // GROUP)
-    step = verdict(
-        "scaled.step_time", machine.target, math.inf,
-        rows=config.block_m, columns=config.block_n, runs=problem.runs,
-    )  # fmt: skip
-    return float(waves * steps * step + EDGE * (1 if tile[:2] == (128, 128) else waves))
-
-
-def _waves(tile: tuple[int, int, int], problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all tiles: waves of blocks times the products and operand reads of a tile."""
-    bm, bn, _ = tile
-    return -(-_tiles(tile, problem) // machine.num_sms) * (bm * bn + 32 * (bm + bn))
-
-
-def _tiles(tile: tuple[int, int, int], problem: Problem) -> int:
+def _tiles(config: Config, problem: Problem) -> int:
     """Count the tiles of the result."""
-    bm, bn, _ = tile
-    return -(-problem.m // bm) * -(-problem.n // bn)
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
 
 
 def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> Footprint:

@@ -254,6 +254,96 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
 
 
 @jit
+def scan_outputs(config: Config, spec: Spec) -> Any:
+    """Build the kernel for outputs and the last state, where no channel decays and nothing is packed.
+
+    A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is
+    transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory
+    holds only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
+    """
+    s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
+    state_shape = (s.sequences, s.h, s.k, s.v)
+    initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
+
+    @T.prim_func
+    def delta_scan_outputs(
+        q: s.keys("q"),
+        k: s.keys("k"),
+        v: s.values("v"),
+        decays: s.per_time(),
+        betas: s.per_time(),
+        weights: s.pairs(),
+        *others: [*s.pairs_of_delta(), *initial],
+        out: s.like_values(),
+        last: T.Tensor(state_shape, compute),
+        slots: T.int32,
+        scale: compute,
+    ):
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, bz):
+            group, at = head // (s.h // s.g), bx * columns
+            k_tile = T.alloc_shared((size, rows), spec.dtype)
+            q_tile = T.alloc_shared((size, rows), spec.dtype)
+            v_tile = T.alloc_shared((size, columns), spec.dtype)
+            weight_tile = T.alloc_shared((size, size), spec.dtype)
+            logs = T.alloc_shared((size,), compute)
+            rates = T.alloc_shared((size,), compute)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            out_tile = T.alloc_shared((size, columns), spec.dtype)
+            state = T.alloc_fragment((columns, rows), compute)
+            before = T.alloc_fragment((columns, rows), spec.dtype)
+            errors = T.alloc_fragment((columns, size), spec.dtype)
+            weighed = T.alloc_fragment((columns, size), spec.dtype)
+            acc = T.alloc_fragment((columns, size), compute)
+            if spec.delta:
+                inverse = T.alloc_shared((size, size), spec.dtype)
+                said = T.alloc_fragment((columns, size), compute)
+                rest = T.alloc_fragment((columns, size), spec.dtype)
+                found = T.alloc_fragment((columns, size), compute)
+            T.clear(state)
+            if spec.initial is not None:
+                for i, j in T.Parallel(columns, rows):
+                    inside = T.logical_and(j < s.k, at + i < s.v)
+                    given = others[-1][bz, head, T.min(j, s.k - 1), T.min(at + i, s.v - 1)]
+                    state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            for n in T.Pipelined(slots, num_stages=config.stages):
+                first, count = place_of(s, None, n)
+                T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
+                T.copy(q[bz, first : first + size, group, 0:rows], q_tile)
+                T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
+                T.copy(decays[bz, head, first : first + size], logs)
+                T.copy(betas[bz, head, first : first + size], rates)
+                T.copy(weights[bz, first : first + size, head, 0:size], weight_tile)
+                T.copy(state, before)
+                keep = weigh_times(logs, rates, count, own, factor)
+                if spec.delta:
+                    T.copy(others[0][bz, first : first + size, head, 0:size], inverse)
+                    T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(columns, size):
+                        rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
+                    T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
+                T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(columns, size):
+                    acc[i, j] *= own[j] * scale
+                for i, j in T.Parallel(columns, rows):
+                    state[i, j] *= keep
+                for i, j in T.Parallel(columns, size):
+                    error = found[i, j] if spec.delta else T.cast(v_tile[j, i], compute)
+                    errors[i, j] = T.cast(error, spec.dtype)
+                    weighed[i, j] = T.cast(error * factor[j], spec.dtype)
+                T.gemm(weighed, k_tile, state)
+                T.gemm(errors, weight_tile, acc, transpose_B=True)
+                for i, j in T.Parallel(columns, size):
+                    out_tile[j, i] = T.cast(acc[i, j], spec.dtype)
+                store_rows(s, out_tile, out, (bz, first, count, head, at))
+            for i, j in T.Parallel(columns, rows):
+                if T.logical_and(j < s.k, at + i < s.v):
+                    last[bz, head, j, at + i] = state[i, j]
+
+    return delta_scan_outputs
+
+
+@jit
 def normalize_rows(config: Config, spec: Spec) -> Any:
     """Build the kernel that divides each row of `[B, L, G, K]` by its length."""
     s, compute, columns = Sizes(config, spec), spec.compute, config.keys
@@ -370,12 +460,29 @@ class Chunks:
             self.run(chunk_pairs, self.q, self.k, self.decays, *operands)
         return inverses, weights
 
+    def outputs(
+        self, inverses: list[torch.Tensor], weights: torch.Tensor, out: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """Write outputs and the last state."""
+        spec = self.spec
+        if self.config.fused_values and not (spec.channels or spec.packed):
+            initial, spec = self.initial()
+            operands = self.q, self.k, self.v, self.decays, self.betas, weights, *inverses, *initial
+            self.run(scan_outputs, *operands, out, last, self.slots, self.scale, spec=spec)
+            return
+        errors, states = self.scan(inverses, last)
+        operands = self.grown_q, weights, self.decays, errors, states, *self.table, out
+        self.run(chunk_outputs, *operands, self.slots, self.scale)
+
+    def initial(self) -> tuple[list[torch.Tensor], Spec]:
+        """Return the states before the first chunk, in a list that is empty without them, and the facts with them."""
+        given = self.args.initial_state
+        return ([], self.spec) if given is None else ([given], replace(self.spec, initial=given.dtype))
+
     def scan(self, inverses: list[torch.Tensor], last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute errors, which are values without the delta rule, and the states before chunks, and write `last`."""
         errors = [torch.empty_like(self.v, memory_format=torch.contiguous_format)] if inverses else []
-        states, initial, spec = self.states(), [], self.spec
-        if self.args.initial_state is not None:
-            initial, spec = [self.args.initial_state], replace(spec, initial=self.args.initial_state.dtype)
+        states, (initial, spec) = self.states(), self.initial()
         others = *self.starts, *self.table, *self.later_keys, *inverses, *errors, *initial
         operands = self.grown_k, self.v, self.decays, self.betas, *others, states, last
         self.run(scan_states, *operands, spec=spec, config=self.scan_config)
@@ -412,7 +519,5 @@ def gated_delta_rule(
         return out, final_state
     chunks = Chunks(machine_of(args.v), args, config, out, reads=reads)
     inverses, weights = chunks.pairs_of_chunks()
-    errors, states = chunks.scan(inverses, final_state)
-    operands = chunks.grown_q, weights, chunks.decays, errors, states, *chunks.table, out, chunks.slots, chunks.scale
-    chunks.run(chunk_outputs, *operands)
+    chunks.outputs(inverses, weights, out, final_state)
     return out, final_state

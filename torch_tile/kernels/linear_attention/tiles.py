@@ -14,12 +14,13 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
+from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, per_time, power_of_two, strided
 from torch_tile.kernels.footprint import Footprint, Tile
 
 HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
 FEW_VALUES = 16
+FUSED_VALUES = 64  # rows of wgmma
 
 
 def most_keys(dtype: torch.dtype) -> int:
@@ -35,7 +36,8 @@ class Config:
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
     most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
     find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
-    take them.
+    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states
+    stay in registers, unless sequences are packed or channels decay.
     """
 
     chunk: int = 64
@@ -50,6 +52,7 @@ class Config:
     stages: int = 2
     blocks: int = 1
     staged: bool = False
+    fused_values: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,11 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
     staged = hopper and not (wide or channels)  # their tiles leave no room
     stages = stages if _scan_of_states(size, rows, values, stages, channels, staged).fits(machine.target) else 1
     config = Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
-    return replace(config, blocks=3, staged=staged, key_threads=128, key_blocks=2) if hopper else config
+    if not hopper:
+        return config
+    return replace(
+        config, blocks=3, staged=staged, key_threads=128, key_blocks=2, fused_values=FUSED_VALUES if staged else 0
+    )
 
 
 def scan_config_for(config: Config, machine: Machine, states: int, values: int) -> Config:
@@ -154,8 +161,8 @@ class Sizes:
         return T.Tensor((self.b, self.length, self.h, self.v), self.spec.dtype)
 
     def per_time(self) -> Any:
-        """Return the type of numbers for each time, `[B, H, padded]`: rows are whole chunks."""
-        return T.Tensor((self.b, self.h, dynamic("padded", self.config.chunk)), self.spec.compute)
+        """Return the type of numbers for each time, `[B, H, padded]`."""
+        return per_time((self.b, self.h), self.config.chunk, self.spec.compute)
 
     def of_channels(self) -> Any:
         """Return the type of numbers for each channel of a head's keys, `[B, L, H, K]`."""

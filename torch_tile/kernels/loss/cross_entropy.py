@@ -378,7 +378,8 @@ def gradient_rows(config: Config, spec: Spec) -> Any:
 def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
     """`loss[r]` of row r; `grad[r]` times its gradient takes the place of the logits, which were maybe capped softly.
 
-    The second reading of a row finds it in the cache. Nothing but the thread that reads an element then writes it.
+    The second reading of a row finds it in the cache. The class's logit is read before anything is written. Each step
+    loads all pieces before it stores any, since the compiler of CUDA moves no load before a store to the same tensor.
     """
     compute, rows, lanes = compute_dtype(spec.dtype), config.rows, config.lanes
     per_lane = config.pieces * config.vector
@@ -399,8 +400,7 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
         cap: compute,
     ):
         with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
-            picks = T.alloc_fragment((rows, lanes, per_lane), compute)
-            lane_picked = T.alloc_fragment((rows, lanes), compute)
+            tile = T.alloc_fragment((rows, lanes, per_lane), spec.dtype)
             picked = T.alloc_fragment((rows,), compute)
             log_sum = T.alloc_fragment((rows,), compute)
             factor = T.alloc_fragment((rows,), compute)
@@ -409,8 +409,7 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
             own = T.alloc_fragment((rows,), "int32")
             counted = T.alloc_fragment((rows,), "int32")
             if config.is_gpu:
-                T.annotate_layout({picks: config.layout})
-            T.clear(lane_picked)
+                T.annotate_layout({tile: config.layout})
             found = sum_exponentials(config, spec, logits, operands, bx * rows)
             for i in T.Parallel(rows):
                 row = bx * rows + i
@@ -420,6 +419,7 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
                 each = smoothing / T.cast(n, compute)
                 kept = (1.0 - smoothing) * weight_of(spec, operands, inside)
                 own[i] = T.cast(inside, "int32")
+                picked[i] = T.cast(logits[row, inside], compute)
                 counted[i] = T.if_then_else(label == ignore_index, 0, 1)
                 log_sum[i] = found[0][i] + found[1][i]
                 total = found[3][i] if spec.smoothed and spec.weight is not None else T.cast(n, compute)
@@ -429,18 +429,17 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
                 factor[i] = scale * (kept + spread + 2.0 * z_loss * log_sum[i])
             for step in T.serial(T.ceildiv(n, config.width)):
                 for i, lane, j in T.Parallel(rows, lanes, per_lane):
+                    tile[i, lane, j] = logits[bx * rows + i, column_of(config, step, lane, j)]
+                for i, lane, j in T.Parallel(rows, lanes, per_lane):
                     column = column_of(config, step, lane, j)
-                    logit = T.cast(logits[bx * rows + i, column], compute)
+                    logit = T.cast(tile[i, lane, j], compute)
                     own_slope = T.if_then_else(column == own[i], own_factor[i], 0.0)
                     each_slope = each_factor[i] * weight_of(spec, operands, column) if spec.smoothed else 0.0
                     slope = factor[i] * T.exp(logit - log_sum[i]) - own_slope - each_slope
                     share = logit / cap
                     slope *= 1.0 - share * share if spec.capped else 1.0
-                    picks[i, lane, j] = T.if_then_else(column == own[i], logit, 0.0)
                     # An ignored row gives 0 whatever its logits are.
                     logits[bx * rows + i, column] = T.cast(T.if_then_else(counted[i] == 0, 0.0, slope), spec.dtype)
-                T.reduce_sum(picks, lane_picked, dim=2, clear=False)
-            T.reduce_sum(lane_picked, picked, dim=1)
             for i in T.Parallel(rows):
                 row = bx * rows + i
                 value = loss_of(spec, operands, found, i, own[i], picked[i], n, (smoothing, z_loss))

@@ -278,6 +278,8 @@ def run(
         lse.fill_(float("-inf"))
         return True
     batch, q_len, heads, latent = q.shape
+    if batch == 1:  # even splits are the best plan for a sequence alone, and their blocks read none
+        schedule = None
     positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
     positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))

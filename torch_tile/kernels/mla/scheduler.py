@@ -31,12 +31,14 @@ from torch_tile.kernels.mla.spec import units_for
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
+LEAST_PIECE = 4  # blocks of a unit's share: pieces below take longer to join than to make
 FIELDS = 4
 ROWS = 4  # of a sequence that a block joins, where there are blocks enough
 MOST_AHEAD = 8  # units whose pieces it reads together
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
-# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, and two zeros.
+# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, whether its first
+# unit has another sequence before, and zero.
 FIRST, BEGIN, LAST, END = range(FIELDS)
 
 
@@ -45,24 +47,33 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
     does.
     """
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
-    load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units) + BEGINNING, 2 * BEGINNING)
-    rows, owners = [], [(0, 0)] * len(sizes)
+    load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units), LEAST_PIECE) + BEGINNING
+    rows, owners = [], [(0, 0, 0)] * len(sizes)
     sequence, done = 0, 0
     for unit in range(units):
         first, begin, last, end, left = sequence, done, sequence - 1, 0, load
         while left > 0 and sequence < len(sizes):
             rest = sizes[sequence] - done
-            owners[sequence] = (owners[sequence][0] if done else unit, unit)
-            if left >= rest + BEGINNING or unit == units - 1:
+            before = owners[sequence] if done else (unit, unit, int(sequence != first))
+            owners[sequence] = (before[0], unit, before[2])
+            room = in_pairs(left - BEGINNING)
+            if room >= rest or unit == units - 1:
                 last, end, left = sequence, sizes[sequence], max(left - rest - BEGINNING, 1)
                 sequence, done = sequence + 1, 0
             else:
-                if left > BEGINNING:
-                    done += left - BEGINNING
+                if room > 0:
+                    done += room
                     last, end = sequence, done
                 left = 0
         rows.append((first, begin, last, end))
-    return [*rows, *((a, z, 0, 0) for a, z in owners)]
+    return [*rows, *((*owner, 0) for owner in owners)]
+
+
+def in_pairs(blocks: Any) -> Any:
+    """Round a positive number of blocks up to an even one, since the kernel with turns takes blocks by pairs."""
+    if isinstance(blocks, int):
+        return blocks + blocks % 2 if blocks > 0 else blocks
+    return blocks + T.if_then_else(blocks > 0, blocks % 2, 0)
 
 
 def blocks_of(length: Any) -> Any:
@@ -72,7 +83,8 @@ def blocks_of(length: Any) -> Any:
 
 @jit
 def plan_units() -> Any:
-    """Build the kernel that divides sequences among units (persistent blocks): one thread, about 200 ns for each.
+    """Build the kernel that divides sequences among units (persistent blocks).
+
     One thread visits sequences and units in turn, some 200 ns for each.
     """
     batch, entries = T.dynamic("batch, entries")
@@ -85,30 +97,32 @@ def plan_units() -> Any:
             for b in T.serial(batch):
                 total = T.min(total + blocks_of(seq_lens[b]) + BEGINNING, MOST_BLOCKS)
             # Rounded up in one sum, since there are MOST_BLOCKS at most, and one unit at least.
-            load = T.max((total + (units - 1)) // units + BEGINNING, 2 * BEGINNING)
+            load = T.max((total + (units - 1)) // units, LEAST_PIECE) + BEGINNING
             sequence: Any = T.alloc_var("int32", 0)
             done: Any = T.alloc_var("int32", 0)
             last: Any = T.alloc_var("int32", 0)
             end: Any = T.alloc_var("int32", 0)
             left: Any = T.alloc_var("int32", 0)
+            first: Any = T.alloc_var("int32", 0)
             for unit in T.serial(units):
                 schedule[unit, FIRST] = sequence
                 schedule[unit, BEGIN] = done
-                last, end, left = sequence - 1, 0, load
+                first, last, end, left = sequence, sequence - 1, 0, load
                 while T.logical_and(left > 0, sequence < batch):
                     size = blocks_of(seq_lens[sequence])
                     rest = size - done
                     if done == 0:
                         schedule[units + sequence, FIRST] = unit
-                        schedule[units + sequence, LAST] = 0
+                        schedule[units + sequence, LAST] = T.if_then_else(sequence == first, 0, 1)
                         schedule[units + sequence, END] = 0
                     schedule[units + sequence, BEGIN] = unit
-                    if T.logical_or(left >= rest + BEGINNING, unit == units - 1):
+                    room = in_pairs(left - BEGINNING)
+                    if T.logical_or(room >= rest, unit == units - 1):
                         last, end, left = sequence, size, T.max(left - rest - BEGINNING, 1)
                         sequence, done = sequence + 1, 0
                     else:
-                        if left > BEGINNING:
-                            done += left - BEGINNING
+                        if room > 0:
+                            done += room
                             last, end = sequence, done
                         left = 0
                 schedule[unit, LAST] = last
@@ -233,11 +247,11 @@ def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> 
         lse: T.Tensor((batch, rows), accum),
     ):
         with T.Kernel(T.ceildiv(rows, height), batch, threads=256) as (bx, bz):
-            T.pdl_sync()
             work_items, row = WorkItems(schedule, part, part_lse, batch), bx * height
-            first, last = work_items.owners(bz)
+            first, last = work_items.owners(bz)  # the schedule was there before the kernel that leaves the pieces began
+            behind = T.if_then_else(schedule[work_items.count + bz, LAST] == 0, 0, 1)
+            T.pdl_sync()
             if first < last:
-                behind = T.if_then_else(schedule[first, FIRST] == bz, 0, 1)  # the first unit left its last piece
                 row_max, old, rescale, row_sum = (T.alloc_fragment((height,), accum) for _ in range(4))
                 acc = T.alloc_fragment((height, latent), accum)
                 values = [T.alloc_fragment((height, latent), accum) for _ in range(ahead)]

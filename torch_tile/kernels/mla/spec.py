@@ -183,7 +183,7 @@ def footprint(config: Config, spec: Spec) -> Footprint:
     the queries.
     """
     width, bits, rows, keys = spec.latent + spec.rotary, 8 * spec.dtype.itemsize, config.block_h, config.block_kv
-    versions = 1 if spec.packed and spec.one_by_one else config.stages  # no stage holds what is widened on its way
+    versions = 1 if spec.packed else config.stages  # no stage holds what is widened on its way
     tiles = [Tile(keys, width, bits, versions), Tile(rows, keys, bits)]
     if spec.packed:  # latents as they came, widened into a tile beside them
         tiles += [] if spec.one_by_one else [Tile(keys, spec.latent, 8, config.stages)]

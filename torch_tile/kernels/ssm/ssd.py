@@ -31,6 +31,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.ssm.args import SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
 from torch_tile.kernels.ssm.ssd_gradients import GROUP_HEADS, group_scan, pair_sums, step_gradients
 from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
+from torch_tile.kernels.ssm.ssd_whole import whole_config_for, whole_scan
 from torch_tile.kernels.ssm.sums import add_up
 from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
 
@@ -558,19 +559,21 @@ class Scan:
     steps: torch.Tensor
     decays: torch.Tensor
 
-    def __init__(self, args: Any, config: Config | None, *dense: torch.Tensor) -> None:
+    def __init__(self, args: Any, config: Config | None, *dense: torch.Tensor, forward: bool = False) -> None:
         self.machine: Machine = machine_of(args.x)
         self.x, self.B, self.C = (dense_last(t) for t in (args.x, args.B, args.C))
         self.batch, self.length, self.heads, self.head_dim = args.x.shape
         self.groups, self.states = args.B.shape[2:]
         sizes = self.head_dim, self.states
         vector = vector_of((self.x, self.B, self.C, *dense), sizes) if self.machine.is_gpu else 1
+        packed = args.seq_idx is not None
+        if config is None and forward and vector > 1 and not packed:
+            config = whole_config_for(self.x, self.states, self.machine)
         self.config: Config = config or config_for(args.x.dtype, self.length, self.machine, vector > 1)
         self.chunks: Any = -(-self.length // self.config.chunk)
         self.padded: Any = self.chunks * self.config.chunk
         self.compute = compute_dtype(args.x.dtype)
         self.limits: tuple[float, float] = float(args.dt_min), float("inf" if args.dt_max is None else args.dt_max)
-        packed = args.seq_idx is not None
         self.plain: Spec = Spec(args.x.dtype, vector=vector, packed=packed)
         self.times: Spec = replace(
             self.plain,
@@ -669,10 +672,16 @@ def ssd_chunk_scan(
     if not has_kernels(args.x) or not (out.numel() and args.B.numel()):
         all_into((out, final_states), reference(*args))
         return out, final_states
-    scan = Scan(args, config, out)
-    before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
     z = [] if args.z is None else [dense_last(args.z)]
+    scan = Scan(args, config, out, forward=True)
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
+    if scan.config.whole and not scan.marks:
+        initial = [] if args.initial_states is None else [args.initial_states]
+        spec = replace(spec, initial=None if args.initial_states is None else args.initial_states.dtype)
+        operands = scan.scores(), scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *z, *initial
+        scan.run(whole_scan, spec, *operands, out, final_states)
+        return out, final_states
+    before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
     operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
     scan.outputs(spec, *operands, *scan.skip(), *z, out)
     return out, final_states

@@ -144,11 +144,11 @@ def group_scan(config: Config, spec: Spec) -> Any:
 
 @jit
 def pair_sums(config: Config, spec: Spec) -> Any:
-    """Build the kernel that sums, for each time, the output gradient times the contributions of earlier times of the
-    chunk, less the contributions of the time to later outputs.
+    """Build the kernel that sums the pairs of times of a chunk, for the gradient of decays.
 
-    A block has all pairs of a chunk. Both sums add up the same numbers in float32, so that those of times between
-    which nothing decays cancel later.
+    For each time it adds the output gradient times what earlier times of the chunk contribute to it. It subtracts what
+    the time contributes to later outputs. A block has all pairs of a chunk. Both sums add up the same numbers in
+    float32. So sums of times between which nothing decays cancel later.
     """
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
     tile_p = config.head_tile

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import compute_dtype, dynamic, strided
+from torch_tile.kernels.common import compute_dtype, dynamic, per_time, strided
 
 DECAY_HEADS = 8  # heads of a block that sums up decays
 
@@ -19,7 +19,7 @@ class Config:
     """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
     A tile has `head_tile` columns of P and `state_tile` columns of N. States of `pass_stages` chunks are on their way
-    while they are passed on.
+    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk.
     """
 
     chunk: int = 64
@@ -34,6 +34,7 @@ class Config:
     heads: int = 1
     blocks: int = 1
     staged: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Sizes:
         self.b, self.length, self.h, self.g, self.states_of = T.dynamic("b, length, h, g, states_of")
         self.p, self.n = (dynamic(name, spec.vector) for name in ("p", "n"))
         self.padded: Any = dynamic("padded", config.chunk)
+        self.chunk = config.chunk
         self.count: Any = self.padded // config.chunk
 
     def values(self, name: str, spec: Spec) -> Any:
@@ -109,8 +111,8 @@ class Sizes:
         return strided(name, (self.b, self.length, self.g, self.n), spec.dtype, multiple=spec.vector)
 
     def per_time(self, spec: Spec) -> Any:
-        """Return the type of a tensor `[B, H, L]`, padded to whole chunks."""
-        return T.Tensor((self.b, self.h, self.padded), spec.compute)
+        """Return the type of numbers for each time, `[B, H, padded]`."""
+        return per_time((self.b, self.h), self.chunk, spec.compute)
 
     def marks(self, spec: Spec) -> list[Any]:
         """Return the type of the marks of packed sequences, in a list that is empty without."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from torch_tile.ir.node import Node, children, contains, find, symbols
 from torch_tile.ir.simplify import Simplifier
-from torch_tile.ir.stmt import Block, Break, Continue, For, If, Kernel, Let, Stmt, Store, While
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, Stmt, Store, While
 from torch_tile.ir.widths import SIGNED
 
 
@@ -108,6 +108,9 @@ class Divergence:
         """Add the names and buffers that become divergent in a statement; `divergent` if only some threads run it."""
         if isinstance(node, Let) and self.is_divergent(node.value):
             self.mixed.add(node.var)
+        elif isinstance(node, Alloc):
+            if node.buffer.scope in self.scopes and node.init is not None and self.is_divergent(node.init):
+                self.mixed.add(node.buffer)
         elif isinstance(node, Store) and node.buffer.scope in self.scopes:
             if divergent or any(map(self.is_divergent, (*node.indices, node.value))):
                 self.mixed.add(node.buffer)
@@ -128,14 +131,39 @@ class Divergence:
 
     def parts(self, loop: For | While) -> bool:
         """Return whether threads may be in different iterations of a loop, or leave it at different times."""
-        bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        return any(map(self.is_divergent, bounds)) or self._leaves(loop.body, False)
+        return self.parting(loop) is not None
 
-    def _leaves(self, one: Stmt, divergent: bool) -> bool:
-        """Return whether only some threads may leave the iteration in `one`."""
+    def parting(self, loop: For | While) -> Expr | None:
+        """Return the bound or condition by which threads get into different iterations of a loop, or leave it."""
+        bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
+        found = next(filter(self.is_divergent, bounds), None)
+        return self._leaves(loop.body, None) if found is None else found
+
+    def _leaves(self, one: Stmt, condition: Expr | None) -> Expr | None:
+        """Return the condition under which some threads leave the iteration in `one`; `condition` is that around."""
         if isinstance(one, Break | Continue):
-            return divergent
-        if isinstance(one, If):
-            divergent = divergent or self.is_divergent(one.condition)
-        inside = children(one) if isinstance(one, Block | If) else ()
-        return any(self._leaves(child, divergent) for child in inside if isinstance(child, Stmt))
+            return condition
+        if isinstance(one, If) and condition is None and self.is_divergent(one.condition):
+            condition = one.condition
+        inside = [child for child in children(one) if isinstance(child, Stmt)] if isinstance(one, Block | If) else []
+        return next((found for child in inside if (found := self._leaves(child, condition)) is not None), None)
+
+
+def passing(conditions: Iterable[Expr], thread: Expr, count: int) -> tuple[int, ...]:
+    """Return which of `count` threads take all these branches; none if that depends on data.
+
+    `thread` is the running thread's number among them. Parts of a condition without the thread hold for all or none.
+    """
+    import numpy as np
+
+    numbers = Numbers({}, np.arange(count) - Numbers({}, 0)(thread))
+    found, waiting = np.ones(count, dtype=bool), list(conditions)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Binary) and one.op == "and":
+            waiting += [one.a, one.b]
+        elif numbers.knows(one):
+            found &= numbers(one) != 0
+        elif is_unsure(one):
+            return ()
+    return tuple(np.flatnonzero(found).tolist())

@@ -111,7 +111,7 @@ class _Check(Rewriter):
         self.divergence = None
         if kernel.thread is not None:
             self.ranges = self.ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
-            self.divergence = Divergence(kernel)
+            self.divergence = Divergence(kernel, arrays=True)
         self.found += _endless_waits(kernel)
         return self.children(kernel)
 
@@ -136,7 +136,7 @@ class _Check(Rewriter):
             self._independent(loop)
         if loop.kind is LoopKind.PARALLEL:
             self._report_divergent(loop, "T.Parallel")
-        parted = next(filter(self._parts, (*loop.starts, *loop.stops)), None)
+        parted = self.divergence.parting(loop) if self.divergence is not None else None
         inside = self.in_nest, self.in_pipeline
         self.in_nest |= loop.kind is LoopKind.PARALLEL
         self.in_pipeline |= loop.kind is LoopKind.PIPELINED
@@ -149,7 +149,7 @@ class _Check(Rewriter):
         if self.runs and _is_endless(loop):
             condition = repr(loop.condition)[:60]
             self.found.append(diagnose("endless_loop", loop.condition.span or loop.span, condition=condition))
-        parted = loop.condition if self._parts(loop.condition) else None
+        parted = self.divergence.parting(loop) if self.divergence is not None else None
         self._within(self.ranges, LOST, loop.body, True, parted)
         return loop
 

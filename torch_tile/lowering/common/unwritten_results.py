@@ -15,7 +15,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Expr, is_zero, unary
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node
-from torch_tile.ir.stmt import Alloc, If, Kernel, Program, Stmt, Store
+from torch_tile.ir.stmt import Alloc, If, Program, Stmt, Store
 from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.results import never_written
@@ -38,11 +38,7 @@ def partly_written(program: Program) -> list[Diagnostic]:
 
 
 class _Writes(InOrder):
-    """Collect the boxes that a kernel may write of each result. Results that are wholly written leave `results`."""
-
-    def __init__(self, kernel: Kernel, results: IdMap[Buffer, list[Box]]):
-        self.results = results
-        super().__init__(kernel)
+    """Collect the boxes that a kernel may write of each result. Results that are wholly written leave the map."""
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         """Pass by tiles."""
@@ -50,7 +46,7 @@ class _Writes(InOrder):
 
     def visit_Address(self, node: Address) -> Any:
         """Count what a pointer leads to as written."""
-        self.results.pop(node.buffer.base or node.buffer, None)
+        self.written.pop(node.buffer.base or node.buffer, None)
         return node
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
@@ -80,7 +76,6 @@ class _Writes(InOrder):
     def _write(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
         """Count a write; one by another name of a tensor counts for all of it."""
         if buffer.base is not None:
-            self.results.pop(buffer.base, None)
-        elif buffer in self.results:
-            self.written = self.results
+            self.written.pop(buffer.base, None)
+        else:
             self.write(buffer, starts, extents)

@@ -154,12 +154,13 @@ def _cut(box: Box, other: Box) -> list[Box]:
 class InOrder(Rewriter):
     """Visit a kernel's statements in order, a loop's body once, and keep what they may have written of each tile.
 
-    A subclass says what a read and a write mean, and how to visit nodes under a condition (`under`).
+    A subclass says what a read and a write mean, and how to visit nodes under a condition (`visit_where`). `written`
+    may hold buffers from outside the kernel; those that are wholly written leave it.
     """
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, written: IdMap[Buffer, list[Box]] | None = None):
         self.found: list[Diagnostic] = []
-        self.written: IdMap[Buffer, list[Box]] = IdMap()  # of the tiles that are not wholly written yet
+        self.written: IdMap[Buffer, list[Box]] = IdMap() if written is None else written
         known = Ranges().kernel(kernel)
         thread = kernel.thread
         self.outer = Scopes(known if thread is None else known.loop(thread, 0, math.prod(kernel.threads)))

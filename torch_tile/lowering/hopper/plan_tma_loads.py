@@ -139,9 +139,9 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """Plan the loads that producer warps make, or say why the kernel keeps all its threads together."""
     if not survey.products and not survey.of_registers:
         return "no product goes by wgmma, or takes both operands from registers"
-    last = IdSet(n for one in meetings(kernel) for n in walk(one))
+    known = IdSet(n for one in (*beginnings(kernel), *meetings(kernel)) for n in walk(one))
     own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
-    if own_order or any(_is_barrier(n) and n not in last for n in find(kernel.body, Call)):
+    if own_order or any(_is_barrier(n) and n not in known for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
     written = IdSet(b for s in find(kernel.body, Stmt) if is_leaf(s) for b in uses(s)[1])
@@ -163,6 +163,13 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
         return "no pipelined loop loads a tile that bulk copies can bring"
     _fit(groups, kernel, survey.build.target.shared_limit)
     return Loads(groups, why_not)
+
+
+def beginnings(kernel: Kernel) -> list[Stmt]:
+    """Return the statements of the kernel itself, before its first load, that wait for the kernel before."""
+    body = kernel.body.stmts
+    first = next((n for n, one in enumerate(body) if any(map(is_load, walk(one)))), 0)
+    return [one for one in body[:first] if calls(one, "grid_wait")]
 
 
 def meetings(kernel: Kernel) -> list[Stmt]:

@@ -54,6 +54,7 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     Group,
     Loads,
     Survey,
+    beginnings,
     is_leaf,
     is_load,
     meetings,
@@ -191,8 +192,8 @@ class _Roles:
         versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        # The barriers of a cluster count all its threads, the producer warps included.
-        copying = Block((*self._producers(place), *meetings(self.source)))
+        # Each thread waits for the kernel before, and the barriers of a cluster count all its threads.
+        copying = Block((*beginnings(self.source), *self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers

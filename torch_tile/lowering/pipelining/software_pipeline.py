@@ -47,7 +47,7 @@ from torch_tile.lowering.pipelining.copy_plan import (
     plan_copies,
     uses,
 )
-from torch_tile.lowering.pipelining.early_reads import EarlyReads
+from torch_tile.lowering.pipelining.prefetch_addresses import AddressPrefetch
 from torch_tile.lowering.pipelining.schedule import (
     Item,
     Schedule,
@@ -193,9 +193,8 @@ class _Stages:
         self.groups = [item.ahead for item in groups]
         self.group_of = IdMap((tile, g) for g, item in enumerate(groups) for tile in item.tiles)
         # Copies into the only version of a tile begin behind the step's work, which hides reads of addresses as well.
-        even = self.depth > 0 and all(g.ahead == self.depth for g in groups)
-        even = even and all(self.versions[b] > 1 for b in schedule.staged)
-        self.early = EarlyReads([m.path for g in groups for m in g.moves] if even else ())
+        even = all(g.ahead == self.depth and min(map(self.versions.__getitem__, g.tiles)) > 1 for g in groups)
+        self.early = AddressPrefetch([m.path for g in groups for m in g.moves] if even else ())
         self.last_group = groups[-1] if groups else None
 
     def allocs(self) -> list[Stmt]:
@@ -209,14 +208,14 @@ class _Stages:
         if not self.depth:
             return Block(())
         if self.depth == 1:
-            return Block((*self._prologue_step(start, const(0, int32)), *self._early(simplify(start + 1))))
+            return Block((*self._prologue_step(start, const(0, int32)), *self._read_early(simplify(start + 1))))
         iteration = Var(self.source.vars[0].name, int32, "loop")
         body = Block(tuple(self._prologue_step(start, iteration)))
         bounds = ((const(0, int32),), (const(self.depth, int32),))
         steps = For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
-        return Block((steps, *self._early(simplify(start + self.depth))))
+        return Block((steps, *self._read_early(simplify(start + self.depth))))
 
-    def _early(self, iteration: Expr) -> list[Stmt]:
+    def _read_early(self, iteration: Expr) -> list[Stmt]:
         """Build the reads of what addresses of an iteration's copies depend on, if the loop has that iteration."""
         reads = Block(tuple(self.early.reads(self.source.vars[0], iteration)))
         return _under([iteration < self.source.stops[0]], reads, self.source)
@@ -247,7 +246,7 @@ class _Stages:
                 yield from arrivals.need(self._overwritten(item))
             yield from self._part(item, simplify(k + item.ahead), [], arrivals, self.early)
             if item is self.last_group:
-                yield from self._early(simplify(k + (item.ahead + 1)))
+                yield from self._read_early(simplify(k + (item.ahead + 1)))
         # If the branch with a wait is not taken, versions must not be filled again before their copies land.
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
 
@@ -270,7 +269,7 @@ class _Stages:
         return self.group_of[group.tiles[0]] - group.ahead * len(self.groups)
 
     def _part(
-        self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals, early: EarlyReads | None = None
+        self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals, early: AddressPrefetch | None = None
     ) -> Iterator[Stmt]:
         """Yield one part of a step for `iteration`, if the loop has that iteration. Copies take `early` reads."""
         if early is not None and item.is_group:

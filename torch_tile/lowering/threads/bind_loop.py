@@ -56,7 +56,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     elsewhere = [*misplaced(nest, layout, Layouts()), *updated]
     staged = elsewhere or _of_single_threads(nest, layout, ctx)
     if not staged:
-        _remark_order(nest, ctx)
+        _remark_order(nest, layout, ctx)
         return _Binder(nest, layout, ctx).statements()
     staged = list(dict.fromkeys(staged))
     why = "the threads that need its elements do not hold them"
@@ -122,10 +122,11 @@ def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[B
     return list(dict.fromkeys(use.buffer for use in nest.fragments))
 
 
-def _remark_order(nest: Nest, ctx: ThreadContext) -> None:
+def _remark_order(nest: Nest, layout: Layout, ctx: ThreadContext) -> None:
     """Report the variables of the nest that are not spread over threads."""
-    extents = dict(zip(nest.loop.vars, nest.extents, strict=True))
-    met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[var] > 1]
+    dims = zip(nest.loop.vars, nest.extents, layout.canonical.dims, strict=True)
+    alone = {var for var, extent, dim in dims if extent > 1 and not any(d.axis == "t" for d in dim)}
+    met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if var in alone]
     if met and nest.carried:
         names, buffers = ("`, `".join(dict.fromkeys(part)) for part in ([v.name for v, _ in met], [b for _, b in met]))
         why = f"iterations may touch the same elements of `{buffers}`; if they never do, say independent=True"

@@ -15,12 +15,12 @@ from typing import Any
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.layout_ops import offset_of
-from torch_tile.ir.node import Rewriter
+from torch_tile.ir.node import N, Rewriter
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import (
     Alloc,
@@ -39,7 +39,7 @@ from torch_tile.ir.stmt import (
     While,
 )
 from torch_tile.lowering.analysis.clone import Instance, place_at
-from torch_tile.lowering.analysis.thread_values import Divergence
+from torch_tile.lowering.analysis.thread_values import Divergence, passing
 from torch_tile.lowering.threads.bind_elements import bind_elements, is_everywhere, needs_holder
 from torch_tile.lowering.threads.bind_loop import bind_loop, load_of
 from torch_tile.tileop import RegisteredOp
@@ -75,10 +75,14 @@ class _Bind(Known):
         self.parted = False  # whether threads differ in whether they come here
         self.divergence = Divergence(kernel, arrays=True)
         self.unrolled: tuple[For, ...] = ()  # loops around
+        self.branches: tuple[Expr, ...] | None = ()  # around that only some threads take; None where loops part them
 
     def here(self) -> ThreadContext:
         """Return the threads and facts of the current statement."""
-        return replace(self.ctx.at(self.ranges, dict(self.names)), unrolled=self.unrolled)
+        here = replace(self.ctx.at(self.ranges, dict(self.names)), unrolled=self.unrolled, parted=self.parted)
+        if not self.parted or self.branches is None:
+            return here
+        return replace(here, comers=passing(map(Expand(here.values), self.branches), here.thread, here.count))
 
     def visit_Role(self, role: Role) -> Stmt:
         """Bind the body of a role to the threads of the role."""
@@ -119,18 +123,26 @@ class _Bind(Known):
         """Rewrite a branch; if only some threads take it, each of them runs all of its statements."""
         return self._rewrite_per_thread(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
+    def rewrite_where(self, condition: Expr, node: N) -> N:
+        """Rewrite what stands under a condition, and note the condition if only some threads come by."""
+        outer = self.branches
+        if outer is not None and self.divergence.is_divergent(condition):
+            self.branches = *outer, condition
+        new = super().rewrite_where(condition, node)
+        self.branches = outer
+        return new
+
     def visit_While(self, loop: While) -> Stmt:
         return self._rewrite_per_thread(self.divergence.parts(loop), self.children, loop)
 
     def _rewrite_per_thread(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
         """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
-        outer, self.of_thread, self.parted = (
-            (self.of_thread, self.parted),
-            self.of_thread or divergent,
-            self.parted or divergent,
-        )
+        outer = self.of_thread, self.parted, self.branches
+        self.of_thread, self.parted = self.of_thread or divergent, self.parted or divergent
+        if divergent and not isinstance(node, If):
+            self.branches = None
         new = rewrite(node)
-        self.of_thread, self.parted = outer
+        self.of_thread, self.parted, self.branches = outer
         return new
 
     def visit_Alloc(self, node: Alloc) -> Alloc:

@@ -37,7 +37,7 @@ class _Slices(Rewriter):
         count = _iterations(new)
         if (
             not 1 < count <= MOST_SLICES
-            or not _cuts(new)
+            or not _moves_slices(new)
             or any(find(new.body, Break))
             or any(find(new.body, Continue))
         ):
@@ -63,8 +63,8 @@ def _iterations(loop: For) -> int:
     return len(range(int(start.value), int(stop.value), loop.step))
 
 
-def _cuts(loop: For) -> bool:
-    """Return whether the variable of a loop tells where slices of a fragment begin."""
+def _moves_slices(loop: For) -> bool:
+    """Return whether a slice of a fragment begins elsewhere in each iteration of a loop."""
     (var,) = loop.vars
     for region in find(loop.body, Region):
         if region.buffer.scope == "fragment" and any(r.keep and var in symbols(r.start) for r in region.ranges):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
 from torch_tile.intrinsics.memory import cp_async, cp_async_commit
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, Substitute, divides
@@ -65,13 +65,18 @@ class AsyncCopy(Copy):
         """Start to copy `src` to `dst`, from a tensor to shared memory. T.ptx_wait_group waits for it.
 
         Operands and hints are those of T.copy. Each copy is a group of its own; without `commit` it belongs to the
-        group that T.ptx_commit_group ends. Raises TileError where the shapes differ.
+        group that T.ptx_commit_group ends. Raises TileError where the shapes differ, and for other kinds of memory.
         """
         made = super().build(
             src, dst, coalesced_width=coalesced_width, disable_tma=disable_tma, eviction_policy=eviction_policy,
             prefer_instruction=prefer_instruction,
         )  # fmt: skip
         assert isinstance(made, AsyncCopy)
+        for name, region, wanted in (("src", made.src, "global"), ("dst", made.dst, "shared")):
+            if region.buffer.scope != wanted:
+                why = f"lies in {region.buffer.scope} memory"
+                fix = "T.async_copy only supports global->shared/shared.dyn copies: write T.copy"
+                raise error("bad_argument", None, op="T.async_copy", name=name, why=why, fix=fix)
         return replace(made, commit=bool(commit))
 
     def recorded(self) -> tuple[Stmt, ...]:

@@ -182,12 +182,21 @@ class TmaCopy(Copy):
             return [Demand(tile, row_major(sizes), False, "rows of bulk copies", self.span)]
         return [Demand(tile, shared_tile(sizes, tile.dtype.bits), False, "panels of bulk copies", self.span)]
 
+    def leader(self, ctx: ThreadContext) -> int:
+        """Return the number of the thread that starts the copy: `by`, or without it the first of those that come by."""
+        if not ctx.parted or self.by in ctx.comers:
+            return self.by
+        if ctx.comers and not self.by:
+            return ctx.comers[0]
+        why = f"thread {self.by} does not come by" if ctx.comers else "which threads come by depends on data"
+        raise error("bulk_copy", self.span, why=f"one thread starts it, and {why}")
+
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """Emit the box copies of one thread, or an ordinary copy for a store that bulk copies cannot do."""
         why = refuses(self, ctx)
         if why is None:
-            return lower(self, ctx)
-        if self.barrier is not None or self.combine:
+            return lower(replace(self, by=self.leader(ctx)), ctx)
+        if self.barrier is not None or self.combine or ctx.parted:
             raise error("bulk_copy", self.span, why=why)
         ctx.build.remark(self.span, "T.copy", "an ordinary copy", why)
         return super().lower_cuda(ctx)

@@ -7,8 +7,9 @@ What is not shown is taken to meet.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.expr import Const, Expr, Load, Var
@@ -129,14 +130,44 @@ class Places:
             factors[new[0]] = c
         if len(factors) == 1:
             return set(factors)
-        # A number in mixed radix: each factor is larger than all that the smaller ones can add up to.
+        # A number in mixed radix: each factor is larger than all that the smaller digits can add up to.
         reach: int | None = 0
-        for atom, c in sorted(factors.items(), key=lambda item: abs(item[1])):
-            if reach is None or abs(c) <= reach:
+        for factor, most in sorted(self._digits(factors), key=lambda digit: digit[0]):
+            if reach is None or factor <= reach:
                 return set()
-            found = self.ranges.get(atom)
-            reach = None if found is None else reach + abs(c) * max(found[1] - found[0], 0)
+            reach = None if most is None else reach + factor * most
         return set(factors)
+
+    def _digits(self, factors: Mapping[int, int]) -> list[tuple[int, int | None]]:
+        """Write a sum of multiples of atoms as one of digits: return each digit's factor, and its most if known.
+
+        A loop variable is cut at its quotients: with `q = x // 8`, `x + 2040 * q` is `x % 8 + 2048 * q`.
+        """
+        parts = {atom: {1: factor} for atom, factor in factors.items()}
+        for atom, factor in factors.items():
+            if (found := self._quotient(atom)) is not None and found[0] in factors:
+                del parts[atom]
+                parts[found[0]][found[1]] = factor
+        digits: list[tuple[int, int | None]] = []
+        for atom, of in parts.items():
+            within, sizes = self.ranges.get(atom), sorted(of)
+            most = None if within is None else within[1] - within[0]
+            for size, larger in itertools.zip_longest(sizes, sizes[1:]):
+                if larger is not None and larger % size:
+                    return [(0, None)]  # no digits of one number
+                factor = sum(of[s] * (size // s) for s in sizes if s <= size)
+                last = None if most is None else most // size
+                digits.append((abs(factor), last if larger is None else larger // size - 1))
+        return digits
+
+    def _quotient(self, atom: int) -> tuple[int, int] | None:
+        """Return `x` and `d` if an atom is `x // d` of a loop variable that counts from 0."""
+        found = self.atoms.table[atom]
+        if found.op != "//" or not found.args[1].is_constant or list(found.args[0].terms.values()) != [1]:
+            return None
+        (monomial,) = found.args[0].terms
+        within = self.ranges.get(monomial[0]) if len(monomial) == 1 else None
+        return None if within is None or within[0] != 0 else (monomial[0], found.args[1].constant)
 
     def _reads_changed(self, atom: int) -> bool:
         """Return whether two accesses may see different values of an atom in one iteration."""

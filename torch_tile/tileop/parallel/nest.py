@@ -31,9 +31,9 @@ class Nest:
     """A nest over constant extents. `inner` are loops of constant extent that one thread runs, with variables too:
     those in its body, and unrolled ones around it.
 
-    `carried` numbers the variables along which iterations run in order in one thread. It is empty if the author
-    promises that iterations never meet. `uniform` says that the nest sets a variable of every thread, so that every
-    thread runs all of it.
+    `carried` numbers the variables along which iterations run in order in one thread, and `meeting` are the buffers
+    in which they meet. Both are empty if the author promises that iterations never meet. `uniform` says that the nest
+    sets a variable of every thread, so that every thread runs all of it.
     """
 
     loop: For
@@ -42,6 +42,7 @@ class Nest:
     fragments: list[Use] = field(default_factory=list)
     memory: list[Use] = field(default_factory=list)
     carried: frozenset[int] = frozenset()
+    meeting: frozenset[Buffer] = frozenset()
     uniform: bool = False
     effects: bool = False
 
@@ -84,7 +85,9 @@ def nest_of(loop: For, values: Mapping[Var, Expr], around: Sequence[For] = ()) -
     nest.effects = contains(loop.body, Assert, Do, Print) or any(
         call.name == "atomic" for call in find(loop.body, Call)
     )
-    nest.carried = frozenset() if loop.independent else frozenset(numbers[v] for v in carried_vars(loop))
+    met = [] if loop.independent else carriers(loop)
+    nest.carried = frozenset(numbers[var] for var, _ in met)
+    nest.meeting = frozenset(store.buffer for _, store in met)
     return nest
 
 
@@ -115,11 +118,11 @@ def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
 
 def carried_vars(loop: For) -> list[Var]:
     """Return the variables of a nest whose iterations are not independent."""
-    return [var for var, _ in carriers(loop)]
+    return list(IdSet(var for var, _ in carriers(loop)))
 
 
 def carriers(loop: For) -> list[tuple[Var, Store]]:
-    """Return the variables with dependent iterations, each with a store through which iterations may meet."""
+    """Return the variables with dependent iterations, each with every store through which iterations may meet."""
     known: list[tuple[Var, Store]] | None = loop.__dict__.get("_carriers")
     if known is None:  # nests are asked about often, and never change
         known = loop.__dict__["_carriers"] = _carriers(loop)
@@ -139,8 +142,7 @@ def _carriers(loop: For) -> list[tuple[Var, Store]]:
             conflicts = any(not places.together(var, x, store) for x in others)
             if conflicts or (not moves and uses.depends(store.value, var)):
                 found.append((var, store))
-    first = IdMap((var, (var, store)) for var, store in reversed(found))
-    return [first[var] for var in loop.vars if var in first]
+    return found
 
 
 class Uses:

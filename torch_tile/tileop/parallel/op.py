@@ -49,7 +49,7 @@ def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> 
     for use in nest.fragments:
         layout = known.get(use.buffer)
         dims = None if layout is None else dims_of_nest(use.map, layout, sizes)
-        if layout is None or dims is None or not _allowed(nest, dims):
+        if layout is None or dims is None or not _allowed(nest, dims, known, ctx):
             continue
         missing = sum(d is None and size > 1 for d, size in zip(dims, nest.extents, strict=False))
         if missing and not partial:
@@ -106,10 +106,28 @@ def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
     return list(found)
 
 
-def _allowed(nest: Nest, dims: Sequence[Dim | None]) -> bool:
-    """Return whether variables that need order, and loops inside, stay in one thread."""
-    alone = [*nest.carried, *range(nest.rank, len(dims))]
-    return not any(d.axis == "t" and d.size > 1 for k in alone for d in dims[k] or ())
+def _allowed(nest: Nest, dims: Sequence[Dim | None], known: Layouts, ctx: ThreadContext) -> bool:
+    """Return whether loops inside stay in one thread, and iterations that need an order do."""
+    spread_over = {k for k, dim in enumerate(dims) if any(d.axis == "t" and d.size > 1 for d in dim or ())}
+    if any(k >= nest.rank for k in spread_over):
+        return False
+    return spread_over.isdisjoint(nest.carried) or _meet_in_one_thread(nest, dims, known, ctx)
+
+
+def _meet_in_one_thread(nest: Nest, dims: Sequence[Dim | None], known: Layouts, ctx: ThreadContext) -> bool:
+    """Return whether iterations meet only in elements of fragments that their thread alone holds."""
+    whole = [dim for dim in dims if dim is not None]
+    if len(whole) < len(dims):
+        return False
+    for use in nest.fragments:
+        if use.buffer not in nest.meeting:
+            continue
+        shape, layout = use.buffer.static_shape, known.get(use.buffer)
+        if layout is None and shape is not None:
+            layout = layout_of_buffer(use.map, whole, shape, ctx.count)
+        if layout is None or layout.canonical.replicas or not fits(use.map, whole, layout):
+            return False
+    return all(buffer.scope == "fragment" for buffer in nest.meeting)
 
 
 def _completed(nest: Nest, dims: Sequence[Dim | None], layout: Layout, stored: bool, ctx: ThreadContext) -> Layout:

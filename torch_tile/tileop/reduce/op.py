@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, cast, const
 from torch_tile.ir.stmt import Block, Stmt, Store
 from torch_tile.tileop.base import (
@@ -219,11 +220,19 @@ class Extremum(Reduce):
         return self.kind if self.nan_propagate or not floats else WITHOUT_NAN[self.kind]
 
 
-def check_batch(op: str, batch: object) -> None:
-    """Raise an author error unless the hint `batch` is a positive integer."""
+def check_batch(op: str, batch: object, out: Buffer | None = None) -> None:
+    """Raise an author error unless the hint `batch` is a positive integer that divides the elements of `out`."""
+    why, fix = "", "give an integer: batch must be >= 1"
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        fix = "give an integer: batch must be >= 1"
-        raise error("bad_argument", None, op=f"T.{op}", name="batch", why=f"is {batch!r}", fix=fix)
+        why = f"is {batch!r}"
+    elif out is not None and all(isinstance(n, Const) for n in out.shape):
+        total = math.prod(int(n.value) for n in out.shape if isinstance(n, Const))
+        if batch > total:
+            why, fix = f"is {batch}, which exceeds total output elements, {total}", "give a smaller one"
+        elif total % batch:
+            why, fix = f"is {batch}, and must evenly divide the {total} output elements", "give a divisor of them"
+    if why:
+        raise error("bad_argument", None, op=f"T.{op}", name="batch", why=why, fix=fix)
 
 
 WITHOUT_NAN = {"max": "fmax", "min": "fmin", "absmax": "absfmax"}

@@ -4,8 +4,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_tile.nn as tnn
+from torch_tile.inductor.select import decide
+from torch_tile.inductor.select.cost_rules import compete_linear_loss
+from torch_tile.inductor.settings import Settings
 
 TARGET = torch.tensor([[3, 0, -100], [7, 8, 1]])
 WEIGHT = torch.arange(9) / 4
@@ -110,6 +114,16 @@ def test_without_gradients(light, generator):
         got, report = light(capped, *given)
         torch.testing.assert_close(got, capped(*given), rtol=1e-5, atol=1e-5)
     assert [r.what.split("(")[0] for r in report.select("loss")] == ["tile.linear_cross_entropy"], report
+
+
+@pytest.mark.parametrize("classes, wins", [(64, False), (128256, True)])
+def test_a_head_that_leaves_out_large_logits_may_be_a_little_slower(classes, wins, monkeypatch):
+    monkeypatch.setattr(decide.benchmark, "times", lambda *_: (104.0, 100.0))
+    with FakeTensorMode():
+        hidden, weight = (torch.empty(n, 32, dtype=torch.bfloat16, requires_grad=True) for n in (2048, classes))
+        tensors = hidden, weight, torch.empty(2048, dtype=torch.int64), None, None
+    options = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+    assert compete_linear_loss(tensors, options, None, Settings()).tile_wins == wins
 
 
 def test_module_is_a_linear_layer_and_a_loss(generator):

@@ -21,8 +21,11 @@ from torch_tile.lowering.pipelining.copy_plan import Branch, Path
 MOST = 16  # variables of a loop, which are registers
 
 
-class EarlyReads:
-    """The numbers in memory that the names of `paths` need, as expressions of the loop's variable, with variables."""
+class AddressPrefetch:
+    """Variables that hold, one iteration ahead, the numbers in memory that the addresses of copies depend on.
+
+    `paths` have the names that stand before each copy. A number is an expression of the loop's variable.
+    """
 
     def __init__(self, paths: Sequence[Path]):
         self.values: IdMap[Var, Expr] = IdMap()  # names as expressions of the loop's variable

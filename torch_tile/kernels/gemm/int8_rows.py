@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of few int8 rows with weights of 1, 2 or 4 bits by integer tensor cores, bound by the bytes of the weights.
+
+The product is made transposed, `w @ a^T`: weights are widened in registers, and few rows of a are few columns. Rows of
+a are put into the order in which a lane widens whole words of weights. Sums are exact in int32.
+Assumes that `fits`, and what scaled.py assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import Machine, dynamic, strided
+from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.gemm import spec as gemm_spec
+from torch_tile.kernels.gemm.byte_planes import PART, Slots
+from torch_tile.kernels.gemm.packed import read
+from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
+from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
+
+COLUMNS = 8, 16, 24, 32, 48, 64  # of wgmma's tile: rows of a
+LANE_BYTES = 16  # of a row of weights that a lane reads at once
+LONGEST_RUN = 256  # columns whose weights fit into registers beside those of the next run
+MOST_COLUMNS = 1 << 16  # of a: sums of 2^15 times as much stay in int32
+
+
+@dataclass(frozen=True)
+class Fields:
+    """How fields of `bits` become bytes: the number of a field, in two's complement if it is `signed`, less `offset`.
+
+    A byte is `times` as large as that number. It uses all 8 bits if half of the fields' range is subtracted, else 7, so
+    that the difference has a bit for its sign.
+    """
+
+    bits: int
+    signed: bool
+    offset: int
+
+    @property
+    def below(self) -> int:
+        """What is subtracted from a field that counts from 0 on."""
+        return self.offset + (self.half if self.signed else 0)
+
+    @property
+    def half(self) -> int:
+        """Half of the range of a field."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def place(self) -> int:
+        """The place of a field's lowest bit in its byte."""
+        return (8 if self.below == self.half else 7) - self.bits
+
+    @property
+    def times(self) -> int:
+        """How many times as large a byte is as its number."""
+        return 1 << self.place
+
+    def bytes_of(self, word: Any, number: Any) -> Any:
+        """Widen field `number` of each byte of a word of int32."""
+        moved = word >> self.bits * number << self.place
+        fields = moved & four(((1 << self.bits) - 1) << self.place)
+        sign = self.half << self.place if self.signed else 0
+        if self.place + self.bits == 8:
+            return fields if self.signed else fields ^ four(0x80)
+        if not self.below:
+            return fields
+        # No byte borrows from the next: its highest bit is 1 meanwhile.
+        return ((fields ^ four(0x80 | sign)) - four(self.below << self.place)) ^ four(0x80)
+
+
+def four(byte: int) -> int:
+    """Return four copies of a byte as an int32."""
+    word = byte * 0x01010101
+    return word - (1 << 32) if word >> 31 else word
+
+
+def fields_of(spec: Any) -> Fields:
+    """Return how the weights of a `scaled.Spec` are widened."""
+    return Fields(spec.bits, spec.stored[1] == torch.int8, spec.offset)
+
+
+def slots_of(spec: Any) -> Slots:
+    """Return the order of a's columns for a `scaled.Spec`: by runs that share a scale, or by pieces that lanes read."""
+    return Slots(128 if spec.scales[1].grouped else min(4 * LANE_BYTES * spec.fields, LONGEST_RUN), False, spec.bits)
+
+
+@jit
+def order_rows(slots: Slots, vector: int) -> Any:
+    """Build the kernel that copies rows of a in the order of slots. Columns behind the last are 0."""
+    m, k, padded = T.dynamic("m"), dynamic("k", vector), dynamic("padded", slots.width)
+
+    @T.prim_func
+    def order_rows(
+        a: strided("a", (m, k), torch.int8, multiple=vector), ordered: T.Tensor((m, padded), torch.int8)
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(padded, PART), m, threads=128) as (bx, row):
+            T.pdl_trigger()
+            for place in T.Parallel(PART):
+                column = bx * PART + place // slots.width * slots.width + slots.column(place % slots.width)
+                if bx * PART + place < padded:
+                    ordered[row, bx * PART + place] = T.if_then_else(column < k, a[row, column], 0)
+
+    return order_rows
+
+
+@T.macro
+def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: Any, first: Any, last: Any) -> Any:
+    """Compute the product `w @ a^T` of one tile, summed over the steps `first <= step < last` of K.
+
+    It is in units of `Fields.times`: in int32, or in float32 if runs of columns have scales.
+    """
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    (b, _, scale_b), fields, slots, kind = operands[:3], fields_of(spec), slots_of(spec), spec.scales[1]
+    per_word = 32 // fields.bits
+    a_tile = T.alloc_shared((bm, bk), "int8")
+    b_tile = T.alloc_shared((bn, bk // per_word), "int32")
+    scale_tile = T.alloc_shared(kind.place(bn, bk // slots.width), "float32") if kind.grouped else None
+    product = T.alloc_fragment((bn, bm), "float32" if kind.grouped else "int32")
+    T.clear(product)
+    for step in T.Pipelined(first, last, num_stages=config.stages):
+        T.copy(a[0, step * bk], a_tile)
+        T.copy(b[col, step * (bk // per_word)], b_tile)
+        if kind.grouped:
+            T.copy(scale_b[kind.place(col, step * (bk // slots.width))], scale_tile)
+        starts = [*range(0, bk, slots.width)]
+        sums = [T.alloc_fragment((bn, bm), "int32") if kind.grouped else product for _ in starts]
+        for at, total in zip(starts, sums, strict=True):
+            words = read(b_tile, False, slice(at // per_word, (at + slots.width) // per_word), bn)
+            T.gemm(
+                widened(fields, slots, words, bn), a_tile[0:bm, at : at + slots.width], total,
+                transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=kind.grouped,
+            )  # fmt: skip
+        if kind.grouped:
+            for number, total in enumerate(sums):
+                for j, i in T.Parallel(bn, bm):
+                    product[j, i] += T.cast(total[j, i], "float32") * scale_tile[kind.place(j, number)]
+    return product
+
+
+@T.macro
+def widened(fields: Fields, slots: Slots, words: Any, rows: int) -> Any:
+    """Widen the fields of a run to bytes."""
+    weights = T.alloc_fragment((rows, slots.width), "int8")
+    fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
+    for j, four in T.Parallel(rows, slots.width // 4):
+        fours[j, four] = fields.bytes_of(words[j, slots.word(four * 4)], slots.field(four * 4))
+    for j, slot in T.Parallel(rows, slots.width):
+        weights[j, slot] = T.cast(T.cast(fours[j, slot // 4] >> slot % 4 * 8, "uint8"), "int8")
+    return weights
+
+
+@jit
+def int8_rows_matmul(config: Config, spec: Any) -> Any:
+    """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` from ordered rows of a. `splits`
+    blocks of a cluster each sum up a part of K of one tile.
+    """
+    bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
+    times, (kind_a, kind_b) = fields_of(spec).times, spec.scales
+    m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", slots_of(spec).width)
+    words = dynamic("words", LANE_BYTES // 4)
+    types = [
+        strided("b", (n, words), torch.int32, multiple=LANE_BYTES // 4, align=LANE_BYTES),
+        kind_a.type("scale_a"), kind_b.type("scale_b"), *spec.product.operand_types(1, m, n, k)[2],
+    ]  # fmt: skip
+    own = -(-bn // count)  # rows of the weights
+
+    @T.prim_func
+    def int8_rows_gemm(
+        a: T.Tensor((m, k), torch.int8), *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)
+    ):
+        steps = T.ceildiv(k, bk)
+        with T.Kernel(T.ceildiv(n, bn) * count, threads=config.threads, cluster_dims=count) as block:
+            T.annotate_min_blocks_per_sm(config.resident)
+            T.pdl_sync()
+            split, bx = block % count, block // count
+            share = T.ceildiv(steps, count)
+            product = multiply(config, spec, a, operands, bx * bn, split * share, T.min(split * share + share, steps))
+            parts = left_for_cluster([product], count)
+            for row, j in T.Parallel(bm, own):
+                place, col = T.min(split * own + j, bn - 1), bx * bn + split * own + j
+                total = T.cast(sum_in_cluster(parts[0], (place, row), count), "float32") * (1 / times)
+                if split * own + j < bn:
+                    value = total * operands[1][kind_a.place(row, 0)]
+                    if not kind_b.grouped:
+                        value = value * operands[2][kind_b.place(col, 0)]
+                    out[row, col] = gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col)
+            if count > 1:
+                T.cluster_sync()  # until then the other blocks read this block's part
+
+    return int8_rows_gemm
+
+
+def fits(spec: Any, k: int, machine: Machine) -> bool:
+    """Return whether this kernel can compute a product: rows of int8 by fewer bits, in whole pieces of 16 bytes, whose
+    scales bulk copies can read if runs of columns have their own.
+    """
+    of_a, of_b = spec.scales
+    return (
+        machine.is_gpu
+        and machine.target.has_wgmma
+        and spec.bits < 8
+        and spec.product.vector > 1
+        and k <= MOST_COLUMNS
+        and not of_a.grouped
+        and (not of_b.grouped or (of_b.shared == 1 and (of_b.bulk or of_b.along)))
+    )
+
+
+def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Config, machine: Machine) -> None:
+    """Launch the product of `tensors`, a and the operands of `scaled.prepare`, into `out`."""
+    a, b, *operands = tensors
+    slots, (m, k) = slots_of(spec), a.shape
+    ordered = a.new_empty((m, -(-k // slots.width) * slots.width))
+    machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
+    machine.kernel(int8_rows_matmul)(config, spec)(ordered, b.view(torch.int32), *operands, out)
+
+
+# Tilings. They change the speed, never the result.
+
+ROW_BYTES, SHORT_ROW_BYTES = 256, 128  # of a row of weights that a step takes, for up to 16 rows of a, and for more
+LONGEST_STEP = 1024  # columns
+LEAST_STAGES, MOST_STAGES = 3, 5
+LEAST_STEPS = 4  # of a block of a cluster
+LEAST_RUNS = 4  # of a step: their scales of a row are 16 bytes, as bulk copies want
+
+
+def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | None:
+    """Choose the tiling of a product that fits. None if there are too many rows."""
+    rows = next((count for count in COLUMNS if m <= count), None)
+    if rows is None:
+        return None
+    row_bytes = ROW_BYTES if rows <= 16 else SHORT_ROW_BYTES
+    least = slots_of(spec).width * (LEAST_RUNS if spec.scales[1].grouped else 1)
+    config = Config(rows, 128, max(min(row_bytes * spec.fields, LONGEST_STEP), least), 256, transposed=True)
+    if -(-n // 128) * 5 < machine.num_sms * 3:
+        count, splits = -(-n // 64), 1
+        while (
+            splits < MOST_JOINED
+            and splits * count <= machine.num_sms
+            and k // (2 * splits) >= LEAST_STEPS * config.block_k
+        ):
+            splits *= 2
+        resident = 2 if splits * count > machine.num_sms and rows <= 16 else 1
+        config = replace(config, block_n=64, threads=128, splits=splits, cluster=splits > 1, resident=resident)
+    while (stages := _stages(config, spec, machine)) < LEAST_STAGES and config.block_k > least:
+        config = replace(config, block_k=config.block_k // 2)
+    return replace(config, stages=stages)
+
+
+def _stages(config: Config, spec: Any, machine: Machine) -> int:
+    """Return the number of stages for which a block has room."""
+    room = machine.target.shared_limit // config.resident
+    sizes = (footprint(replace(config, stages=count), spec, True).bytes for count in range(1, MOST_STAGES + 1))
+    return max(1, sum(size <= room for size in sizes))
+
+
+def footprint(config: Config, spec: Any, bulk: bool) -> Footprint:
+    """Compute the shared memory of rows of a, words, scales of runs, and sums that leave."""
+    bm, bn, bk, loop = config.block_m, config.block_n, config.block_k, (Part.LOOP,)
+    tiles = [Tile(bm, bk, 8, config.stages, loop), Tile(bn, bk, spec.bits, config.stages, loop)]
+    if spec.scales[1].grouped:
+        rows, columns = spec.scales[1].place(bn, bk // slots_of(spec).width)
+        tiles.append(Tile(rows, columns, 32, config.stages, loop))
+    tiles.append(Tile(bn, bm, 32, parts=(Part.LEAVING,)))
+    return Footprint(tuple(tiles), bulk)
