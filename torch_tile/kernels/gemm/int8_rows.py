@@ -19,7 +19,7 @@ from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, dynamic, strided
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
-from torch_tile.kernels.gemm.byte_planes import PART, Slots
+from torch_tile.kernels.gemm.byte_planes import PART, ColumnOrder
 from torch_tile.kernels.gemm.packed import read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
@@ -86,13 +86,15 @@ def fields_of(spec: Any) -> Fields:
     return Fields(spec.bits, spec.stored[1] == torch.int8, spec.offset)
 
 
-def slots_of(spec: Any) -> Slots:
+def slots_of(spec: Any) -> ColumnOrder:
     """Return the order of a's columns for a `scaled.Spec`: by runs that share a scale, or by pieces that lanes read."""
-    return Slots(128 if spec.scales[1].grouped else min(4 * LANE_BYTES * spec.fields, LONGEST_RUN), False, spec.bits)
+    return ColumnOrder(
+        128 if spec.scales[1].grouped else min(4 * LANE_BYTES * spec.fields, LONGEST_RUN), False, spec.bits
+    )
 
 
 @jit
-def order_rows(slots: Slots, vector: int) -> Any:
+def order_rows(slots: ColumnOrder, vector: int) -> Any:
     """Build the kernel that copies rows of a in the order of slots. Columns behind the last are 0."""
     m, k, padded = T.dynamic("m"), dynamic("k", vector), dynamic("padded", slots.width)
 
@@ -145,7 +147,7 @@ def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: An
 
 
 @T.macro
-def widened(fields: Fields, slots: Slots, words: Any, rows: int) -> Any:
+def widened(fields: Fields, slots: ColumnOrder, words: Any, rows: int) -> Any:
     """Widen the fields of a run to bytes."""
     weights = T.alloc_fragment((rows, slots.width), "int8")
     fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
