@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help(sys.stderr)
-        return 2
+        parser.exit(2)
     if options.command == "env":
         from torch_tile.tools.env import describe
 
