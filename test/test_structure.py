@@ -238,7 +238,6 @@ LIGHT = (
     "runtime.cache",
     "runtime.launch_plan",
     "diagnostics.spelling",
-    "diagnostics.transforms",
     "diagnostics.variables",
     "inductor.entry_point",
     "inductor.codegen.artifacts",

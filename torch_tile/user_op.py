@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.compiler.binding import scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.diagnostics.signatures import can_take
-from torch_tile.diagnostics.transforms import refuse_transforms
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk

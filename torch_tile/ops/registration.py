@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from torch_tile.diagnostics.transforms import refuse_transforms
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
