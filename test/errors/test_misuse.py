@@ -215,10 +215,3 @@ def test_python_errors_of_the_author_stay_as_they_are():
 def test_python_maximum_says_what_to_use():
     with pytest.raises(TileError, match=r"T\.max\(x, y\)"):
         kernel_of(lambda x, A: max(x, 0.0))
-
-
-def test_a_kernel_is_no_lambda():
-    with pytest.raises(TileError) as caught:
-        torch_tile.jit(lambda A: A)(1)  # code: "lambda_kernel"
-    (found,) = caught.value.diagnostics
-    assert found.code == "lambda_kernel" and "def" in found.fix
