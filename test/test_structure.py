@@ -23,7 +23,7 @@ LAYERS = [
     {"diagnostics"},
     {"hardware"},
     {"compiler.context", "ir"},
-    {"intrinsics", "options", "tolerance"},
+    {"intrinsics", "options", "tolerance", "torch_func"},
     {"tileop", "compiler.binding"},
     {"language", "lowering", "codegen", "simulator", "runtime"},
     {"compiler", "profiler", "user_op"},
@@ -241,6 +241,7 @@ LIGHT = (
     "diagnostics.variables",
     "inductor.entry_point",
     "inductor.codegen.artifacts",
+    "torch_func",
 )
 
 

@@ -14,7 +14,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.binding import scalar, size_of
@@ -25,6 +25,7 @@ from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
 from torch_tile.tolerance import tolerant
+from torch_tile.torch_func import refuse_transforms
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -174,22 +175,6 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
             lib=_WithoutTransforms(library, kernel.__name__),
         )  # fmt: skip
     return operator  # type: ignore[no-any-return]
-
-
-def refuse_transforms(what: str, args: Iterable[object]) -> None:
-    """Raise NotImplementedError where a transform of torch.func would need `what`'s gradient.
-
-    Transforms take gradients of torch's own operations only.
-    """
-    import torch
-
-    if torch._C._are_functorch_transforms_active() and torch.is_grad_enabled():
-        given = (x for arg in args for x in (arg if isinstance(arg, list | tuple) else (arg,)))
-        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in given):
-            raise NotImplementedError(
-                f"{what} has no gradient inside torch.func's transforms (grad, vjp, jacrev, ...); call .backward() or "
-                "torch.autograd.grad instead, or use torch's own operation there"
-            )
 
 
 class _WithoutTransforms:

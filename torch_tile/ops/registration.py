@@ -20,7 +20,7 @@ from torch_tile.ops.eager import Eager
 from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
-from torch_tile.user_op import refuse_transforms
+from torch_tile.torch_func import refuse_transforms
 
 SCHEMAS: dict[str, str] = {}
 """The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
