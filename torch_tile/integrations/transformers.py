@@ -87,9 +87,7 @@ def attention_forward(
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     if cache is not None:
         if position_bias is not None:
-            raise ValueError(
-                'position_bias with a paged cache; attn_implementation="tile" has no kernel for both; "sdpa" may'
-            )
+            raise ValueError('position_bias with a paged cache; attn_implementation="tile" has no kernel for both')
         given = module.layer_idx, query, key, value, cache, sliding_window or 0, kwargs
         return continuous_batching.attend_cached(*given, **options), None
     mask = attention_mask
@@ -136,9 +134,7 @@ def listed_mask(
     a query sees itself and what is before it.
     """
     if cache is not None:
-        raise ValueError(
-            'a paged cache with lists of positions; attn_implementation="tile" has no kernel for both; "sdpa" may'
-        )
+        raise ValueError('a paged cache with lists of positions; attn_implementation="tile" has no kernel for both')
     keys = key.shape[2]
     if mask is None:
         last = torch.arange(query.shape[2], device=query.device) + (keys - query.shape[2])
