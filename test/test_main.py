@@ -110,6 +110,7 @@ def test_mistakes_on_the_command_line(capsys) -> None:
         (["show", __file__, "--target", "nonsense"], "--target nonsense: give 'cpu', 'cuda', 'cuda:sm_90a'"),
         (["show", __file__, "--target", "cpu"], "--target cpu: schedules and layouts are a GPU's"),
         (["show", __file__, "--stage", "flatter"], "--stage flatter: the passes are check_kernel, "),
+        (["demo", "--slect", "tile"], "unrecognized arguments: --slect tile; did you mean --select?"),
         ([], "COMMAND"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help(sys.stderr)
-        return 2
+        parser.exit(2)
     if options.command == "env":
         from torch_tile.tools.env import describe
 
@@ -188,7 +188,8 @@ def named(target: str) -> Any:
                 raise  # from inside of the module
             raise Mistake(str(problem)) from problem
     if not callable(names.get(name)):
-        raise Mistake(f"{where} has no function {name}")
+        functions = [known for known, value in names.items() if callable(value)]
+        raise Mistake(f"{where} has no function {name}{did_you_mean(name, functions)}")
     return names[name]
 
 

@@ -392,7 +392,7 @@ def test_nvfp4_has_scales_of_two_levels(seed):
     torch.testing.assert_close(layer(x), want, rtol=1e-4, atol=1e-4)
     (grad,), (wanted,) = (torch.autograd.grad(y.square().sum(), x) for y in (layer(x), want))
     torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-3)
-    with pytest.raises(ValueError, match="group is 32; NVFP4 has runs of 16"):
+    with pytest.raises(ValueError, match="group is 32; expected 16 or None, as NVFP4"):
         tnn.QuantizedLinear.from_linear(linear, "nvfp4", 32)
     assert tnn.QuantizedLinear.from_linear(nn.Linear(16, 4).requires_grad_(False), "nvfp4").words.shape == (4, 8)
 

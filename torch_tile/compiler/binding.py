@@ -314,7 +314,9 @@ def scalar(param: Var, value: Any) -> Scalar:
         low, high = (0, 1 << bits) if param.dtype.kind != "int" else (-(1 << (bits - 1)), 1 << (bits - 1))
         if low <= value < high:
             return int(value)
-        raise LaunchError(f"argument `{param.name}` = {value} does not fit into {param.dtype}")
+        raise LaunchError(
+            f"argument `{param.name}` = {value} does not fit into {param.dtype}; annotate it with a wider type"
+        )
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 1) == 0:
         return scalar(param, item())

@@ -10,7 +10,7 @@ def get_target_compute_version(target: object = None) -> str:
     """Return the compute capability of a target, or of this machine's GPU, as "9.0". Raises ValueError for a CPU."""
     found = Target.of("auto" if target is None else target)
     if found.kind != "cuda":
-        raise ValueError("there is no GPU whose compute capability could be told")
+        raise ValueError("there is no GPU whose compute capability could be told; give a target, as 'cuda:sm_90a'")
     return f"{found.capability // 10}.{found.capability % 10}"
 
 

@@ -11,10 +11,6 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "define the kernel in a file or a notebook cell. Functions built by exec, or typed at a prompt before Python "
         "3.13, have no source. For generated text, add its lines to linecache.cache under the name given to compile()",
     ),
-    "lambda_kernel": (
-        "the kernel is a lambda, which has no statements",
-        "write it by `def`: def double(A): ...",
-    ),
     "nested_too_deep": (
         "`{name}` nests branches and loops deeper than Python compiles them: each `elif` is one level",
         "look values up in a table, or split the chain in two: `if x < 16: ... else: ...` around macros",

@@ -77,7 +77,7 @@ class QuantizedLinear(nn.Module):
         bias = None if linear.bias is None else linear.bias.detach()
         if format == "nvfp4":
             if group not in (None, 16):
-                raise ValueError(f"group is {group}; NVFP4 has runs of 16")
+                raise ValueError(f"from_linear: group is {group}; expected 16 or None, as NVFP4 has runs of 16")
             words, scales, whole = quantize_nvfp4(linear.weight)
             return cls(words, scales, bias=bias, high_first=True, format="e2m1", whole_scale=whole)
         formats = (*kernels("gemm.dequant").FORMATS, "nvfp4")

@@ -33,7 +33,7 @@ def show(file: str, target: str, stages: list[str], pictures: str = "", formats:
     check(target, stages)
     kernels = {n: f for n, f in runpy.run_path(file).items() if isinstance(f, PrimFunc)}
     if not kernels:
-        raise Mistake(f"{file} has no T.prim_func among its global names")
+        raise Mistake(f"{file} has no T.prim_func among its global names; give one a name there, kernel = make(1024)")
     parts = []
     for name, kernel in kernels.items():
         parts.append(report(kernel.program, target, stages))

@@ -102,7 +102,10 @@ def _backward(outputs: Any) -> None:
 
     tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not tensors:
-        raise ValueError("explain(backward=True): no output of the model requires a gradient")
+        raise ValueError(
+            "explain(backward=True): no output of the model requires a gradient; give inputs or parameters "
+            "that do, or leave backward out"
+        )
     loss = torch.stack([t.float().sum() for t in tensors]).sum()
     leaves = _graph_leaves(loss)
     torch.autograd.grad(loss, leaves, allow_unused=True)
