@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from emulate import EmulatedLauncher, build as build_texts
 
 import torch_tile
 import torch_tile.language as T
@@ -45,7 +44,9 @@ from torch_tile.runtime.launch import Launcher
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+from emulate import EmulatedLauncher, build as build_texts
 from fuzz_lines import shrunk
 from grammar import generated
 from grammar_processes import COMPILING, Limits, Lost, NoWatch, in_processes

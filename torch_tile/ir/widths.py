@@ -83,7 +83,7 @@ class IndexBits:
             return longest
         if isinstance(expr, Binary) and expr.dtype in SIGNED:
             return self._of_binary(expr, *parts)
-        if isinstance(expr, Unary) and expr.op == "-":
+        if isinstance(expr, Unary) and expr.op in ("-", "~"):
             return longest + 1
         if isinstance(expr, Cast) and expr.a.dtype.is_float:  # far beyond the bits of its type
             return own
