@@ -197,7 +197,7 @@ def test_literals_are_rounded_alike():
     [
         ({"round": "rx"}, "give one of|did you mean"),
         ({"round": "rs"}, "rbits"),
-        ({"rbits": 3}, 'belong to round="rs"'),
+        ({"rbits": 3}, "rbits. is given with round=None"),
         ({"sat": "finite"}, "satfinite"),
     ],
 )

@@ -192,3 +192,23 @@ def test_absmax_takes_the_least_integer_as_torch_abs_does(dtype, dim):
     wanted = a.abs().amax(dim)
     for found in results(kernel, (a,), torch.zeros_like(wanted)):
         assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("limit", [-(2**31), -1, 3, 2**31 - 1])
+def test_products_of_complements_wrap(limit, way):
+    """The text holds such values in 64 bits, which the outer product would leave."""
+    least = -(2**31)
+
+    @T.prim_func
+    def kernel(O: T.Tensor((4,), "int32"), number: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            O[0] = least * ~(number * least)
+            O[1] = ~(~(number * least) * least) * least
+            O[2] = -(~(number * least)) * least
+            O[3] = (~(number * number) - number) * least
+
+    p = limit * least
+    exact = [least * ~p, ~(~p * least) * least, -(~p) * least, (~(limit * limit) - limit) * least]
+    out = torch.zeros(4, dtype=torch.int32)
+    way(kernel, out, limit)
+    assert out.tolist() == [(x - least) % 2**32 + least for x in exact]

@@ -56,7 +56,7 @@ _WORDS = """
 # Macros of standard headers and of csrc/, which hold in every scope; those that begin with an underscore aside.
 _MACROS = re.compile(
     r"""
-    TILE_\w+ | \w+_(MAX|MIN|WIDTH|C|ENDIAN) | (EXIT|SEEK|RENAME|FD)_\w+ | [LP]_(ctermid|cuserid|tmpnam|tmpdir)
+    TILE_\w+ | \w+_(MAX|MIN|WIDTH|C|ENDIAN) | (EXIT|SEEK|RENAME|FD|FE)_\w+ | [LP]_(ctermid|cuserid|tmpnam|tmpdir)
     | W[A-Z]{5,} | BUFSIZ | BYTE_ORDER | MB_CUR_MAX | NFDBITS | INFINITY | NAN | HUGE_VALF? | M_\w+ | assert | offsetof
     | alloca | (be|le)(16|32|64)toh | hto[bl]e(16|32|64) | strn?dupa | linux | unix | i386 | major | minor | makedev
     | NVRTC_\w+ | CUDA\w* | CUDART_\w+ | warpSize

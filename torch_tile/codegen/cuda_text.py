@@ -130,6 +130,8 @@ class CudaText(Text):
             return self.interval(expr.a) | self.interval(expr.b)
         if isinstance(expr, Unary) and expr.op == "-":
             return -self.interval(expr.a)
+        if isinstance(expr, Unary) and expr.op == "~" and expr.dtype in SIGNED:
+            return -self.interval(expr.a) + Interval(-1, -1)
         if isinstance(expr, Cast) and expr.a.dtype.is_integer:
             inner = self.interval(expr.a)
             return inner if inner.within(range_of(expr.type)) else range_of(expr.type)

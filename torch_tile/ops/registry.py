@@ -240,7 +240,7 @@ def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
     """Let an operator's Python form refuse values that torch would take for others; see `_refuse_kind`."""
     hints = hints_of(operator.args)
     kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints.items()}
-    names = [name for name in inspect.signature(form).parameters if name in kinds]
+    names = list(inspect.signature(form).parameters)
 
     @functools.wraps(form)
     def call(*given: P.args, **named: P.kwargs) -> R:
