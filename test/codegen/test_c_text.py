@@ -187,6 +187,8 @@ def meaning(e, env):
         found = meaning(e.a, env)
         if e.type.kind == "bool":
             return found != 0
+        if e.type == dt.int32 and e.a.dtype == dt.int64 and not -(2**31) <= found < 2**31:
+            raise OverflowError  # an index does not wrap, a cast number does
         if e.type == dt.int64 or (e.type == dt.int32 and e.a.dtype in (dt.int32, dt.int64)):
             return found
         return const(found, e.type).value
@@ -234,7 +236,10 @@ def test_random_integer_expressions(seed):
         for a, b in itertools.product(samples, samples):
             library.run(which, ctypes.c_long(a), ctypes.c_long(b), out)
             for k, (e, of, _) in enumerate(made):
-                want = meaning(e, {"a": a, "b": b}) if of == family else 0
+                try:
+                    want = meaning(e, {"a": a, "b": b}) if of == family else 0
+                except OverflowError:
+                    continue
                 if of == family and -(2**62) < want < 2**62:
                     assert out[k] == want, f"{e!r} as {value(e)} with a={a}, b={b}: {out[k]}, not {want}"
 

@@ -144,8 +144,8 @@ def test_the_librarys_kernels(target, monkeypatch):
     for program in programs:
         found = estimate(program, target, 132)
         assert 0 < found.seconds < 10 and found.bytes > 0 and found.flops > 0 and not found.refused, program.name
-        # Fragments are added up that do not live at the same time, which attention's backward has most of.
-        most = 450 if program.name in ("query_gradients", "key_gradients") else 300
+        # Fragments are added up that do not live at the same time: scores and gradients, or words and widened weights.
+        most = 450 if program.name in ("query_gradients", "key_gradients", "int8_rows_gemm") else 300
         assert found.registers < most or target is CPU, program.name
 
 

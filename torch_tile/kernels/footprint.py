@@ -13,8 +13,8 @@ from enum import IntEnum
 from torch_tile.hardware import Target
 
 SPARE = 1024  # bytes for mbarriers, and for what threads hand each other in reductions
-BOX_BYTES, BOX_ROWS = 128, 8  # bytes of a row that bulk copies swizzle, and rows after which a swizzle repeats
-SWIZZLED_ALIGNMENT = BOX_BYTES * BOX_ROWS
+BOX_BYTES, BOX_ROWS = (128, 64, 32), 8  # bytes of a row that bulk copies swizzle, and rows after which one repeats
+SWIZZLED_ALIGNMENT = BOX_BYTES[0] * BOX_ROWS
 
 
 class Part(IntEnum):
@@ -47,12 +47,13 @@ class Tile:
 
     @property
     def boxed(self) -> int:
-        """Return the bytes of the tile as bulk copies fill it: in columns of 128 bytes, each with its own swizzle."""
+        """Return the bytes of the tile as bulk copies fill it: in columns of up to 128 bytes, each with its swizzle."""
         row = self.columns * self.bits // 8
-        if self.rows == 1 or row % BOX_BYTES or self.rows % BOX_ROWS == 0:
+        box = next((size for size in BOX_BYTES if row % size == 0), 0)
+        if self.rows == 1 or not box or self.rows % BOX_ROWS == 0:
             return self.bytes
         whole = -(-self.rows // BOX_ROWS) * BOX_ROWS
-        return (self.versions * row // BOX_BYTES - 1) * whole * BOX_BYTES + self.rows * BOX_BYTES
+        return (self.versions * row // box - 1) * whole * box + self.rows * box
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, p
     kinds = {"blocks of both": (("block", True), ("block", True))} | FORMS
     m, n, k = problems.size(140), 128 + 8 * problems.size(6), 128 * problems.pick(4, 8, 36)
     a, b, *scales = arguments(problems, kinds[form], m, n, k)
-    scale_a, scale_b = scales[0].t().contiguous().t(), scales[1].t().contiguous().t()
+    scale_a, scale_b = (x.t().clone(memory_format=torch.contiguous_format).t() for x in scales)
     if form != "blocks":
         scale_a = scale_a.contiguous()
     args = (a.contiguous(), b.t().contiguous().t(), scale_a, scale_b)
