@@ -601,7 +601,6 @@ def choices_between_types() -> Function:
             torch.where(m, h, x),
             torch.where(m, i, 2.5),
             torch.where(m, h, torch.tensor(2.0)),
-            torch.clamp(x, min=math.nan),
             x.clamp(0.5, -0.5),
             torch.maximum(x, x.new_full((), math.nan)),
             torch.clamp(i, 0, 10.5),

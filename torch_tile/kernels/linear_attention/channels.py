@@ -47,8 +47,8 @@ def channel_decays(config: Config, spec: Spec) -> Any:
                 logs[i, j] = T.if_then_else(i < count, T.cast(given, compute) * LOG2_E, 0.0)
             T.cumsum(logs, dim=0)
             for i, j in T.Parallel(size, tile):
-                time, column = T.min(first + i, s.length - 1), T.min(at + j, s.k - 1)
-                if T.logical_and(i < count, at + j < s.k):
+                time, column = first + i, at + j
+                if T.logical_and(i < count, column < s.k):
                     key, grown = T.cast(k[bz, time, head, column], compute), T.exp2(logs[i, j])
                     query = T.cast(q[bz, time, head, column], compute)
                     sums[bz, time, head, column] = logs[i, j]
