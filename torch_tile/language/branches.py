@@ -3,7 +3,7 @@
 
 Python runs both branches, one after the other. Each branch must see the state before the `if`, so the recorder resets
 names between them. After the `if`, a name that the branches leave different becomes a choice between two values, if
-they only compute them. Else it becomes a variable, which each branch sets at its end. Some names can become
+that suffices. Else it becomes a variable, which each branch sets at its end. Some names can become
 neither: one branch leaves them unbound, or binds them to no number. They are unbound after the `if`, and reading one is
 an `out_of_scope` error of the author.
 """
