@@ -441,12 +441,27 @@ def plain_words(root: Path) -> Iterator[str]:
 
 
 def sentence_lengths(root: Path) -> Iterator[str]:
-    """Sentences of docstrings and comments have at most WORDS words; text in backticks counts as one."""
-    for path, _ in sources(root):
-        for line, prose in [*docstrings(parse(path)), *comments(path.read_text())]:
+    """Sentences of docstrings, comments and documents have at most WORDS words; text in backticks counts as one."""
+    texts = [(path, [*docstrings(parse(path)), *comments(path.read_text())]) for path, _ in sources(root)]
+    texts += [(path, [(1, in_markdown(path.read_text()))]) for path in documents(root)]
+    for path, found in texts:
+        for line, prose in found:
             for sentence in sentences(prose):
                 if (count := len(re.findall(r"\S*\w\S*", sentence))) > WORDS:
                     yield f"{path.relative_to(root)}:{line}: a sentence of {count} words: {sentence[:60]}..."
+
+
+def documents(root: Path) -> Iterator[Path]:
+    """The documents for users and developers; the log of tries is notes."""
+    for path in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]:
+        if path.exists() and path.name != "perf-log.md":
+            yield path
+
+
+def in_markdown(text: str) -> str:
+    """The prose of a document: without code, headings, addresses of links and marks of bold text."""
+    text = re.sub(r"```.*?```|^#[^\n]*$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text.replace("**", ""))
 
 
 def docstrings(module: ast.Module) -> Iterator[tuple[int, str]]:
@@ -464,7 +479,7 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 def sentences(prose: str) -> Iterator[str]:
     """The sentences of a text. Colons and semicolons end one; diagrams and tables have none."""
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|[\w, ]{1,40}:\s))", prose):
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.|[\w, ]{1,40}:\s))", prose):
         if "|" not in (plain := re.sub(r"``?[^`]+``?", "CODE", " ".join(paragraph.split()))):
             yield from re.split(r"(?<=[.!?:;])\s+", plain)
 
@@ -621,6 +636,11 @@ PLANTED = [
         sentence_lengths,
         {"torch_tile/jit.py": f"# {'word ' * 10}\n# {'word ' * 11}\n"},
         "jit.py:3: a sentence of 21 words",
+    ),
+    (
+        sentence_lengths,
+        {"docs/a.md": f"# {'title ' * 30}\n```\n{'code ' * 30}\n```\n1. {'word ' * 21}\n"},
+        "docs/a.md:1: a",
     ),
     (
         sentence_lengths,
