@@ -298,7 +298,7 @@ class _Cuda:
         for node in (n for nodes in self.nodes for n in nodes):
             if isinstance(node, TensorMap):
                 found[node.buffer] = max(found[node.buffer], MAP_ALIGNMENT)
-            elif isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
+            elif isinstance(node, Call) and node.name in ("vector_copy", "atomic_add_vector", "cp_async"):
                 for address in node.args:
                     if isinstance(address, Address) and address.buffer in found:
                         found[address.buffer] = max(found[address.buffer], option(node))
