@@ -235,6 +235,7 @@ LIGHT = (
     "ops",
     "kernels.attention.args",
     "kernels.attention.arguments",
+    "kernels.conv.args",
     "kernels.gemm.args",
     "kernels.linear_attention.args",
     "kernels.loss.args",

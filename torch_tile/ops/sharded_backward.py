@@ -79,7 +79,7 @@ class _Sharding:
         """Yield for each argument the names and sizes of its dimensions."""
         dims = iter(self.rule.inputs)
         for argument, value in zip(op._schema.arguments, inputs, strict=True):
-            if isinstance(value, list):
+            if isinstance(value, list) and "Tensor" in str(argument.type):
                 yield [(next(dims), t.shape) for t in value]
             elif "Tensor" in str(argument.type) and "List" not in str(argument.type):
                 here = next(dims)
