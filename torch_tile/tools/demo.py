@@ -181,7 +181,7 @@ def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, 
 
     Each turn ends when the GPU, if there is one, has finished.
     """
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
