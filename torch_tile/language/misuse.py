@@ -55,7 +55,7 @@ _AGAIN = "a part of a buffer is indexed again", "write all indices in one pair o
 
 # What Python says where a loop and a kernel are opened by the wrong statement, and what to write.
 _STATEMENTS = {
-    "'Loop' object does not support the context manager": (
+    "Loop' object does not support the context manager": (  # Python 3.14 writes the module before the class
         "a loop is opened by `with`",
         "write `for i in T.Parallel(n):`",
     ),

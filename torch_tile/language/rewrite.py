@@ -365,7 +365,7 @@ class _Reroute(ast.NodeTransformer):
         if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
             return ast.copy_location(ast.Expr(_call("refuse_walrus", _names(walrus.target), at=walrus)), node)
         test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
-        calls = _call("whiles", test, carried, _tells_end(node), at=node.test)
+        calls = _call("whiles", test, carried, _tells_end(node), at=node)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.copy_location(loop, node)
 
@@ -395,7 +395,8 @@ class _Reroute(ast.NodeTransformer):
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
         if isinstance(over, ast.Call):
             over.func = _call("counter", over.func, at=over.func)
-        loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node.iter)
+        # Turns are taken at the place of the whole statement in Python 3.11, at that of this call from 3.13 on.
+        loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.copy_location(new, node)
 
