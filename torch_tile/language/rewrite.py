@@ -395,7 +395,7 @@ class _Reroute(ast.NodeTransformer):
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
         if isinstance(over, ast.Call):
             over.func = _call("counter", over.func, at=over.func)
-        # Turns are taken at the place of the whole statement in Python 3.11, at that of this call from 3.13 on.
+        # Python 3.11 takes turns at the place of the whole statement, 3.13 and later at that of this call.
         loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.copy_location(new, node)
