@@ -5,8 +5,8 @@ One file declares an operator once. The declaration has its arguments, checks, r
 torch, gradient, sharding, cost and documentation. Schemas, launchers, DTensor's rules, FLOP counts, Inductor's
 lowerings and the documented Python forms are derived from the declarations.
 
-The arguments are a named tuple, generic in the type that stands for a tensor. So one class types the op's arguments,
-the graph nodes of a call, the shapes for a cost, and the specs for a sharding rule.
+The arguments are a named tuple, generic in the type that stands for a tensor. So one class types the op's arguments and
+the graph nodes of a call. It also types the shapes for a cost and the specs for a sharding rule.
 """
 
 from __future__ import annotations

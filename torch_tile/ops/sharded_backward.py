@@ -110,7 +110,8 @@ class _Sharding:
         """Return placements of the gradient of a tensor with these dimensions.
 
         If ranks used the whole tensor for different parts of the result, each rank has a part of a sum. If a summed
-        dimension is sharded, each rank has the gradient of the whole result, and of the operands added to it.
+        dimension is sharded, each rank has the gradient of the whole result. It also has that of the operands added to
+        the result.
         """
         from torch.distributed.tensor import Partial
 
