@@ -7,7 +7,6 @@ Our kernel wants dense channels: the input is read as `[N, *sizes, C]`, and copi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -81,7 +80,7 @@ def _dense(rewrite: Rewrite, x: Node, last: Sequence[int]) -> Node:
     if is_call(x, aten.cat.default) and only_user(x) is not None and known(arg(x, "dim") > 1):
         parts = [_dense(rewrite, part, last) for part in arg(x, "tensors")]
         return rewrite.call(aten.cat.default, parts, arg(x, "dim") - 1)
-    turned: Any = rewrite.permute(x, last)
-    if val(turned).is_contiguous():
-        return turned
-    return rewrite.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    moved: Node = rewrite.permute(x, last)
+    if val(moved).is_contiguous():
+        return moved
+    return rewrite.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
