@@ -103,7 +103,7 @@ class Config:
     @property
     def width(self) -> int:
         """Filters of a panel in which staged results leave, of 16 bits each."""
-        return math.gcd(64 if self.pixels <= 128 else 32, self.block_n)
+        return math.gcd(64 if self.pixels <= 128 else 32 if self.pixels <= 256 else 16, self.block_n)
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,7 @@ class Problem:
     """A convolution to be tiled: its result's frames and sizes, filters, channels, and facts about memory.
 
     `aligned` says that pixels of x start at multiples of 16 bytes. `whole` that steps must divide the channels.
+    `residual` that one is added.
     """
 
     dtype: torch.dtype
@@ -240,16 +241,18 @@ class Problem:
     channels: int
     aligned: bool = False
     whole: bool = False
+    residual: bool = False
 
 
-PIXELS = (128, 64, 32, 16, 8)  # of a row of a box
-MOST_ROWS = 8  # of a box, as each is a copy of its own
-STEPS = (64, 96, 32, 16)  # channels of a step on GPUs, of 16 bits
+COLUMNS = (128, 64, 32, 16, 8)  # of a box
+MOST_COPIES = 16  # of rows of a box times warpgroups: a thread has fewer registers for their addresses then
+# Channels of a step on GPUs, of 16 bits, and how fast they multiply (H200: 192 channels of 192 filters, 360 x 640).
+STEPS = {64: 1.0, 32: 0.8, 16: 0.45}
+# Pixels, filters and warpgroups of tiles by wgmma.
 HOPPER_TILES = (
-    *((128, n) for n in (256, 192, 128, 96, 64, 32, 16, 8)),
-    *((256, n) for n in (128, 96, 64, 32, 16, 8)),
-)  # pixels and filters
-STEP = 16  # channels that take as long as a step itself
+    (192, 192, 3), (128, 192, 2), (256, 128, 2), (128, 128, 2), (384, 96, 3), (128, 96, 2),
+    *((pixels, filters, 2) for pixels in (256, 128) for filters in (64, 32, 16, 8)),
+)  # fmt: skip
 EDGE = 40  # pixels or filters whose products take as long as to bring operands for one more column or row
 STAGES = 8
 
@@ -263,20 +266,21 @@ def footprint(config: Config, problem: Problem, bulk: bool) -> Footprint:
     return Footprint(tuple(tiles), bulk)
 
 
-def box_of(problem: Problem, pixels: int) -> tuple[int, int]:
+def box_of(problem: Problem, pixels: int, groups: int = 2) -> tuple[int, int]:
     """Return the rows and columns of a box of so many pixels that covers an image with the fewest boxes."""
 
     def boxes(columns: int) -> int:
         return -(-problem.columns // columns) * -(-problem.height // (pixels // columns))
 
-    columns = min((n for n in (pixels, *PIXELS) if pixels // MOST_ROWS <= n <= min(pixels, 128)), key=boxes)
+    fitting = (n for n in COLUMNS if pixels % n == 0 and pixels // n * groups <= MOST_COPIES)
+    columns = min(fitting, key=boxes)
     return pixels // columns, columns
 
 
 def step_of(problem: Problem) -> int:
-    """Return how many channels to sum at a time, so that few are past the last and steps are few."""
+    """Return how many channels to sum at a time, which is fast and has few past the last."""
     fitting = [n for n in STEPS if not problem.whole or problem.channels % n == 0]
-    return min(fitting, key=lambda n: -(-problem.channels // n) * (n + STEP))
+    return min(fitting, key=lambda n: -(-problem.channels // n) * n / STEPS[n])
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
@@ -295,18 +299,20 @@ def _config_for(problem: Problem, machine: Machine) -> Config | None:
     if machine.target.has_wgmma and problem.aligned:
         return _hopper_config(problem, machine)
     rows, columns = box_of(problem, 128)
-    config = Config(rows, columns, max(16, min(128, narrow)), step_of(problem), 128, 4, staged=True)
+    filters = min((128, 96, 64, 32, 16), key=lambda n: -(-problem.filters // n) * (n + EDGE))
+    config = Config(rows, columns, filters, step_of(problem), 256 if filters > 64 else 128, 4, staged=True)
     return _with_stages(config, problem, machine, False)
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose a tiling by wgmma, of boxes that bulk copies bring."""
     found = []
-    for pixels, filters in HOPPER_TILES:
-        rows, columns = box_of(problem, pixels)
-        config = Config(rows, columns, filters, step_of(problem), 256, STAGES, True, machine.num_sms)
+    for pixels, filters, groups in HOPPER_TILES:
+        rows, columns = box_of(problem, pixels, groups)
+        config = Config(rows, columns, filters, step_of(problem), 128 * groups, STAGES, True, machine.num_sms)
         fitted = _with_stages(config, problem, machine, True)
-        if fitted is not None and fitted.stages > 1:
+        crowded = problem.residual and pixels > 256  # registers would spill
+        if fitted is not None and fitted.stages > 1 and not crowded:
             found.append(fitted)
     return min(found, key=lambda c: _duration(c, problem, machine.num_sms), default=None)
 
@@ -369,6 +375,7 @@ def _run(args: ConvArgs[torch.Tensor], whole: torch.Tensor, config: Config | Non
     spec = ConvSpec(taps, stride, before, dilation, product, vector_of((out,), (filters,)) if machine.is_gpu else 1)
     frames, (height, columns) = out.shape[0] * out.shape[1], out.shape[2:4]
     problem = Problem(x.dtype, out.dtype, frames, height, columns, filters, channels, vector > 1, step > 1)
+    problem = replace(problem, residual=rows is not None)
     config = config or config_for(problem, machine)
     if config is None:
         whole.copy_(reference(*args))
