@@ -149,7 +149,7 @@ KINDS = {
     "unsigned extrema of threads": Mend(simt_values, "_UNSIGNED", {}, "sm_80", (0,)),
     "divisors beyond an int32": Mend(mixed_radix, "_is_short", yes, "sm_80", (9302566,)),
     "compared sums of 64 bits": Mend(
-        simplify, "is_compared_exactly", yes, "cpu", (), ((bounds, "is_compared_exactly", yes),)
+        simplify, "is_compared_exactly", yes, "cpu", (261,), ((bounds, "is_compared_exactly", yes),)
     ),
     "overlapping copies": Mend(part_overlaps, "may_overlap", no, "sm_80", (57,)),
     "chains of elif": Mend(rewrite, "error", too_deep, "tiles", (80,)),
