@@ -10,6 +10,8 @@ LEADING = {
     "LD_LIBRARY_PATH", "TORCH_TILE_CACHE_DIR", "TORCH_TILE_NVRTC",
 }  # fmt: skip
 
+HARMLESS = {"NO_COLOR", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"}
+
 
 def test_variables_are_named() -> None:
     page = (ROOT / "SECURITY.md").read_text()
