@@ -118,6 +118,7 @@ class Expressions:
     """Makes expressions from what is in scope: `self.atom(is_float)` gives something to begin with."""
 
     random: random.Random
+    aside: random.Random  # for what was added later, so that other programs stay as they are
 
     def pick(self, *options):
         return self.random.choice(options)
@@ -292,6 +293,9 @@ class Expressions:
         else:
             a = tight(self.integer(depth - 1))
             b = tight(self.integer(depth - 1)) if self.chance(0.4) else self.compared(a)
+            if a.dtype == "int64" and self.aside.random() < 0.3:  # a sum with itself, which wraps at the ends
+                k = self.aside.choice((1, -1, 9, 2**40, -(2**62)))
+                b = settled(f"({a.text} + ({k}))", f"({a.reference} + ({k}))", a.dtype, a.low + k, a.high + k)
             if not b.text.strip("(-)").isdigit() and not of_signs(a, b):
                 a, b = operands(a, b, True)
         op = self.pick("<", "<=", ">", ">=", "==", "!=")

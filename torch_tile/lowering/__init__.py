@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -97,7 +98,9 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
     With TORCH_TILE_DUMP=<folder>, write each changed stage there in the language itself. With TORCH_TILE_VERIFY=1, as
     in tests, check each stage against its rules (ir/verify.py), which takes a fifth of the time.
     """
-    folder, checked = os.environ.get("TORCH_TILE_DUMP"), is_watched()
+    folder, checked, name = os.environ.get("TORCH_TILE_DUMP"), is_watched(), ""
+    if folder:  # many a program is called main
+        name = f"{program.name}-{hashlib.sha256(repr(program).encode()).hexdigest()[:8]}"
     for number, (step, stage) in enumerate(passes):
         start = time.perf_counter()
         with assertions_as_bugs(getattr(step, "__name__", "a pass")):
@@ -106,7 +109,7 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
         if checked and (new is not program or number == 0):  # the first pass finds the author's mistakes
             verify(new, stage)
         if folder and (new is not program or number == 0):
-            _dump(Path(folder), f"{program.name}_{number:02d}_{step.__name__}.py", new, seconds)
+            _dump(Path(folder), f"{name}_{number:02d}_{step.__name__}.py", new, seconds)
         program = new
     return program
 

@@ -120,6 +120,14 @@ def test_operands_that_do_not_fit_stay_outside(agrees, generator):
     assert only(report) == "tile.gemm(ret acc0)"
 
 
+def test_operands_of_two_dtypes_raise_torchs_own_error(caplog):
+    """And no traceback of ours is logged before."""
+    a, b = torch.randn(4, 5), torch.randint(0, 9, (5, 6))
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.compile(torch.mm, backend="tile")(a, b)
+    assert not [r for r in caplog.records if r.name.startswith("torch_tile") and (r.exc_info or r.levelname == "ERROR")]
+
+
 def test_other_dtypes_are_reported(agrees, generator):
     a, b = (torch.randint(0, 9, s, generator=generator) for s in ((4, 5), (5, 6)))
     _, report = agrees(lambda a, b: a @ b, a, b)
