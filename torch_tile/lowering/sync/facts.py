@@ -38,7 +38,7 @@ def _fills(call: Call) -> bool:
 
 
 def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
-    """Return the tiles that only bulk copies write, in bytes of their own: mbarriers order the threads that touch them."""
+    """Return the tiles whose bytes only bulk copies write: mbarriers order the threads that touch them."""
     filled, written = set[Buffer](), set[Buffer]()
     for node in find(kernel, Store, Call):
         if isinstance(node, Store):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span, error
-from torch_tile.intrinsics.base import lookup, starts, syncs
+from torch_tile.intrinsics.base import starts, syncs
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load
@@ -128,11 +128,10 @@ def lives_of(kernel: Kernel) -> list[Life]:
         if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
             found[node.buffer] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
         if isinstance(node, Call) and starts(node, Engine.BULK):
-            for effect in lookup(node.name).effects(node):
-                address = node.args[effect.operand]
+            for address in node.args:
                 if not isinstance(address, Address) or (life := found.get(address.buffer)) is None:
                     continue
-                if "w" not in effect.kind:
+                if node.name != "tma_load":
                     stored.append((life, loops))
                 elif role is not None and is_own:
                     passed[address.buffer] = start
