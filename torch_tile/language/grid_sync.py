@@ -39,8 +39,8 @@ def sync_grid() -> None:
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
     kernel itself, or in loops of a constant number of iterations, 256 in all. In other loops and in branches it is a
-    TileError. So is an mbarrier that is used on both sides. Tiles and variables that are used behind it go through global
-    memory.
+    TileError. So is an mbarrier that is used on both sides. Tiles and variables that are used behind it go through
+    global memory.
     """
     at = in_kernel("T.sync_grid")
     if any(scope.what != "loop" for scope in at.scopes[1:]):

@@ -142,8 +142,8 @@ def lives_of(kernel: Kernel) -> list[Life]:
             filled.add(node.args[0])
         if isinstance(node, Load | Store | Address) and node not in filled:
             used.add(node.buffer)
-        by_copier = node in filled and isinstance(node, Address) and node.buffer in passed
-        if isinstance(node, Load | Store | Address) and (life := found.get(node.buffer)) and not by_copier:
+        is_fill = node in filled and isinstance(node, Address) and node.buffer in passed
+        if isinstance(node, Load | Store | Address) and (life := found.get(node.buffer)) and not is_fill:
             life.first = clock if life.first < 0 else life.first
             life.last = clock
             life.roles |= {role} if role else frozenset()
