@@ -33,7 +33,7 @@ from torch_tile.diagnostics.errors import ForeignTextError, InternalError, Launc
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Var
+from torch_tile.ir.expr import Call
 from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
