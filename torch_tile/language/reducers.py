@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import TileAssertionError, TileError, current_span, diagnose, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
@@ -61,7 +61,8 @@ def alloc_reducer(
     made = alloc_fragment(shape, dtype)
     if op.startswith("bit") and made.dtype.is_float:
         why, fix = f"is {made.dtype}", "bitwise reductions take an integer dtype"
-        raise error("bad_argument", None, op="T.alloc_reducer", name="dtype", why=why, fix=fix)
+        found = diagnose("bad_argument", current_span(), op="T.alloc_reducer", name="dtype", why=why, fix=fix)
+        raise TileAssertionError(found)
     at.reducers[made.buffer] = op
     return made
 

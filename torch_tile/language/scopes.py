@@ -17,7 +17,7 @@ from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, listed_mbarrier, pin_results
 from torch_tile.language.cluster import clusters
-from torch_tile.language.grid_sync import cut_at_grid_syncs
+from torch_tile.language.grid_sync import Launch, cut_at_grid_syncs
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.rounding import greatest
@@ -102,7 +102,11 @@ class Kernel:
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
             whole = without_returns(close_body(self.opened))
-            for part, blocks, thread in cut_at_grid_syncs(whole, self.blocks, self.thread):
+            launch = Launch(
+                self.grid, self.blocks, self.thread, math.prod(self.threads), self.uses_thread,
+                lambda shape, dtype: _workspace(TensorType(shape, dtype), "kept"),
+            )  # fmt: skip
+            for part, blocks, thread in cut_at_grid_syncs(whole, launch):
                 own = thread if self.uses_thread else None
                 body = with_safe_values(part, at.safe_values)
                 body = pin_results(gather_roles(body, self.threads, self.min_blocks, own))
@@ -315,10 +319,15 @@ def empty(*shape: Any, dtype: Any = "float32") -> Handle:
 
 def alloc_global(shape: Any, dtype: Any = "float32") -> Handle:
     """Scratch memory in global memory, shared by all kernels of the program and freed after it."""
-    at = tracer("T.alloc_global")
-    handle = Handle(TensorType(shape_of(shape, "T.alloc_global's shape"), dtype_of(dtype)).buffer("", "workspace"))
-    at.made.append(handle.buffer)
-    return handle
+    tracer("T.alloc_global")
+    return Handle(_workspace(TensorType(shape_of(shape, "T.alloc_global's shape"), dtype_of(dtype))))
+
+
+def _workspace(of: TensorType, name: str = "") -> Buffer:
+    """Make a workspace of the program."""
+    buffer = of.buffer(name, "workspace")
+    tracer().made.append(buffer)
+    return buffer
 
 
 def dynamic(names: str, dtype: Any = "int32", multiple_of: int = 1) -> Any:

@@ -16,7 +16,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import TileAssertionError, TileError, current_span, diagnose, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.bits import reinterpret
@@ -73,7 +73,8 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
         name, fix = "shape", "give a shape of as many elements" if to == base.dtype else "give one of as many bytes"
         why = f"is {describe(sizes)} of {to}, and the memory is {describe(base.shape)} of {base.dtype}"
     if why:
-        raise error("bad_argument", None, op="T.view", name=name, why=why, fix=fix)
+        found = diagnose("bad_argument", current_span(), op="T.view", name=name, why=why, fix=fix)
+        raise (TileAssertionError if name == "shape" else TileError)(found)
     root = base.base or base
     made = Buffer("", sizes, to, base.scope, None, base.origin, align=base.align, base=root)
     if base.scope == "global":

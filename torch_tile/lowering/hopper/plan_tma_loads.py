@@ -184,11 +184,14 @@ def meetings(kernel: Kernel) -> list[Stmt]:
 def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
     """Reduce the stages until all groups fit into shared memory beside the largest other tile.
 
-    Producer warps fill stages as long as the kernel runs, so no other tile can reuse their memory.
+    Producer warps fill stages up to the last turn of their loops. Only tiles that are used later reuse their memory.
     """
     mine = IdSet(t for g in groups for t in g.tiles)
+    ends = [n for n, one in enumerate(kernel.body.stmts) if mine.any_in(one)]
+    during = Block(kernel.body.stmts[: max(ends, default=-1) + 1])
+    touched = IdSet(b for s in find(during, Stmt) if is_leaf(s) for b in _touched(s))
     allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
-    largest = max((_bytes(b) for b in allocs if b not in mine), default=0)
+    largest = max((_bytes(b) for b in allocs if b not in mine and b in touched), default=0)
     while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
         deepest = max(groups, key=lambda g: g.stages)
         if deepest.stages == 1:

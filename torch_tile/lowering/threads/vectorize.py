@@ -229,19 +229,25 @@ class _Loop:
         buffer = access.buffer
         if buffer.scope == "var" or not access.indices:
             return 1
-        *others, last = (simplify(i, self.known.ranges) for i in access.indices)
-        if any(self.differs(i) for i in others):
-            return 1
         start = self.at_start(access)
-        if not self.inside.isdisjoint(symbols(last)):
-            return 1
-        ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
-        if not equal(simplify(ahead, self.known.ranges), self.var):
+        expand = self.known.values  # what names of indices stand for may show which digits a step can change
+        if not (
+            self.in_a_row(access.indices, start.indices[-1])
+            or self.in_a_row(tuple(map(expand, access.indices)), expand(start.indices[-1]))
+        ):
             return 1
         width = math.gcd(self.count, VECTOR_BYTES // buffer.dtype.itemsize, 1 << 10)
         while width > 1 and not self.is_aligned(start, width):
             width //= 2
         return width
+
+    def in_a_row(self, indices: tuple[Expr, ...], first: Expr) -> bool:
+        """Return whether only the last index differs between steps, by one from each to the next."""
+        *others, last = (simplify(i, self.known.ranges) for i in indices)
+        if any(self.differs(i) for i in others) or not self.inside.isdisjoint(symbols(last)):
+            return False
+        ahead = _WithoutRemainders()(binary("-", last, first))
+        return equal(simplify(ahead, self.known.ranges), self.var)
 
     def is_aligned(self, start: Address, width: int) -> bool:
         """Return whether `width` elements from `start` on are contiguous, at a multiple of their size."""
