@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guard accesses to global memory that may be outside its bounds: reads outside give 0, writes outside are dropped.
 
-The pass adds a guard only where ranges of loop variables and conditions around the access do not prove the bounds. A
-wide copy has one guard if it is inside or outside as a whole. Otherwise it falls back to its elements.
+The pass adds a guard only where nothing proves the bounds. Ranges of loop variables and conditions around the access
+may prove them. A wide copy has one guard if it is inside or outside as a whole. Otherwise it falls back to its
+elements.
 """
 
 from __future__ import annotations
