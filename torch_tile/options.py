@@ -155,4 +155,5 @@ def pass_options(
         fast_math=bool(fast or any(flag in FAST_MATH_FLAGS for flag in flags)),
         tf32=bool(configs.get("tl.enable_tf32", base.tf32)),
         mma_sync=bool(configs.get("tl.disable_wgmma", base.mma_sync)),
+        measured=base.measured,
     )

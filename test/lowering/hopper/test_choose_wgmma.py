@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products whose operands threads load go by wgmma, if all products of the kernel can."""
 
+import re
+
 import pytest
 import torch
 
@@ -87,8 +89,51 @@ def test_all_products_or_none():
 
 
 def test_the_library_keeps_its_own_choice():
-    """Its tilings were measured with mma.sync where no warp copies."""
+    """Its tilings were measured with mma.sync where no warp copies, and with the blocks that they ask for."""
     from torch_tile.kernels.linear_attention import delta
 
     kernels = [x for x in vars(delta).values() if type(x).__name__ == "JITFunction"]
-    assert kernels and all(kernel.options.mma_sync for kernel in kernels)
+    assert kernels and all(kernel.options.measured for kernel in kernels)
+
+
+def two_products(width, groups, threads=128, blocks=1, depth=64):
+    """Products of tiles of several groups: each tile of its own copy has a producer warp of its own."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 512), "float16"), B: T.Tensor((width, 512), "float16"), D: T.Tensor((512,), "float32"),
+        C: T.Tensor((64, width), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=threads):
+            T.annotate_min_blocks_per_sm(blocks)
+            a, b = T.alloc_shared((64, depth), "float16"), T.alloc_shared((width, depth), "float16")
+            d = T.alloc_shared((depth,), "float32")
+            c = T.alloc_fragment((64, width), "float32")
+            T.clear(c)
+            for k in T.Pipelined(512 // depth, num_stages=2):
+                T.copy(A[0:64, k * depth : (k + 1) * depth], a)
+                T.copy(B[0:width, k * depth : (k + 1) * depth], b)
+                T.gemm(a, b, c, transpose_B=True)
+                if groups > 1:
+                    T.copy(D[k * depth : (k + 1) * depth], d)
+                    for i, j in T.Parallel(64, width):
+                        c[i, j] += d[0]
+            T.copy(c, C)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "given, want",
+    [
+        ({"width": 64, "groups": 2}, 2),
+        ({"width": 64, "groups": 1}, 1),  # one producer warp takes no registers of a second block
+        ({"width": 64, "groups": 2, "threads": 256}, 1),
+        ({"width": 256, "groups": 2, "depth": 128}, 1),  # 160 KB of tiles
+        ({"width": 64, "groups": 2, "blocks": 3}, 3),
+    ],
+)
+def test_blocks_that_share_a_multiprocessor(given, want):
+    text = tilelang.compile(two_products(**given), target="cuda:sm_90a").get_kernel_source()
+    bounds = re.search(r"__launch_bounds__\((\d+), (\d)\)", text)
+    assert "mbarrier" in text and int(bounds[2]) == want, text

@@ -24,8 +24,8 @@ from torch_tile.tileop.threads import ThreadContext
 
 def choose_wgmma(program: Program, build: Build) -> Program:
     """Set `wgmma` for the products of each kernel whose products all can; values do not change."""
-    asked = build.target.has_wgmma and not build.options.mma_sync
-    return _Choose(build)(program) if asked else program
+    kept = build.options.mma_sync or build.options.measured
+    return _Choose(build)(program) if build.target.has_wgmma and not kept else program
 
 
 class _Choose(Rewriter):
