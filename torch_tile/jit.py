@@ -323,6 +323,8 @@ class JITFunction:
             raise error("bad_argument", parameter_span(function, "self"), op="jit", name="self", why=why, fix=fix)
         self.function: FunctionType = function
         self.out_idx, self.target, self.options = out_idx, target, options or PassOptions()
+        if function.__module__.startswith("torch_tile.kernels."):
+            self.options = replace(self.options, measured=True)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)

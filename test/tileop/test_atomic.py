@@ -395,3 +395,22 @@ def test_an_addition_to_what_its_value_reads():
                 T.atomic_add(out[i], out[63 - i] * 0)
 
     assert adds(kernel, "cuda:sm_90") == ([], True)
+
+
+def test_neighbours_run_along_threads():
+    """Rows are gathered by an index, which must not decide how elements are spread: threads take one row together."""
+
+    @T.prim_func
+    def kernel(at: T.Tensor((16,), "int32"), A: T.Tensor((16, 512), "float32"), out: T.Tensor((64, 576), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((16, 512), "float32")
+            T.copy(A, tile)
+            for i, j in T.Parallel(16, 128):
+                T.atomic_addx4(out[at[i], j * 4], tile[i, j * 4])
+            for i, j in T.Parallel(16, 512):
+                T.atomic_add(out[at[i], j], tile[i, j])
+
+    assert adds(kernel, "cuda:sm_90") == ([4, 4], False)
+    text = tilelang.compile(kernel, target="cuda:sm_90").get_kernel_source()
+    lines = [line for line in text.splitlines() if "atomic_add_vector" in line]
+    assert all("at[i" in line and "* 576 + thread * 4," in line for line in lines), lines

@@ -206,7 +206,9 @@ class Kernel(Node):
 
 
 # The key of pass_configs of each option of the compiler that a program may ask for.
-SWITCH_KEYS = {"fast_math": "tl.enable_fast_math", "strict": "tl.strict", "tf32": "tl.enable_tf32"}
+SWITCH_KEYS = {
+    "fast_math": "tl.enable_fast_math", "strict": "tl.strict", "tf32": "tl.enable_tf32", "mma_sync": "tl.disable_wgmma",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -22,6 +22,7 @@ from torch_tile.lowering.common.simplify import simplify_program
 from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops, split_parallel
 from torch_tile.lowering.cpu.peel_tails import peel_tails
 from torch_tile.lowering.hopper.async_wgmma import async_wgmma, resolve_ping_pong
+from torch_tile.lowering.hopper.choose_wgmma import choose_wgmma
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
@@ -71,6 +72,7 @@ def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], .
         (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
+        (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
