@@ -72,7 +72,16 @@ def catalogue() -> list[Case]:
     """List representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
-    return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans(), *_large_products()]
+    return [
+        *products,
+        *attentions,
+        *_decodings(),
+        *_rows(),
+        *_routing(),
+        *_scans(),
+        *_convolutions(),
+        *_large_products(),
+    ]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:

@@ -25,7 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, does: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
 
-    demo = add("demo", 'a Llama by eager torch, Inductor and backend="tile", by turns; on a GPU with layers of real sizes')
+    demo = add(
+        "demo", 'a Llama by eager torch, Inductor and backend="tile", by turns; on a GPU with layers of real sizes'
+    )
     demo.add_argument("--tokens", type=_positive, default=0, help="length of the input (128 on a CPU, 2048 on a GPU)")
     demo.add_argument(
         "--select", choices=("fastest", "tile"), default="fastest", help="the backend's option (default: %(default)s)"

@@ -27,8 +27,8 @@ FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
 class CompileOptions(TypedDict, total=False):
     """The keyword arguments that `jit`, `compile` and `par_compile` share. Those in `ACCEPTED` have no effect.
 
-    strict: raise an error for everything that became slower than it could be, and log a warning for each tile that
-    some path leaves unwritten before a read. pass_configs: keys of `PassConfigKey`.
+    strict: raise an error for everything that became slower than it could be. Log a warning for each tile that some
+    path leaves unwritten before a read. pass_configs: keys of `PassConfigKey`.
     compile_flags: `--use_fast_math` is heeded.
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What autograd and torch.func's transforms call for operators made here: the library's, and users' kernels.
 
-Torch's own kernels of `register_autograd` raise inside of torch.func.grad and its like, and lose tangents of forward
+Torch's own kernels of `register_autograd` raise inside of torch.func.grad and its like. They lose tangents of forward
 mode without a word. These take the former and refuse the latter. Batches of torch.func.vmap are computed in turn.
 """
 

@@ -52,9 +52,9 @@ def autotune(
 ) -> Any:
     """Decorate a `@jit` function: at the first call for new arguments, find the fastest of `configs` on this machine.
 
-    `configs` are dicts of keyword arguments of the kernel function (`pass_configs` may be one), or a function that
-    makes them from the arguments of the call. Arguments in `do_not_specialize`, by name or position, start no new
-    search.
+    `configs` are dicts of keyword arguments of the kernel function; `pass_configs` may be one. Or they are a function
+    that makes the dicts from the arguments of the call. Arguments in `do_not_specialize`, by name or position, start no
+    new search.
 
     `settings`, with their defaults:
 

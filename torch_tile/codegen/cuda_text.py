@@ -469,7 +469,7 @@ def _inner(expr: Expr, to: DType) -> Expr:
 
 
 def _bytes(table: Sequence[Expr], to: DType) -> list[str]:
-    """Return the lower bytes of the 16 numbers of a table rounded to `to`, then the upper ones, four to a word."""
+    """Return the 16 numbers of a table rounded to `to`: their lower bytes, then the upper ones, four to a word."""
     words = []
     for bits in table:
         number = reinterpret(bits, dt.float32)

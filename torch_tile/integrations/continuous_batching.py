@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attend over the paged cache of transformers' continuous batching (`generate_batch`).
 
-Layers that see all keys append new ones to the cache's own pages and attend over these, by tables of pages made from
+Layers that see all keys append new ones to the cache's own pages and attend over these. Tables of pages are made from
 the indices that transformers reads by. Layers with a sliding window keep a ring of positions: transformers gathers
 their keys, and attention runs over the gathered sequences. No mask is made, and no heads are repeated.
 """

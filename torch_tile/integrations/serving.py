@@ -2,8 +2,8 @@
 """Serve the paged caches of vLLM and SGLang: attention, latent attention and cache writes with their arguments.
 
 These functions need neither package. An attention backend of theirs calls them with the tensors that it has:
-`block_table` int32 `[B, max_blocks]`, `seq_lens` int32 `[B]` with the new tokens included, and `query_start_loc` int32
-`[B + 1]`, where the queries of each sequence begin. See docs/serving.md.
+`block_table` int32 `[B, max_blocks]`, and `seq_lens` int32 `[B]` with the new tokens included. `query_start_loc` int32
+`[B + 1]` says where the queries of each sequence begin. See docs/serving.md.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def split_latents(kv_cache: Tensor, kv_lora_rank: int) -> tuple[Tensor, Tensor]:
 
 
 def block_table_of_indices(kv_indptr: Tensor, kv_indices: Tensor, page_size: int, max_pages: int) -> Tensor:
-    """Make a block table of the slots of all sequences, one after the other, as SGLang keeps them for its kernels.
+    """Make a block table of the slots of all sequences. SGLang keeps the slots one after the other for its kernels.
 
     Args:
         kv_indptr: `[B + 1]`: the slots of sequence b are `kv_indices[kv_indptr[b]:kv_indptr[b + 1]]`.

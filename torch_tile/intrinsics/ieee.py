@@ -19,7 +19,7 @@ MODES = ("rn", "rz", "ru", "rd")  # to nearest even, to zero, up, down
 ARITY = {"add": 2, "sub": 2, "mul": 2, "fmaf": 3, "frcp": 1, "fsqrt": 1, "frsqrt": 1, "fdiv": 2}
 
 # The float64 result of each, and by how much the exact result is more. For float32 operands the float64 result of a
-# product or quotient is exact, or so close that rounding it again is right.
+# product or quotient is exact or very close. Rounding it again is right.
 Parts = Callable[..., tuple[Any, Any]]
 
 

@@ -32,7 +32,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
 from torch_tile.ir.stmt import Kernel
-from torch_tile.ir.widths import IndexValues, may_wrap
+from torch_tile.ir.widths import IndexValues, is_compared_exactly, may_wrap
 
 # Intervals of integers, and operators on them. Every result contains all possible values.
 
@@ -207,9 +207,13 @@ class Ranges:
         return new
 
     def assume(self, condition: Expr) -> Ranges:
-        """Return the facts where `condition` holds. Facts about memory are not kept, since memory changes."""
+        """Return the facts where `condition` holds. Facts about memory are not kept, since memory changes; nor are
+        those about numbers that may have wrapped.
+        """
         new = self
         for op, a, b in _comparisons(condition, True):
+            if not is_compared_exactly(Binary(op, a, b)):
+                continue
             p = self._atoms.of(b) - self._atoms.of(a)
             if op in ("<", "<="):
                 new = new._fact(p - number(1) if op == "<" else p)

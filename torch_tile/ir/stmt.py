@@ -95,8 +95,9 @@ class If(Stmt):
 class Role(Stmt):
     """Threads `first` to `first + count - 1` of the block run `body`, the others skip it; both are multiples of 32.
 
-    Roles that follow each other run at the same time. `registers`, if not 0, is how many each thread of these whole
-    warpgroups may use, a multiple of 8 from 24 to 256. The author orders the waits and releases of a role `by_hand`.
+    Roles that follow each other run at the same time. `registers`, if not 0, is how many registers each thread of these
+    whole warpgroups may use. It is a multiple of 8 from 24 to 256. The author orders the waits and releases of a role
+    `by_hand`.
     """
 
     first: int

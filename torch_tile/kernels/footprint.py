@@ -84,7 +84,7 @@ class Footprint:
 
 
 def _side_by_side(sizes: list[int]) -> int:
-    """Return the bytes of tiles of these sizes, each of which begins where swizzles do, but for small ones in gaps."""
+    """Return the bytes of tiles of these sizes. Each tile begins where swizzles do, but small ones lie in gaps."""
     gaps = [-size % SWIZZLED_ALIGNMENT if size > SWIZZLED_ALIGNMENT else 0 for size in sizes]
     return sum(sizes) + sum(gaps) - max(gaps, default=0)
 

@@ -36,7 +36,7 @@ def sync_grid() -> None:
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
     kernel itself, or in loops of a constant number of iterations, 256 in all. In other loops and in branches it is a
-    TileError, and so is a tile whose content is used behind it.
+    TileError. So is a tile whose content is used behind it.
     """
     at = in_kernel("T.sync_grid")
     if any(scope.what != "loop" for scope in at.scopes[1:]):

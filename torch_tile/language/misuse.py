@@ -2,7 +2,7 @@
 """Turn Python's own exceptions on an author's line into errors that the author understands.
 
 Tile expressions and buffers are no numbers, lists or tensors. If an author gives one to a function of Python or torch,
-or asks it for a method of a tensor, Python names classes of the compiler. Authors do not know those.
+Python names classes of the compiler. So it does for methods of a tensor. Authors do not know those.
 """
 
 from __future__ import annotations

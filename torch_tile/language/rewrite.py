@@ -22,8 +22,8 @@ from torch_tile.language.branches import Reads, mutable_names
 RECORDER = "__tile__"
 TRACED = "__traced__"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-# By identity: codes of two files, or of a cell before and after an edit, are equal where only annotations inside of the
-# functions differ, as annotations of local names are not part of a code.
+# By identity: codes are equal where only annotations inside of the functions differ: those of two files, or of a cell
+# before and after an edit. Annotations of local names are not part of a code.
 _COMPILED: IdMap[CodeType, CodeType] = IdMap()
 
 
@@ -395,7 +395,7 @@ class _Reroute(ast.NodeTransformer):
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
         if isinstance(over, ast.Call):
             over.func = _call("counter", over.func, at=over.func)
-        # Turns are taken at the place of the whole statement in Python 3.11, at that of this call from 3.13 on.
+        # Python 3.11 takes turns at the place of the whole statement, 3.13 and later at that of this call.
         loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.copy_location(new, node)
@@ -542,7 +542,9 @@ def _is_full(cell: CellType) -> bool:
 
 
 def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace the `else` of a loop with a `break` by an `if` after the loop, which asks the recorder how it ended."""
+    """Replace the `else` of a loop with a `break` by an `if` after the loop. The `if` asks the recorder how the loop
+    ended.
+    """
     out: list[ast.stmt] = []
     for stmt in stmts:
         out.append(stmt)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Roles of warps: T.ws and T.role, and the order in which a kernel has them.
 
-T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop, and
-what all threads do there to the first role, between barriers. So a kernel consists of statements of all threads, and of
+T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop. What
+all threads do there goes to the first role, between barriers. So a kernel consists of statements of all threads, and of
 roles that run at the same time. Each fragment belongs to the role that uses it.
 """
 

@@ -4,7 +4,7 @@
 A tensor in global memory keeps its views of the same dtype; launchers point them at it. Tiles, and views of another
 dtype, keep one name, the home. Uses of other names are rewritten to it: elements by their row-major number, regions if
 the home has the same box. The home is the name that a product uses, else the one that a reduction uses. Without one it
-is the name of the narrowest dtype, so that a store through a wider view is several whole stores. A reduction of another
+is the name of the narrowest dtype. A store through a wider view then is several whole stores. A reduction of another
 name goes through a fragment of its shape.
 """
 
@@ -299,7 +299,7 @@ def inside(view: Buffer, indices: Sequence[Expr], value: Expr) -> Expr:
 
 
 def _place(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
-    """Return the first element of the home that holds a part of a view's element, and the offset of that part."""
+    """Return the first element of the home that holds a part of a view's element, and that part's offset."""
     w, h = view.dtype.bits, home.dtype.bits
     if w == h:
         found: list[Expr] = []

@@ -49,8 +49,8 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
 
     The upper bits of a byte hold its first column.
     The scale of a run maps its largest magnitude to the format's: the scale of bitsandbytes for "nf4" and "fp4"
-    (arXiv:2305.14314). For "e2m1" it is a power of two, whose exponent is that of the largest magnitude less 2, and
-    greater magnitudes than 6 become 6 (OCP Microscaling Formats specification 1.0, section 6.3).
+    (arXiv:2305.14314). For "e2m1" it is a power of two, whose exponent is that of the largest magnitude less 2. Greater
+    magnitudes than 6 become 6 (OCP Microscaling Formats specification 1.0, section 6.3).
 
     Returns words `[N, K / 2]` and scales `[N, K / group]` of float32, or float8_e8m0fnu for "e2m1".
 
@@ -112,8 +112,8 @@ def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dty
 
 
 def rows_of_blocks(absmax: Tensor, shape: tuple[int, int], block: int) -> Tensor | None:
-    """Give every row of a weight `[N, K]` its own scales `[N, G]`, from those of blocks of `block` elements in memory
-    order. Return None where a block ends inside a row at no multiple of `block`.
+    """Give every row of a weight `[N, K]` its own scales `[N, G]`. They come from those of blocks of `block` elements
+    in memory order. Return None where a block ends inside a row at no multiple of `block`.
     """
     n, k = shape
     if k % block == 0:

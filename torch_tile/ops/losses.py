@@ -58,8 +58,9 @@ def linear_cross_entropy_loss(
 ) -> torch.Tensor:
     """`F.cross_entropy(softcap(F.linear(input, linear_weight, linear_bias)), target)` without storing the logits.
 
-    Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss, in one pass over chunks
-    of rows. "none" computes the chunks again in its backward. See `torch_tile.ops.linear_cross_entropy_gradients`.
+    Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss. They do so in one pass
+    over chunks of rows. "none" computes the chunks again in its backward. See
+    `torch_tile.ops.linear_cross_entropy_gradients`.
 
     Args:
         input: `[..., K]`.

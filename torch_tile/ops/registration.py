@@ -71,8 +71,8 @@ def declare(name: str, args: Callable[P, Any], result: type[R], doc: str, **decl
 def register(**declaration: Any) -> Operator:
     """Declare an operator, by the fields of `Operator`, and put it on torch's dispatcher.
 
-    `module` names a module of kernels: its entry function of the operator's name is the operator's `run`, and its
-    `reference` the reference, where the declaration has none.
+    `module` names a module of kernels: its entry function of the operator's name is the operator's `run`. Its
+    `reference` is the reference, where the declaration has none.
     """
     if module := declaration.pop("module", None):
         declaration.setdefault("run", entry(module, declaration["name"], *declaration.get("returns", ("out",))))

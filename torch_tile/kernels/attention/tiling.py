@@ -267,8 +267,8 @@ def _through_queries(spec: Spec) -> bool:
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
 
-    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, the keys and values
-    of all heads stay in the cache, and no log-sum-exp is stored.
+    The next tile's loads then run beside the end of a tile. Measured faster under three conditions. Heads share keys,
+    the keys and values of all heads stay in the cache, and no log-sum-exp is stored.
     """
     plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
     plain = plain and spec.lists is None and not spec.lse

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of few rows with weights of 4 bits by integer tensor cores: a row of a is split into three rows of bytes.
 
-Widening a field of 4 bits to a byte takes a third of the instructions of widening it to 16 bits. Runs of columns of a
+Widening a field of 4 bits to a byte takes a third of the instructions of widening to 16 bits. Runs of columns of a
 become integers of 23 bits in units of a power of two; the sum of their bytes times the weights is exact. A number of a
-is off by 2^-23 of the largest of its run at most.
-Assumes that `planes_fit`, and what packed.py assumes.
+is off by 2^-23 of the largest of its run at most. Assumes that `planes_fit`, and what packed.py assumes.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def column_of(columns: int, row: Any, plane: int) -> Any:
 class ColumnOrder:
     """The order in which a product sums up the columns of a run of `width` columns.
 
-    Lane q of the four lanes that share a row of an operand holds slots 4 q to 4 q + 3 of 16, as four bytes. These are
-    the same fields of four bytes of a word. So a lane widens whole words, and each is read by one lane.
+    Four lanes share a row of an operand. Lane q of them holds slots 4 q to 4 q + 3 of 16, as four bytes. These are the
+    same fields of four bytes of a word. So a lane widens whole words, and each is read by one lane.
     """
 
     width: int
@@ -94,8 +93,8 @@ def column_order(spec: Spec) -> ColumnOrder:
 
 @jit
 def split_rows(dtype: torch.dtype, slots: ColumnOrder, vector: int, columns: int) -> Any:
-    """Build the kernel that splits rows of a into planes of bytes, in the order of slots, and finds what a unit of each
-    plane stands for in each run. `column_of` says which of so many columns a plane becomes.
+    """Build the kernel that splits rows of a into planes of bytes, in the order of slots. It also finds what a unit of
+    each plane stands for in each run. `column_of` says which of so many columns a plane becomes.
     """
     width, count = slots.width, PART // slots.width
     m, k, runs = T.dynamic("m"), dynamic("k", vector), T.dynamic("runs")

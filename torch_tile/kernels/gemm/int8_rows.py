@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of few int8 rows with weights of 1, 2 or 4 bits by integer tensor cores, bound by the bytes of the weights.
+"""Multiply few int8 rows by weights of 1, 2 or 4 bits on integer tensor cores. The bytes of the weights bound the time.
 
 The product is made transposed, `w @ a^T`: weights are widened in registers, and few rows of a are few columns. Rows of
 a are put into the order in which a lane widens whole words of weights. Sums are exact in int32.
@@ -34,8 +34,8 @@ MOST_COLUMNS = 1 << 16  # of a: sums of 2^15 times as much stay in int32
 class Fields:
     """How fields of `bits` become bytes: the number of a field, in two's complement if it is `signed`, less `offset`.
 
-    A byte is `times` as large as that number. It uses all 8 bits if half of the fields' range is subtracted, else 7, so
-    that the difference has a bit for its sign.
+    A byte is `times` as large as that number. It uses all 8 bits if half of the fields' range is subtracted. Else it
+    uses 7, so that the difference has a bit for its sign.
     """
 
     bits: int
@@ -199,8 +199,8 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
 
 
 def fits(spec: Any, k: int, machine: Machine) -> bool:
-    """Return whether this kernel can compute a product: rows of int8 by fewer bits, in whole pieces of 16 bytes, whose
-    scales bulk copies can read if runs of columns have their own.
+    """Return whether this kernel can compute a product: rows of int8 by fewer bits, in whole pieces of 16 bytes. If
+    runs of columns have scales of their own, bulk copies must be able to read them.
     """
     of_a, of_b = spec.scales
     return (

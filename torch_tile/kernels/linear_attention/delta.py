@@ -7,7 +7,8 @@ what `v[t]` is above `exp(g[t]) S[t-1]^T k[t]`. The errors of a chunk solve a tr
 before the chunk says into errors. So the scan over chunks has products only.
 
 Without the rule (`tile.gated_linear_attention`) values take the place of errors, and there is no triangle. Where each
-channel of keys decays by itself, `channels.py` has the products of pairs, and keys and queries that have decayed.
+channel of keys decays by itself, `channels.py` has the products of pairs. It also has keys and queries that have
+decayed.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
 
     A block has all keys and some values of a head, and goes from chunk to chunk. Without the delta rule values are
     what is learned, and no errors are stored. Where channels decay, `k` holds keys that have decayed since the chunk's
-    start, and `later` keys that decay until its end.
+    start. `later` holds keys that decay until its end.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     state_shape = (s.sequences, s.h, s.k, s.v)

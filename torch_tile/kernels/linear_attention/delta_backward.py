@@ -40,7 +40,7 @@ reference = gradient_reference
 
 @jit
 def scan_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradient of v, that of the state behind each chunk, and that of the first state.
+    """Build the kernel for three gradients: of v, of the state behind each chunk, and of the first state.
 
     `initial` is the gradient of the last state. q and k are `grown_q` and `grown_k` of `Chunks`.
     """
@@ -246,7 +246,7 @@ def dot_rows(acc: Any, second: Any, out: Any) -> None:
 def key_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q and k, summed over the heads of a group.
 
-    For each time and head it also stores, in parts, what states add to sums over a time as output and as input.
+    For each time and head it also stores what states add to sums over a time, as output and input. These come in parts.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
     parts = T.dynamic("parts")

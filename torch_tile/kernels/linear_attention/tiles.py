@@ -36,8 +36,8 @@ class Config:
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
     most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
     find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
-    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states
-    stay in registers, unless sequences are packed or channels decay.
+    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states stay in
+    registers. Packed sequences and decaying channels have no such scan.
     """
 
     chunk: int = 64
@@ -177,7 +177,9 @@ class Sizes:
         return T.Tensor((self.b, self.length, self.h, self.config.chunk), self.spec.dtype)
 
     def pairs_of_delta(self) -> list[Any]:
-        """Return the type of what only the delta rule has for pairs of times, in a list that is empty without it."""
+        """Return the type of what only the delta rule has for pairs of times, as a list. Without the rule the list is
+        empty.
+        """
         return [self.pairs()] if self.spec.delta else []
 
     def reads(self) -> list[Any]:

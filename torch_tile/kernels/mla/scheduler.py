@@ -37,9 +37,9 @@ FIELDS = 4
 BLOCKS_THAT_JOIN = 5  # run on an SM at once
 MOST_AHEAD = 8  # units whose pieces it reads together
 
-# The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
-# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, whether its first
-# unit has another sequence before, and zero.
+# The row of a unit: its first sequence and the first block there, its last sequence and the end of the blocks there.
+# Without work the last sequence stands before the first. Behind the units, the row of a sequence: its first unit, its
+# last unit, whether its first unit has another sequence before, and zero.
 FIRST, BEGIN, LAST, END = range(FIELDS)
 
 

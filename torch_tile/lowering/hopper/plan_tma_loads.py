@@ -289,7 +289,7 @@ def _needed(copy: Copy, body: Body) -> Iterator[Node]:
 def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
     """Yield the expressions that decide on a copy, each with the decision.
 
-    That is "where it reads", "whether it is made" or "how often it is made", and "" for values of names in them.
+    That is "where it reads", "whether it is made" or "how often it is made". Values of names in them have "".
     """
     wanted = IdSet(find(copy.src, Var))
     for region in (copy.src, copy.dst):

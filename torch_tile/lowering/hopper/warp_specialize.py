@@ -2,9 +2,9 @@
 """Give pipelined products on Hopper producer warps: they copy tiles ahead, and the kernel's threads multiply.
 
 The kernel gets more warps and two roles. In each iteration a producer warp waits until a stage of a group of tiles is
-empty, and starts the copies that fill it. The consumers wait until the stage is full, read it and release it. Groups
-have producer warps of their own, so that no group waits for the stages of another. Iterations are counted in closed
-form, from the loop's variable; a loop that runs again goes on counting.
+empty. It then starts the copies that fill it. The consumers wait until the stage is full, read it and release it.
+Groups have producer warps of their own, so that no group waits for the stages of another. Iterations are counted in
+closed form, from the loop's variable; a loop that runs again goes on counting.
 
 Blocks of a cluster may share loads (multicast_loads). A stage is then empty when the readers of all these blocks
 release it. No block ends before the other blocks. Afterwards no pipelined loop of such a kernel is left; other kernels

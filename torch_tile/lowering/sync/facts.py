@@ -80,7 +80,7 @@ def _is_numbered(call: Call) -> bool:
 
 
 class BarrierGroups:
-    """Assign numbers to the barriers of roles and of the first warps of a block, one for each set of warps."""
+    """Assign numbers to the barriers of roles and of the first warps of a block. Each set of warps has one number."""
 
     def __init__(self, kernel: st.Kernel):
         self.kernel = kernel

@@ -37,8 +37,8 @@ from torch_tile.simulator.values import Value, both, some, wrap
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """Run a Program (or a T.prim_func) and return the tensors that it allocates and returns.
 
-    Arguments are CPU tensors and numbers, in the order of the parameters or by name, or all of them in one sequence or
-    dict. Tensors that the kernel writes are changed in place. A written tensor must not overlap another argument.
+    Arguments are CPU tensors and numbers, in the order of the parameters or by name. One sequence or dict may hold all
+    of them. Tensors that the kernel writes are changed in place. A written tensor must not overlap another argument.
     Raises LaunchError for unfit arguments. Raises TileError for faults of the kernel: `out_of_bounds`, `device_assert`,
     `unwritten`, and those that a tile op's check finds.
     """

@@ -31,9 +31,9 @@ class Nest:
     """A nest over constant extents. `inner` are loops of constant extent that one thread runs, with variables too:
     those in its body, and unrolled ones around it.
 
-    `carried` numbers the variables along which iterations run in order in one thread, and `meeting` are the buffers
-    in which they meet. Both are empty if the author promises that iterations never meet. `uniform` says that the nest
-    sets a variable of every thread, so that every thread runs all of it.
+    `carried` numbers the variables along which iterations run in order in one thread. `meeting` are the buffers in
+    which they meet. Both are empty if the author promises that iterations never meet. `uniform` says that the nest sets
+    a variable of every thread, so that every thread runs all of it.
     """
 
     loop: For
@@ -112,7 +112,7 @@ def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
 
 
 # Variables of a T.Parallel nest that carry a value from iteration to iteration. A nest carries a value in two cases. It
-# accumulates into a place that does not move with a loop variable, or it reads an element that another iteration writes
+# accumulates into a place that does not move with a loop variable. Or it reads an element that another iteration writes
 # (insert_barriers.py says which meet). Along such a variable the iterations run in order, in one thread.
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace matrix products with a weight widened from few bits by `tile.dequant_gemm`, with their epilogue.
 
-The weight is read back through views, casts, shifts by zero points and multiplications by scales, to bytes or float8
-numbers. Any order that amounts to `(field - offset - zero) * scale` matches. Two 4-bit columns in a byte are recognised
-where fields are extracted and placed side by side. So all spellings of one scheme by quantisation libraries become one
-form.
+The weight is read back to bytes or float8 numbers. On the way are views, casts, shifts by zero points and
+multiplications by scales. Any order that amounts to `(field - offset - zero) * scale` matches. Two 4-bit columns in a
+byte are recognised where fields are extracted and placed side by side. So all spellings of one scheme by quantisation
+libraries become one form.
 """
 
 from __future__ import annotations

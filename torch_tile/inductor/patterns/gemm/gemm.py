@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace matrix products, each with its longest pointwise epilogue, by `tile.gemm`.
 
-Runs before Inductor's own rewrites of addmm and after the norms and attention have been found, so that an epilogue
-never takes a part of these.
+Runs before Inductor's own rewrites of addmm. Norms and attention have been found by then, so that an epilogue never
+takes a part of these.
 """
 
 from __future__ import annotations
