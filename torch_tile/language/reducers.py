@@ -100,7 +100,7 @@ def reducer_update(target: Tile, value: Scalar) -> None:
         raise _refused_step(buffer, f"{what} outside any T.Parallel", fix)
     value = stored(value, buffer)
     at.check_scopes(value)  # a value may not read the reducer
-    with at.updating(buffer):
+    with at.allow_open_reducers(buffer):
         at.emit(Store(buffer, target.indices, combine(op, target, value)))
 
 
