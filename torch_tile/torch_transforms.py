@@ -30,7 +30,7 @@ class _Received:
 
 
 def autograd_kernel(op: Any, make_gradient: Callable[[], tuple[SetupContext, Backward]]) -> Callable[..., Any]:
-    """Return the autograd kernel of an operator, as torch.library.register_autograd makes it from what `make_gradient` returns.
+    """Return the autograd kernel of an operator, as torch.library.register_autograd makes it of `make_gradient()`.
 
     It is made at the first call: its classes take a millisecond.
     """

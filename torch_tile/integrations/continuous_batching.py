@@ -61,7 +61,7 @@ def _transformers_update(cache_class: Any) -> Callable[..., Any]:
     """Return the `update` that transformers gives a class of caches, also where ours stands in its place."""
     update: Callable[..., Any] = cache_class.update
     ours = getattr(update, "__globals__", None) is globals()  # transformers' may be wrapped as well
-    return update.__wrapped__ if ours else update  # type: ignore[attr-defined, no-any-return]
+    return update.__wrapped__ if ours else update  # type: ignore[attr-defined]
 
 
 def _allow_models(name: str) -> None:

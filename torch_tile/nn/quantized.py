@@ -66,9 +66,8 @@ class QuantizedLinear(nn.Module):
             )
         for name, tensor in (("scales", scales), ("zeros", zeros)):
             if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] not in (1, words.shape[0])):
-                raise ValueError(
-                    f"QuantizedLinear: {name} has shape {list(tensor.shape)}; expected [N, groups], and N is {words.shape[0]}"
-                )
+                shape, rows = list(tensor.shape), words.shape[0]
+                raise ValueError(f"QuantizedLinear: {name} has shape {shape}; expected [{rows}, groups], as words")
         for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros), ("whole_scale", whole_scale)):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))

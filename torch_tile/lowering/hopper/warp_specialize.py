@@ -54,11 +54,11 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     Group,
     Loads,
     Survey,
-    waits_before_loads,
     is_leaf,
     is_load,
     meetings,
     plan_tma_loads,
+    waits_before_loads,
 )
 from torch_tile.lowering.pipelining.copy_plan import reads_of
 from torch_tile.lowering.pipelining.schedule import without
