@@ -21,7 +21,7 @@ BITS = 4  # of a code of a format
 def pack_fields(numbers: Tensor, bits: int, high_first: bool = False) -> Tensor:
     """Pack natural numbers below `2^bits` `[N, K]` into bytes `[N, K * bits / 8]`, the first in the lowest bits.
 
-    Raises ValueError for other bits than 1, 2, 4 and 8, for a part of a byte, and for numbers that do not fit.
+    `bits` is 1, 2, 4 or 8. Raises ValueError for others, for a part of a byte, and for numbers that do not fit.
     """
     if bits not in (1, 2, 4, 8):
         raise ValueError(f"bits is {bits}; expected 1, 2, 4 or 8")
