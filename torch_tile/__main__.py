@@ -20,7 +20,7 @@ from torch_tile.tools import Mistake
 def _parser() -> argparse.ArgumentParser:
     """Describe the commands and their options."""
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Command)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_CommandParser)
 
     def add(name: str, does: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Command(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A command's parser, which refuses unknown options itself."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -322,7 +322,8 @@ class JITFunction:
             fix = "write @staticmethod above the decorator, and pass what the kernel depends on"
             raise error("bad_argument", parameter_span(function, "self"), op="jit", name="self", why=why, fix=fix)
         self.function: FunctionType = function
-        self.out_idx, self.target, self.options = out_idx, target, options or PassOptions()
+        self.out_idx, self.options = out_idx, options or PassOptions()
+        self.target: object = Target.of(target) if isinstance(target, dict) else target  # kernels are found by it
         if function.__module__.startswith("torch_tile.kernels."):
             self.options = replace(self.options, measured=True)
         self.__name__, self.__doc__ = function.__name__, function.__doc__

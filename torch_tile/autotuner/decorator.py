@@ -202,6 +202,10 @@ class AutotunedFunction:
         signature = self.function.signature
         try:
             named = signature.bind_partial(*args, **kwargs).arguments
+            for name in dict.fromkeys(name for config in configs for name in config):
+                if hasattr(named.get(name), "data_ptr"):
+                    why, fix = f"have `{name}`, which is a tensor of this call", "name sizes and other Python values"
+                    raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
             left = {name for config in configs for name in config if name in self.names and name not in named}
             signature.bind(*args, **kwargs, **dict.fromkeys(left))
         except TypeError as problem:

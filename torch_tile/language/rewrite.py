@@ -37,9 +37,9 @@ def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callabl
         # The author's own cells: a name that the enclosing function binds later is unbound here too.
         cells = author | {RECORDER: CellType(make_recorder())}
         closure = tuple(cells[name] for name in code.co_freevars)
-        made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-        made.__kwdefaults__ = function.__kwdefaults__
-        return made(*args, **kwargs)
+        traced = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+        traced.__kwdefaults__ = function.__kwdefaults__
+        return traced(*args, **kwargs)
 
     return run
 

@@ -14,6 +14,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, constant_to_store, is_number
 from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, listed_mbarrier, pin_results
 from torch_tile.language.cluster import clusters
@@ -52,8 +53,15 @@ class Kernel:
         if at.scopes:
             raise error("nested_kernel", None)
         if len(blocks) > 3:
-            raise error("bad_shape", None, what="T.Kernel's grid", want="at most three sizes", got=repr(blocks)[:60])
+            fix = "give the threads of a block by name: T.Kernel(x, y, z, threads=128)"
+            want = "at most three sizes"
+            raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(blocks)[:60], fix=fix)
         self.grid: tuple[Expr, ...] = shape_of(blocks or (1,), "T.Kernel's grid")
+        element = next((n for size in self.grid for n in find(size, Load)), None)
+        if element is not None:
+            fix = "make it a parameter, n: T.int32, or launch the most blocks and let those too many idle by `if`"
+            want = "sizes that are known before the launch"
+            raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(element)[:60], fix=fix)
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))

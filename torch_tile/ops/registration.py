@@ -120,11 +120,11 @@ def _register_gradient(operator: Operator) -> None:
         LIBRARY.impl(operator.name, kernel, "Autograd", with_keyset=True)
     if operator.backward is not None:
 
-        def made() -> tuple[Callable[..., None], Callable[..., Any]]:
+        def make_gradient() -> tuple[Callable[..., None], Callable[..., Any]]:
             setup_context, backward = sharded(operator)
             return setup_context, _of_given(backward)
 
-        LIBRARY.impl(operator.name, autograd_kernel(operator.overload, made), "Autograd", with_keyset=True)
+        LIBRARY.impl(operator.name, autograd_kernel(operator.overload, make_gradient), "Autograd", with_keyset=True)
 
 
 def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.diagnostics.progress import clock_line, only_clock
 from torch_tile.inductor import compat
 from torch_tile.inductor.report.rows import KEPT, Report, collect
 from torch_tile.tools.models import LLAMA_8B, SMALL, Sample, Sizes, deepseek, llama
@@ -206,13 +207,14 @@ def progress(what: str, quiet: bool = False) -> Iterator[None]:
 
     def tick() -> None:
         while not done.wait(0.2):
-            print(f"\r  {what} ... {time.perf_counter() - start:.0f} s", end="", flush=True)
+            print(clock_line(f"  {what}", start), end="", flush=True)
 
     clock = threading.Thread(target=tick, daemon=True)
     if live:
         clock.start()
     try:
-        yield
+        with only_clock():
+            yield
     finally:
         done.set()
         if live:

@@ -38,7 +38,7 @@ class Sizes:
 
 
 SMALL = Sizes(width=256, inner=688, layers=2, heads=4, kv_heads=2, vocabulary=1024)
-LLAMA_8B = Sizes(width=4096, inner=14336, layers=4, heads=32, kv_heads=8, vocabulary=32768)  # 4 of its 32 layers
+LLAMA_8B = Sizes(width=4096, inner=14336, layers=2, heads=32, kv_heads=8, vocabulary=32768)  # 2 of its 32 layers
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """Plan the loads that producer warps make, or say why the kernel keeps all its threads together."""
     if not survey.products and not survey.of_registers:
         return "no product goes by wgmma, or takes both operands from registers"
-    known = IdSet(n for one in (*beginnings(kernel), *meetings(kernel)) for n in walk(one))
+    known = IdSet(n for one in (*waits_before_loads(kernel), *meetings(kernel)) for n in walk(one))
     own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
     if own_order or any(_is_barrier(n) and n not in known for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
@@ -167,7 +167,7 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     return Loads(groups, why_not)
 
 
-def beginnings(kernel: Kernel) -> list[Stmt]:
+def waits_before_loads(kernel: Kernel) -> list[Stmt]:
     """Return the statements of the kernel itself, before its first load, that wait for the kernel before."""
     body = kernel.body.stmts
     first = next((n for n, one in enumerate(body) if any(map(is_load, walk(one)))), 0)

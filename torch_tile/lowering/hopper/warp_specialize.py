@@ -54,11 +54,11 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     Group,
     Loads,
     Survey,
-    beginnings,
     is_leaf,
     is_load,
     meetings,
     plan_tma_loads,
+    waits_before_loads,
 )
 from torch_tile.lowering.pipelining.copy_plan import reads_of
 from torch_tile.lowering.pipelining.schedule import without
@@ -218,7 +218,7 @@ class _Roles:
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
         # Each thread waits for the kernel before, and the barriers of a cluster count all its threads.
-        copying = Block((*beginnings(self.source), *self._producers(place), *meetings(self.source)))
+        copying = Block((*waits_before_loads(self.source), *self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers

@@ -381,7 +381,7 @@ class Tiles(Expressions):
         if not all(ranges):
             return
         how = self.plans.get(loop) or plan(loop)
-        if how is not Plan.ORDERED and self._side_by_side(loop, ranges, how):
+        if how is not Plan.ORDERED and self._run_at_once(loop, ranges, how):
             self.plans[loop] = how
             return
         self.plans[loop] = Plan.ORDERED
@@ -390,7 +390,7 @@ class Tiles(Expressions):
             if not self._iteration(loop.body, self.mask):
                 return
 
-    def _side_by_side(self, loop: st.For, ranges: Sequence[range], how: Plan) -> bool:
+    def _run_at_once(self, loop: st.For, ranges: Sequence[range], how: Plan) -> bool:
         """Run all iterations at once; return False, with nothing changed, if iterations depend on each other."""
         state = self.lanes, self.mask, self.loop_mask
         extents = [len(r) for r in ranges]

@@ -146,7 +146,7 @@ def _with_examples(node: Node) -> list[Node]:
     lists = {name: x for name, x in zip(LISTS, block_mask[2:10], strict=True) if isinstance(x, Node)}
 
     @functools.cache
-    def made() -> BlockMask | None:
+    def make_block_mask() -> BlockMask | None:
         """Make the block mask once; None if one block holds everything."""
         queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
         if _is_one_block(block_mask, queries, keys):
@@ -167,7 +167,7 @@ def _with_examples(node: Node) -> list[Node]:
     def example(name: str, x: Node) -> torch.Tensor:
         """Make the example value of one tensor of the BlockMask's lists."""
         like: torch.Tensor = compat.empty_for(val(x))
-        blocks = made()
+        blocks = make_block_mask()
         if blocks is None:  # the one is seen in part
             return like.fill_(name in ("kv_num_blocks", "q_num_blocks"))
         return like.copy_(getattr(blocks, name))
