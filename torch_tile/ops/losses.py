@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,11 +91,10 @@ def linear_cross_entropy_loss(
     factor = row_factor(target, weight, ignore_index, reduction, sums)
     of_weight = wants[1] or wants[2]
     tensors, rest = given[:5], given[5:]
-    loss: torch.Tensor
     if _is_plain(tensors):
-        loss = _ScalesInPlace.apply(factor, rest, wants[0], of_weight, *tensors)
-    else:
-        loss = torch.ops.tile.linear_cross_entropy_gradients(factor, *given, wants[0], of_weight)[0]
+        apply: Callable[..., torch.Tensor] = _ScalesInPlace.apply
+        return apply(factor, rest, wants[0], of_weight, *tensors)
+    loss: torch.Tensor = torch.ops.tile.linear_cross_entropy_gradients(factor, *given, wants[0], of_weight)[0]
     return loss
 
 
@@ -120,7 +120,7 @@ class _ScalesInPlace(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
         (factor, *tensors), made, ctx.made = ctx.saved_tensors, ctx.made, None
         of_input, of_weight, _, of_bias, _ = ctx.needs_input_grad[4:]
         needed = [of_input, of_weight, False, of_bias, False]

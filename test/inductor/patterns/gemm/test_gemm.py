@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import torch_tile
 from torch_tile.inductor.report.rows import collect
 
 
@@ -179,3 +180,10 @@ def test_sums_of_many_products(agrees, generator):
 
     _, report = agrees(experts, x, ws, gates)
     assert len(report.replaced("gemm")) >= 7, report
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_the_error_for_integer_operands_is_torchs(dtype, caplog):
+    with pytest.raises(RuntimeError, match=r"dtype|floating"):
+        torch_tile.explain(nn.Linear(8, 8), torch.ones(2, 8, dtype=dtype))
+    assert "its subgraphs are left to Inductor" not in caplog.text
