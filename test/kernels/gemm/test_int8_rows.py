@@ -11,8 +11,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine, machine_of
 from torch_tile.kernels.gemm import int8_rows
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
-from torch_tile.kernels.gemm.byte_planes import ColumnOrder
-from torch_tile.kernels.gemm.int8_rows import COLUMNS, Fields, config_for, fits, footprint, order_rows
+from torch_tile.kernels.gemm.int8_rows import COLUMNS, ColumnOrder, Fields, config_for, fits, footprint, order_rows
 from torch_tile.kernels.gemm.scaled import prepare, scaled_gemm
 from torch_tile.kernels.gemm.tiling import Config
 
@@ -38,7 +37,7 @@ def test_fields_become_bytes(bits, signed, problems):
 ORDERS = (128, 4), (256, 2), (128, 2), (256, 1)
 
 
-@pytest.mark.parametrize("slots", [ColumnOrder(width, False, bits) for width, bits in ORDERS])
+@pytest.mark.parametrize("slots", [ColumnOrder(width, bits) for width, bits in ORDERS])
 def test_rows_are_ordered(slots, problems):
     """Each lane's words hold the columns of its slots, and columns behind the last are 0."""
     columns = torch.tensor([slots.column(slot) for slot in range(slots.width)])

@@ -28,7 +28,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import byte_planes, gemm, spec as gemm_spec
+from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -390,9 +390,6 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
-    if config.planes:
-        byte_planes.run(spec, tensors, out, config, machine)
-        return
     spec, tensors = together(spec, tensors, config)
     spec = with_copied_factors(spec, tensors, config, machine)
     if config.splits == 1:
@@ -440,8 +437,7 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
         operands = [b.view(words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
-    planes = machine.is_gpu and machine.target.has_wgmma and vector > 1 and byte_planes.planes_fit(storage, scales, k)
-    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded, planes)
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
@@ -514,13 +510,6 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose the tiling on a GPU."""
-    wanted = problem.planes and verdict(
-        "dequant.planes", machine.target, False,
-        rows=problem.m, coded=problem.coded, group=problem.group, k=problem.k,
-        tiles_per_sm=-(-problem.n // 128) / machine.num_sms,
-    )  # fmt: skip
-    if wanted and (planes := byte_planes.config_for(problem, machine)) is not None:
-        return planes
     config = _by_rules(problem, machine)
     if config is None:
         return None

@@ -19,15 +19,49 @@ from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, dynamic, strided
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
-from torch_tile.kernels.gemm.byte_planes import PART, ColumnOrder
 from torch_tile.kernels.gemm.packed import read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
 
 COLUMNS = 8, 16, 24, 32, 48, 64  # of wgmma's tile: rows of a
 LANE_BYTES = 16  # of a row of weights that a lane reads at once
+PART = 1024  # columns of a row of a that a block puts into order
 LONGEST_RUN = 256  # columns whose weights fit into registers beside those of the next run
 MOST_COLUMNS = 1 << 16  # of a: sums of 2^15 times as much stay in int32
+
+
+@dataclass(frozen=True)
+class ColumnOrder:
+    """The order in which a product sums up the columns of a run of `width` columns.
+
+    Four lanes share a row of an operand. Lane q of them holds slots 4 q to 4 q + 3 of 16, as four bytes. These are the
+    same fields of four bytes of a word. So a lane widens whole words, and each is read by one lane.
+    """
+
+    width: int
+    bits: int  # of a field
+
+    @property
+    def words(self) -> int:
+        """Number of words of a lane."""
+        return self.width * self.bits // 128
+
+    @property
+    def fields(self) -> int:
+        """Number of fields of a byte."""
+        return 8 // self.bits
+
+    def word(self, slot: Any) -> Any:
+        """Return the word of a run that holds the column of a slot."""
+        return slot % 16 // 4 * self.words + slot // (16 * self.fields)
+
+    def field(self, slot: Any) -> Any:
+        """Return which fields of a word's bytes the slot takes; 0 are the lowest bits."""
+        return slot // 16 % self.fields
+
+    def column(self, slot: Any) -> Any:
+        """Return the column of a slot."""
+        return self.word(slot) * 4 * self.fields + slot % 4 * self.fields + self.field(slot)
 
 
 @dataclass(frozen=True)
@@ -89,7 +123,7 @@ def fields_of(spec: Any) -> Fields:
 def column_order(spec: Any) -> ColumnOrder:
     """Return the order of a's columns for a `scaled.Spec`: by runs that share a scale, or by pieces that lanes read."""
     width = 128 if spec.scales[1].grouped else min(4 * LANE_BYTES * spec.fields, LONGEST_RUN)
-    return ColumnOrder(width, False, spec.bits)
+    return ColumnOrder(width, spec.bits)
 
 
 @jit
