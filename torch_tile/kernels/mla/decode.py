@@ -27,6 +27,7 @@ from torch_tile.kernels.common import (
     into,
     machine_of,
     strided,
+    typical,
     vector_of,
 )
 from torch_tile.kernels.mla.args import MlaDecodeArgs
@@ -283,12 +284,12 @@ def run(
         lse.fill_(float("-inf"))
         return True
     batch, q_len, heads, latent = q.shape
-    if batch <= EVENLY_SPLIT:
-        schedule = None
     positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
     positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
     problem = Problem(batch, q_len * heads, positions)
+    if typical(problem).batch <= EVENLY_SPLIT:
+        schedule = None
     spec = _spec_of(q, q_pe, kv, k_pe, out, machine, block_table is not None, seq_lens is None, scale)
     spec = replace(spec, packed=scales is not None, listed=indices is not None)
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
