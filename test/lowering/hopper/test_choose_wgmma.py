@@ -137,3 +137,42 @@ def test_blocks_that_share_a_multiprocessor(given, want):
     text = tilelang.compile(two_products(**given), target="cuda:sm_90a").get_kernel_source()
     bounds = re.search(r"__launch_bounds__\((\d+), (\d)\)", text)
     assert "mbarrier" in text and int(bounds[2]) == want, text
+
+
+def chained(stages, disable_tma):
+    """Two products whose tiles are copied ahead; a barrier of the first one's nest stands between copy and wait."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((256, 64), "float16"),
+        D: T.Tensor((256, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b, d = (T.alloc_shared((64, 64), "float16") for _ in range(3))
+            halves = T.alloc_shared((64, 64), "float16")
+            s, c = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a, disable_tma=disable_tma)
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=stages):
+                T.copy(B[k * 64, 0], b, disable_tma=disable_tma)
+                T.gemm(a, b, s, transpose_B=True, clear_accum=True)
+                T.copy(s, halves)
+                T.copy(D[k * 64, 0], d, disable_tma=True)
+                T.gemm(halves, d, c)
+            T.copy(c, C)
+
+    return kernel
+
+
+@pytest.mark.parametrize("disable_tma", [False, True])
+@pytest.mark.parametrize("stages", [0, 1, 2, 3, 4])
+def test_copies_that_land_behind_a_barrier_are_fenced(stages, disable_tma, way, seed):
+    kernel = chained(stages, disable_tma)
+    a, b, d = (torch.randint(-2, 3, s).half() for s in ((64, 64), (256, 64), (256, 64)))
+    c, want = torch.zeros(64, 64), torch.zeros(64, 64, dtype=torch.float64)
+    for one, other in zip(b.double().split(64), d.double().split(64), strict=True):
+        want += (a.double() @ one.T).half().double() @ other
+    way(kernel, a, b, d, c)
+    torch.testing.assert_close(c.double(), want, rtol=0, atol=0)

@@ -4,6 +4,9 @@
 import itertools
 import random
 
+import pytest
+
+import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
@@ -275,3 +278,26 @@ def test_what_nobody_reads_may_still_be_on_its_way():
     kernel = Kernel((const(1, dt.int32),), (Var("b", dt.int32, "block"),), (32,), body)
     found, _ = place(Program("made", (source,), (kernel,), (), ()))
     assert sorted(found.values()) == [0, 4096, 8192]
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_tile_that_is_loaded_and_not_read_has_a_place(turns):
+    """Loads of a loop that never runs stay: a producer warp makes the first one ahead of it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.clear(c)
+            for _ in T.Pipelined(turns, num_stages=2):
+                T.copy(B, b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    lowered = tilelang.compile(kernel, target="cuda:sm_90a").lowered
+    bound = {n.buffer for n in walk(lowered) if isinstance(n, Alloc)}
+    for node in walk(lowered):
+        if isinstance(node, Address) and node.buffer.scope == "shared":
+            assert node.buffer in bound, node.buffer.name

@@ -174,7 +174,8 @@ def lives_of(kernel: Kernel) -> list[Life]:
     for life, loops in stored:
         life.first, life.last = min(life.first, *(begins[loop] for loop in loops[:1]), life.first), clock
     for buffer, begin in passed.items():
-        found[buffer].first = min(begin, found[buffer].first)
+        life = found[buffer]
+        life.first, life.last = begin if life.first < 0 else min(begin, life.first), max(begin, life.last)
     return [replace(x, alone=x.alone or i not in used) for i, x in found.items() if x.first >= 0]
 
 
