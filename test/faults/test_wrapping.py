@@ -280,6 +280,36 @@ def test_operations_of_parameters_wrap(dtype: str, named: bool, seed: int, way: 
         assert o.tolist() == meaning(n, m), (n, m)
 
 
+@pytest.mark.parametrize("shift", [-(2**63) + 1, 2**63 - 1, 2**62 + 2**61, -(2**62) - 2**61])
+def test_what_is_chosen_or_divided_beyond_64_bits_wraps(shift: int, seed: int, way: Callable[..., None]) -> None:
+    """The interval of the exact number orders it, and finds its remainder; the wrapped one lies elsewhere."""
+    top = 2**63 - 1
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), O: T.Tensor((2, 32, 6), "int64"), n: T.int32):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(32):
+                y = (T.cast(A[i], "int64") + shift) + (T.int64(shift // 2) + b + n)
+                O[b, i, 0] = T.max(n, y)
+                O[b, i, 1] = T.min(y, T.int64(5) + b)
+                O[b, i, 2] = y % top
+                O[b, i, 3] = y // (top // 2)
+                O[b, i, 4] = T.clamp(y, -8, 8)
+                O[b, i, 5] = T.clamp(T.int64(top - 1) << ((b + n) & 63), 0, 8)
+
+    torch.manual_seed(seed)
+    a = torch.randint(-(2**31), 2**31, (32,), dtype=torch.int32)
+    o = torch.zeros(2, 32, 6, dtype=torch.int64)
+    n = 3
+    way(kernel, a, o, n)
+    for b in range(2):
+        for i, x in enumerate(a.tolist()):
+            y = _held(x + shift + shift // 2 + b + n, "int64")
+            shifted = _held((top - 1) << (b + n), "int64")
+            wanted = [max(n, y), min(y, 5 + b), y % top, y // (top // 2), min(max(y, -8), 8), min(max(shifted, 0), 8)]
+            assert o[b, i].tolist() == wanted, (b, i)
+
+
 def test_products_of_uint16_are_no_signed_ones() -> None:
     @T.prim_func
     def kernel(A: T.Tensor((8,), "uint16"), O: T.Tensor((8,), "uint16")):
