@@ -333,7 +333,8 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
         sums = config.block_q * (spec.tile_dv + config.block_kv) // config.threads
         own = config.block_q * spec.tile_d * size // 4 // WARP + sums
         most = min(PER_THREAD, equal_share(config.threads, config.blocks)) - NARROW_REGISTERS
-        return own <= most - spare and together
+        # Addresses of copies by threads take registers that three blocks do not leave.
+        return own <= most - spare and together and (config.blocks < 3 or machine.target.has_tma)
     return held // config.threads <= registers and shared.fits(machine.target) and (config.blocks == 1 or together)
 
 
