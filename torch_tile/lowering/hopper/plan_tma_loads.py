@@ -163,7 +163,7 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
     if not pipelined_groups and not why_not:
         return "no pipelined loop loads a tile that bulk copies can bring"
-    _fit(groups, kernel, survey.build.target.shared_limit)
+    _fit(groups, kernel, survey.build)
     return Loads(groups, why_not)
 
 
@@ -181,18 +181,21 @@ def meetings(kernel: Kernel) -> list[Stmt]:
     return [one for one in body[max(loading, default=0) :] if calls(one, "cluster_arrive", "cluster_wait")]
 
 
-def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
+def _fit(groups: list[Group], kernel: Kernel, build: Build) -> None:
     """Reduce the stages until all groups fit into shared memory beside the largest other tile.
 
-    Producer warps fill stages up to the last turn of their loops. Only tiles that are used later reuse their memory.
+    Producer warps fill stages up to the last turn of their loops. Only tiles that are used later reuse their memory; in
+    kernels with measured tilings none does.
     """
     mine = IdSet(t for g in groups for t in g.tiles)
     ends = [n for n, one in enumerate(kernel.body.stmts) if mine.any_in(one)]
     during = Block(kernel.body.stmts[: max(ends, default=-1) + 1])
     touched = IdSet(b for s in find(during, Stmt) if is_leaf(s) for b in _touched(s))
     allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
-    largest = max((_bytes(b) for b in allocs if b not in mine and b in touched), default=0)
-    while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
+    largest = max((_bytes(b) for b in allocs if b not in mine and (b in touched or build.options.measured)), default=0)
+    while (
+        largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > build.target.shared_limit
+    ):
         deepest = max(groups, key=lambda g: g.stages)
         if deepest.stages == 1:
             return

@@ -78,7 +78,7 @@ def shared_size(buffer: Buffer) -> int:
 
 def _placed(kernel: Kernel, build: Build) -> Kernel:
     """Assign offsets to the buffers of one kernel, with small buffers on their own if there is room."""
-    lives = lives_of(kernel)
+    lives = lives_of(kernel, lends=not build.options.measured)
     if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
         return kernel
     offsets, total = _offsets(lives)
@@ -101,8 +101,11 @@ def _row(life: Life, offset: int) -> str:
     return f"{life.size:8} bytes at {offset:6}: {life.buffer.name} ({shape} {life.buffer.dtype})"
 
 
-def lives_of(kernel: Kernel) -> list[Life]:
-    """Return the live ranges of a kernel's shared buffers that are used, in the order of their allocation."""
+def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
+    """Return the live ranges of a kernel's used shared buffers, in the order of their allocation.
+
+    With `lends`, tiles of bulk copies give their bytes to others once they are read; measured tilings never do so.
+    """
     found: IdMap[Buffer, Life] = IdMap()
     begins, ends = list[int](), list[int]()  # first and last position of each loop, by its number
     inside: list[tuple[Life, tuple[int, ...]]] = []
@@ -131,13 +134,13 @@ def lives_of(kernel: Kernel) -> list[Life]:
             for address in node.args:
                 if not isinstance(address, Address) or (life := found.get(address.buffer)) is None:
                     continue
-                if node.name != "tma_load":
+                if not lends or (node.name == "tma_load" and (role is None or not is_own)):
+                    life.alone = True
+                elif node.name != "tma_load":
                     stored.append((life, loops))
-                elif role is not None and is_own:
+                else:
                     passed[address.buffer] = start
                     filled.add(address)
-                else:
-                    life.alone = True
         if starts(node, Engine.COPY):
             filled.add(node.args[0])
         if isinstance(node, Load | Store | Address) and node not in filled:

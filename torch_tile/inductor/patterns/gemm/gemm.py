@@ -44,7 +44,8 @@ def match(context: Context) -> None:
 
 def wrong_dtype(product: Node) -> Miss | None:
     """Return a Miss if no kernel has the dtype of the product or of an operand, else None."""
-    tensors = (product, *(x for x in product.all_input_nodes if is_tensor(x)))
+    factors = [x for x in product.args if isinstance(x, Node) and is_tensor(x)]
+    tensors = (product, *(factors if is_call(product, *epilogue.PRODUCTS) else factors[:2]))
     wrong = next((dtype(x) for x in tensors if dtype(x) not in FLOATING), None)
     if wrong is None:
         return None
