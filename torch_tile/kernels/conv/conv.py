@@ -102,7 +102,12 @@ class Config:
 
     @property
     def width(self) -> int:
-        """Filters of a panel in which staged results leave, of 16 bits each."""
+        """Filters of a panel in which staged results leave, of 16 bits each.
+
+        Blocks of one box send all at once: panels would cut the filters of a warp, and their tiles are free by then.
+        """
+        if not self.blocks:
+            return self.block_n
         return math.gcd(64 if self.pixels <= 128 else 32 if self.pixels <= 256 else 16, self.block_n)
 
 
@@ -262,7 +267,7 @@ def footprint(config: Config, problem: Problem, bulk: bool) -> Footprint:
     bits, out = 8 * problem.dtype.itemsize, 8 * problem.out_dtype.itemsize
     tiles = [Tile(n, config.block_k, bits, config.stages, (Part.LOOP,)) for n in (config.pixels, config.block_n)]
     if config.staged:
-        tiles += [Tile(config.pixels, config.width, out)] * len(panels(config)[:2])
+        tiles += [Tile(config.pixels, config.width, out, parts=(Part.LEAVING,))] * len(panels(config)[:2])
     return Footprint(tuple(tiles), bulk)
 
 
