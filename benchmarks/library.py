@@ -333,7 +333,7 @@ def _normed_quantization(group: int) -> Callable[[Make], object]:
 
 
 def _large_products() -> Iterator[Case]:
-    """Yield products of few rows with large 4-bit weights, which become planes of bytes where a GPU has wgmma."""
+    """Yield products of few rows with large 4-bit weights."""
     for name, dtype in HALVES.items():
         for m in (1, 8):
             call = _dequant_gemm(dtype, m, 16384, torch.int8, 4, 128, False, k=16384)

@@ -13,7 +13,7 @@ from torch_tile.jit import JITFunction, compile_program
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
-from torch_tile.kernels.gemm import byte_planes, dequant, grouped_wgrad, int8_rows, scaled, tiling as gemm
+from torch_tile.kernels.gemm import dequant, grouped_wgrad, int8_rows, scaled, tiling as gemm
 from torch_tile.kernels.mla import spec as mla
 from torch_tile.lowering import lower_for_gpu
 
@@ -35,12 +35,6 @@ def of_dequant(config, spec, bulk):
     return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded, factors)
 
 
-def of_planes(config, spec, bulk):
-    storage = spec.storage
-    size = storage.scale.dtype.itemsize if storage.group else 0
-    return byte_planes.footprint(config, len(storage.transposed), storage.group, size)
-
-
 FOOTPRINTS = {
     "gemm": of_gemm,
     "split_gemm": of_gemm,
@@ -52,7 +46,6 @@ FOOTPRINTS = {
     "split_dequant_gemm": of_dequant,
     "cluster_dequant_gemm": of_dequant,
     "grouped_dequant_gemm": of_dequant,
-    "plane_gemm": of_planes,
     "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
     "masked_scaled_gemm": partial(scaled.footprint, groups=True),
     "scaled_gemm": scaled.footprint,

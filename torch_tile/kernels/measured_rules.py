@@ -60,7 +60,7 @@ _BITS_H100 = Source('dequant --only "int4 g128"', "NVIDIA H100", "2026-11-27", "
 _TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
 _FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11-27.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
-_PLANES = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
+_LONG = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
 _SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
@@ -99,16 +99,13 @@ RULES = (
     Rule("dequant.long_steps", "is_supported", (("rows", "==", 8), ("tiles_per_sm", ">=", 3 / 5), ("group", ">", 0),
          ("bits", ">=", 4), ("k", ">=", 8192)), True, _BITS),
     Rule("dequant.long_steps", "has_wgmma", (("rows", "==", 16), ("tiles_per_sm", ">=", 3 / 5), ("group", ">=", 128),
-         ("bits", "==", 4), ("k", ">=", 8192)), True, _PLANES),
+         ("bits", "==", 4), ("k", ">=", 8192)), True, _LONG),
     # Steps of 256 columns for more than 16 rows, of integers whose sums are scaled in time.
     Rule("dequant.wide_steps", "has_wgmma", (("group", ">=", 128), ("bits", "==", 4), ("coded", "==", 0),
          ("products", "==", 1)), True, _BITS_H100),
     # Two blocks of 64 rows of weights on a multiprocessor, in steps of 512 columns, for few rows of a.
     Rule("dequant.two_blocks", "has_wgmma", (("coded", "==", 1), ("rows", "<=", 16), ("group", ">=", 64),
          ("k", ">=", 8192), ("tiles_per_sm", ">=", 3 / 5), ("products", "==", 1)), True, _COPIED),
-    # Rows of a as planes of bytes, by integer tensor cores.
-    Rule("dequant.planes", "has_wgmma", (("coded", "==", 0), ("rows", "<=", 8), ("group", ">", 0), ("k", ">=", 8192),
-         ("tiles_per_sm", ">=", 3 / 5)), True, _PLANES),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 1)),
          0.48, _FLOAT8),

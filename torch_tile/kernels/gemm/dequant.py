@@ -28,7 +28,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import byte_planes, gemm, spec as gemm_spec
+from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -389,9 +389,6 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
-    if config.planes:
-        byte_planes.run(spec, tensors, out, config, machine)
-        return
     spec, tensors = together(spec, tensors, config)
     spec = with_copied_factors(spec, tensors, config, machine)
     if config.splits == 1:
@@ -439,13 +436,12 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
         operands = [b.view(words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
-    planes = machine.is_gpu and machine.target.has_wgmma and vector > 1 and byte_planes.planes_fit(storage, scales, k)
-    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded, planes)
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
     return spec, problem, [a, *operands, *scales, *zeros, *views]
 
 
 def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[Spec, list[torch.Tensor]]:
-    """Let the kernel read four bytes of scales at once, where a step has so many groups and each row whole pieces."""
+    """Let the kernel read four bytes of scales at once. A step must have so many groups, and each row whole pieces."""
     storage, count = spec.storage, len(spec.storage.transposed)
     first = 1 + count
     scales = tensors[first : first + count]
@@ -464,8 +460,8 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
 
 
 def with_copied_factors(spec: Spec, tensors: Sequence[torch.Tensor], config: Config, machine: Machine) -> Spec:
-    """Let bulk copies bring scales and zeros, where each row of these is whole pieces of 16 bytes, and blocks that
-    share a sum over K have whole spans.
+    """Let bulk copies bring scales and zeros. Each row of these must be whole pieces of 16 bytes, and blocks that share
+    a sum over K must have whole spans.
     """
     storage, count, k = spec.storage, len(spec.storage.transposed), tensors[0].shape[1]
     bulk = machine.is_gpu and machine.target.has_wgmma and storage.words == torch.int32 and not any(storage.transposed)
@@ -513,13 +509,6 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     """Choose the tiling on a GPU."""
-    wanted = problem.planes and verdict(
-        "dequant.planes", machine.target, False,
-        rows=problem.m, coded=problem.coded, group=problem.group, k=problem.k,
-        tiles_per_sm=-(-problem.n // 128) / machine.num_sms,
-    )  # fmt: skip
-    if wanted and (planes := byte_planes.config_for(problem, machine)) is not None:
-        return planes
     config = _by_rules(problem, machine)
     if config is None:
         return None

@@ -33,7 +33,7 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 @dataclass(frozen=True)
 class Problem:
     """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all),
-    whether rows in memory are runs of whole 16 bytes, whether these hold codes of a format, and whether planes fit.
+    whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
     """
 
     dtype: torch.dtype
@@ -45,7 +45,6 @@ class Problem:
     group: int
     aligned: bool
     coded: bool = False
-    planes: bool = False
 
 
 def has_table(config: Config, coded: bool) -> bool:

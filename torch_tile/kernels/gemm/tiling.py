@@ -27,8 +27,7 @@ class Config:
     as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result. `staged` sends it
     through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
     other, else there is one for each. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
-    columns. `resident` blocks share the registers of a multiprocessor. With `planes`, rows of a are split into planes
-    of bytes, and `block_m` counts planes.
+    columns. `resident` blocks share the registers of a multiprocessor.
     """
 
     block_m: int = 128
@@ -43,7 +42,6 @@ class Config:
     blocks: int = 0
     transposed: bool = False
     resident: int = 1
-    planes: bool = False
 
 
 @dataclass(frozen=True)
